@@ -1,0 +1,191 @@
+"""A Gaussian process as a NumPyro distribution."""
+
+import copy
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.distributions.util import validate_sample
+
+from numpyro_sgp.kernels import as_kernel
+from numpyro_sgp.linalg import jittered_cholesky, solve_lower
+from numpyro_sgp.means import as_mean
+
+
+class GaussianProcess(dist.Distribution):
+    r"""
+    The values :math:`f(X)` of a Gaussian process at the inputs X.
+
+    An event is the vector of N values. Q independent functions are a batch: by
+    ``.expand([Q])``, by a :class:`numpyro.plate` around the site, or by a kernel, mean or
+    inputs with a batch of their own (each function then has its own hyperparameters).
+
+    :math:`K(X, X)` is built only by :meth:`sample`, :meth:`log_prob` and
+    :attr:`covariance_matrix`; under sparse variational inference never.
+
+    :param kernel: one of :mod:`numpyro_sgp.kernels`, a tinygp or GPJax kernel, or any
+        object with ``k(X1, X2)`` (the matrix) and ``k.diag(X)`` (its diagonal).
+    :param X: inputs, shape ``(N, D)`` or ``(*batch, N, D)``.
+    :param mean: None for zero, a constant of shape ``(*batch,)``, or a callable from
+        ``(N, D)`` to ``(*batch, N)`` (:class:`numpyro_sgp.means.Linear`, say).
+    :param jitter: added to the diagonal of :math:`K(X, X)` before it is factorised,
+        relative to its mean; :func:`~numpyro_sgp.linalg.default_jitter` if None.
+    :raises ValueError: if X does not have the shape of a table, or if the batch shapes of
+        kernel, X and mean do not fit together.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro_sgp as sgp
+        >>> X = jnp.linspace(0.0, 1.0, 5)[:, None]
+        >>> gp = sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X).expand([2])
+        >>> gp.batch_shape, gp.event_shape
+        ((2,), (5,))
+        >>> f = gp.sample(jax.random.key(0))
+        >>> gp.log_prob(f).shape
+        (2,)
+    """
+
+    arg_constraints = {}
+    support = constraints.real_vector
+    reparametrized_params = []
+    pytree_data_fields = ("kernel", "X", "mean_function")
+    pytree_aux_fields = ("jitter",)
+
+    def __init__(
+        self,
+        kernel,
+        X: Array,
+        mean=None,
+        jitter: float | None = None,
+        *,
+        validate_args: bool | None = None,
+    ):
+        self.kernel = as_kernel(kernel)
+        self.X = _as_inputs(X)
+        self.mean_function = as_mean(mean)
+        self.jitter = jitter
+        kernel_shape = jax.eval_shape(self.kernel.diag, self.X).shape
+        mean_shape = jax.eval_shape(self.mean_function, self.X).shape
+        num_rows = self.X.shape[-2]
+        if not mean_shape or mean_shape[-1] not in (1, num_rows):
+            raise ValueError(
+                "The mean function must return one value for each row of X, shape "
+                f"(..., {num_rows}), but it returned the shape {mean_shape}."
+            )
+        try:
+            batch_shape = jnp.broadcast_shapes(kernel_shape[:-1], mean_shape[:-1])
+        except ValueError:
+            raise ValueError(
+                f"The kernel (with these inputs) has batch shape {kernel_shape[:-1]} and "
+                f"the mean function {mean_shape[:-1]}; they do not broadcast. Give both "
+                "one entry for each latent function."
+            ) from None
+        super().__init__(batch_shape, (num_rows,), validate_args=validate_args)
+
+    def expand(self, batch_shape) -> "GaussianProcess":
+        """
+        Independent functions with the same prior; nothing is copied.
+
+        :param batch_shape: the new batch shape; the old one must broadcast to it.
+        """
+        batch_shape = tuple(batch_shape)
+        if jnp.broadcast_shapes(batch_shape, self.batch_shape) != batch_shape:
+            raise ValueError(
+                f"A Gaussian process with batch shape {self.batch_shape} cannot be "
+                f"expanded to {batch_shape}."
+            )
+        expanded = copy.copy(self)
+        expanded._batch_shape = batch_shape
+        return expanded
+
+    @property
+    def mean(self) -> Array:
+        """Prior means, shape ``batch_shape + (N,)``."""
+        return jnp.broadcast_to(self.mean_function(self.X), self.shape())
+
+    @property
+    def variance(self) -> Array:
+        """Prior variances, shape ``batch_shape + (N,)``."""
+        return jnp.broadcast_to(self.kernel.diag(self.X), self.shape())
+
+    @property
+    def covariance_matrix(self) -> Array:
+        """Prior covariance without jitter, shape ``batch_shape + (N, N)``."""
+        num_rows = self.event_shape[0]
+        K = self.kernel(self.X, self.X)
+        return jnp.broadcast_to(K, (*self.batch_shape, num_rows, num_rows))
+
+    def scale_tril(self) -> Array:
+        """Lower factor of K(X, X) + jitter, shape broadcastable to the covariance's."""
+        return jittered_cholesky(self.kernel(self.X, self.X), self.jitter)[0]
+
+    def at(self, X: Array) -> "GaussianProcess":
+        """
+        The same process at other inputs.
+
+        :param X: inputs, shape ``(N, D)``.
+        """
+        process = GaussianProcess(self.kernel, X, self.mean_function, self.jitter)
+        return process.expand(jnp.broadcast_shapes(self.batch_shape, process.batch_shape))
+
+    def sample(self, key, sample_shape=()) -> Array:
+        """
+        Joint draws of f(X), O(N^3).
+
+        :return: shape ``sample_shape + batch_shape + (N,)``.
+        """
+        L = self.scale_tril()
+        noise = jax.random.normal(key, self.shape(sample_shape), L.dtype)
+        return self.mean + jnp.einsum("...ij,...j->...i", L, noise)
+
+    @validate_sample
+    def log_prob(self, value: Array, intermediates=None) -> Array:
+        """
+        Joint log density of f(X), O(N^3).
+
+        :param value: shape ``(..., *batch_shape, N)``.
+        :return: shape ``(..., *batch_shape)``.
+        """
+        L = self.scale_tril()
+        white = solve_lower(L, (value - self.mean)[..., None])[..., 0]
+        log_det = jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
+        constant = 0.5 * self.event_shape[0] * jnp.log(2 * jnp.pi).astype(L.dtype)
+        return -0.5 * jnp.sum(white**2, axis=-1) - log_det - constant
+
+    def condition(self, value: Array, X_new: Array) -> dist.MultivariateNormal:
+        r"""
+        :math:`p(f(X_\mathrm{new}) \mid f(X))`.
+
+        :param value: the values at X, shape ``batch_shape + (N,)``.
+        :param X_new: new inputs, shape ``(N_new, D)``.
+        :return: the joint normal over the new values, ``batch_shape``, ``(N_new,)``.
+        """
+        new = self.at(X_new)
+        L = self.scale_tril()
+        A = solve_lower(L, self.kernel(self.X, new.X))
+        white = solve_lower(L, (value - self.mean)[..., None])
+        loc = new.mean + jnp.einsum("...mn,...m->...n", A, white[..., 0])
+        K = self.kernel(new.X, new.X)
+        residual = K - jnp.einsum("...mi,...mj->...ij", A, A)
+        size = jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
+        tril, _ = jittered_cholesky(residual, self.jitter, size)
+        return dist.MultivariateNormal(loc, scale_tril=tril, validate_args=False)
+
+
+def _as_inputs(X) -> Array:
+    X = jnp.asarray(X)
+    if X.ndim < 2:
+        raise ValueError(
+            "GaussianProcess needs inputs X of shape (N, D), one row for each value of f, "
+            f"but got the shape {X.shape}. "
+            + ("Use X[:, None] for one input dimension." if X.ndim == 1 else "")
+        )
+    if not jnp.issubdtype(X.dtype, jnp.floating):
+        X = X.astype(jnp.result_type(float))
+    return X

@@ -1,0 +1,143 @@
+"""What a site of a trace tells about the Gaussian process in it."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.util import not_jax_tracer
+
+from numpyro_sgp.distributions.gaussian_process import GaussianProcess
+from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
+
+
+def unwrap(fn):
+    """
+    The distribution inside ``.to_event`` wrappers.
+
+    :return: the innermost distribution, and how many batch dimensions were taken.
+    """
+    reinterpreted = 0
+    while isinstance(fn, dist.Independent):
+        reinterpreted += fn.reinterpreted_batch_ndims
+        fn = fn.base_dist
+    return fn, reinterpreted
+
+
+def rewrap(fn, reinterpreted: int):
+    """The opposite of :func:`unwrap`."""
+    return fn.to_event(reinterpreted) if reinterpreted else fn
+
+
+def is_latent_gp(site) -> bool:
+    """Whether ``site`` is an unobserved :class:`GaussianProcess`."""
+    if site["type"] != "sample" or site["is_observed"]:
+        return False
+    fn, _ = unwrap(site["fn"])
+    if isinstance(fn, dist.MaskedDistribution):
+        if isinstance(unwrap(fn.base_dist)[0], GaussianProcess):
+            raise ValueError(
+                f"GP site '{site['name']}' is masked. Put numpyro.handlers.mask around "
+                "the observed sites only: the prior of f does not depend on which "
+                "observations are missing."
+            )
+    return isinstance(fn, GaussianProcess)
+
+
+def is_sparse_posterior(site) -> bool:
+    """Whether ``site`` draws from a :class:`SparsePosterior`."""
+    return site["type"] == "sample" and isinstance(
+        unwrap(site["fn"])[0], SparsePosterior
+    )
+
+
+def check_inputs(name: str, prior: GaussianProcess) -> None:
+    """
+    :raises ValueError: if the inputs are known and not finite.
+    """
+    if not not_jax_tracer(prior.X):
+        return
+    bad = ~np.isfinite(np.asarray(prior.X)).all(axis=-1)
+    if bad.any():
+        rows = np.flatnonzero(bad.reshape(-1, bad.shape[-1]).any(axis=0))
+        raise ValueError(
+            f"The inputs X of GP site '{name}' have NaN or infinite values in "
+            f"{rows.size} of {bad.shape[-1]} rows (first: {rows[:5].tolist()}). Drop or "
+            "impute these rows before the model sees them."
+        )
+
+
+def check_plates(trace) -> None:
+    """
+    A GP site inside a data plate would become one process for each row.
+
+    :param trace: the trace of a model with its data.
+    :raises ValueError: naming the site, the plate and the mend.
+    """
+    observed_in = {
+        frame.name
+        for site in trace.values()
+        if site["type"] == "sample" and site["is_observed"]
+        for frame in site["cond_indep_stack"]
+    }
+    full_size = {
+        name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
+    }
+    for name, site in trace.items():
+        if not is_latent_gp(site):
+            continue
+        num_rows = unwrap(site["fn"])[0].event_shape[0]
+        for frame in site["cond_indep_stack"]:
+            subsampled = full_size.get(frame.name, frame.size) != frame.size
+            data_plate = frame.size == num_rows and frame.name in observed_in
+            if subsampled or data_plate:
+                raise ValueError(
+                    f"GP site '{name}' is inside the data plate '{frame.name}', which "
+                    f"makes {frame.size} independent processes of it. Sample it outside "
+                    "the data plate, and put only the likelihood inside:\n"
+                    f"    data = numpyro.plate('{frame.name}', N, subsample_size=B)\n"
+                    "    with data as idx:\n"
+                    "        X_batch, y_batch = X[idx], y[idx]\n"
+                    f"    f = numpyro.sample('{name}', GaussianProcess(kernel, X_batch))\n"
+                    "    with data:\n"
+                    "        numpyro.sample('y', ..., obs=y_batch)\n"
+                    "(If these are meant to be that many latent functions, use "
+                    f".expand([{frame.size}]) on the process instead of a plate.)"
+                )
+
+
+def check_observations(trace) -> None:
+    """
+    :raises ValueError: if an observed value does not have its distribution's shape.
+    """
+    rows = {
+        name: unwrap(site["fn"])[0].event_shape[0]
+        for name, site in trace.items()
+        if is_latent_gp(site)
+    }
+    for name, site in trace.items():
+        if site["type"] != "sample" or not site["is_observed"]:
+            continue
+        got, expected = jnp.shape(site["value"]), tuple(site["fn"].shape())
+        if got == expected or got == ():
+            continue
+        gps = ", ".join(f"{n} rows at GP site '{gp}'" for gp, n in rows.items())
+        raise ValueError(
+            f"Observed site '{name}' has values of shape {got}, but its distribution has "
+            f"the shape {expected} ({gps}). Give one observation for each row of X"
+            + (" (use y[:, 0])." if got[-1:] == (1,) else ".")
+        )
+
+
+def check_latents(trace) -> None:
+    """
+    :raises ValueError: if a latent site is discrete.
+    """
+    for name, site in trace.items():
+        if site["type"] == "sample" and not site["is_observed"]:
+            if site["fn"].support is not None and site["fn"].support.is_discrete:
+                raise ValueError(
+                    f"Latent site '{name}' is discrete ({type(site['fn']).__name__}); "
+                    "variational inference needs continuous latents. Sum it out (a "
+                    "mixture: numpyro.distributions.MixtureSameFamily), or observe it. "
+                    "(If it is the response, pass its data: was the guide set up with "
+                    "y=None?)"
+                )

@@ -1,0 +1,239 @@
+"""q(f(X)) of a sparse Gaussian process: one class for SVGP, ODVGP and SOLVE-GP."""
+
+import copy
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.distributions.kl import kl_divergence
+
+from numpyro_sgp.distributions.gaussian_process import GaussianProcess
+from numpyro_sgp.families import BlockGaussian
+from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
+from numpyro_sgp.linalg import jittered_cholesky, solve_lower
+
+
+class SparsePosterior(dist.Distribution):
+    r"""
+    :math:`q(f(X)) = \int p(f(X) \mid u)\, q(u)\, du` with q(u) a Gaussian of independent
+    blocks, one for each set of inducing points (Shi, Titsias & Mnih 2020, eq. 32-34, 37
+    and 38; one set is the posterior of Titsias 2009 and Hensman et al. 2013).
+
+    With :math:`L L^\top = K` over the union of the sets, :math:`A = L^{-1} K_{\cdot f}`
+    and whitened blocks :math:`N(w_l, P_l P_l^\top)`,
+
+    .. math::
+
+        \mu = m(X) + \sum_l A_l^\top w_l, \qquad
+        \Sigma = K_{ff} + \sum_l A_l^\top (P_l P_l^\top - I) A_l .
+
+    Marginals cost :math:`O(N M^2)` and one :math:`M \times M` factorisation, done once
+    when the object is made; nothing of size N x N is formed but by
+    :attr:`covariance_matrix` and :meth:`sample`, which are joint over X.
+
+    The KL divergence from the prior process is :meth:`prior_kl`, registered with NumPyro
+    as ``kl_divergence(SparsePosterior, GaussianProcess)``.
+
+    :param prior: the process at X, with ``batch_shape`` Q (or none).
+    :param inducing: points of each set, shapes ``(M_l, D)`` or ``(*batch, M_l, D)``.
+    :param q: q(u), one block for each set.
+    :param jitter: relative jitter of the inducing covariance.
+
+    **References:**
+
+    1. Shi, Titsias, Mnih (2020). Sparse Orthogonal Variational Inference for Gaussian
+       Processes. AISTATS. https://arxiv.org/abs/1910.10596
+    2. Hensman, Fusi, Lawrence (2013). Gaussian Processes for Big Data. UAI.
+       https://arxiv.org/abs/1309.6835
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> import numpyro_sgp as sgp
+        >>> from numpyro_sgp.families import Block, BlockGaussian
+        >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+        >>> q = BlockGaussian((Block(jnp.zeros(4), jnp.eye(4)),))
+        >>> prior = sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X)
+        >>> posterior = sgp.SparsePosterior(prior, (X[::14],), q)
+        >>> posterior.variance.shape, float(posterior.prior_kl())
+        ((50,), 0.0)
+    """
+
+    arg_constraints = {}
+    support = constraints.real_vector
+    reparametrized_params = []
+    pytree_data_fields = ("prior", "inducing", "q", "chol", "projection", "jitter_used")
+    pytree_aux_fields = ("jitter", "_sets", "_residual")
+
+    def __init__(
+        self,
+        prior: GaussianProcess,
+        inducing: tuple[Array, ...],
+        q: BlockGaussian,
+        jitter: float | None = None,
+        *,
+        validate_args: bool | None = None,
+    ):
+        self.prior = prior
+        self.inducing = tuple(inducing)
+        sizes = tuple(points.shape[-2] for points in self.inducing)
+        if sizes != q.sizes:
+            raise ValueError(
+                f"There are {sizes} inducing points in the sets, but q(u) has blocks for "
+                f"{q.sizes}."
+            )
+        self.jitter = jitter
+        self._sets = tuple(range(len(sizes)))
+        self._residual = True
+        # The block factorisation of Algorithm 1, lines 2-4, is that of the union.
+        Kuu = inducing_covariance(prior.kernel, self.inducing)
+        Kuf = cross_covariance(prior.kernel, self.inducing, prior.X)
+        self.chol, self.jitter_used = jittered_cholesky(Kuu, jitter)
+        self.projection = solve_lower(self.chol, Kuf)
+        self.q = q.whitened(self.chol)
+        super().__init__(
+            prior.batch_shape, prior.event_shape, validate_args=validate_args
+        )
+
+    def _blocks(self):
+        """(A_l, block l) of the sets that this distribution is made of."""
+        for i in self._sets:
+            yield self.projection[..., self.q.slices[i], :], self.q.blocks[i]
+
+    @property
+    def mean(self) -> Array:
+        """Marginal means, eq. (33), shape ``batch_shape + (N,)``."""
+        mean = sum(jnp.einsum("...mn,...m->...n", A, b.mu) for A, b in self._blocks())
+        if 0 in self._sets:
+            mean = mean + self.prior.mean
+        return jnp.broadcast_to(mean, self.shape())
+
+    @property
+    def variance(self) -> Array:
+        """Marginal variances, eq. (34), shape ``batch_shape + (N,)``."""
+        prior = self.prior.kernel.diag(self.prior.X)
+        # Exact arithmetic stays above zero; the floor takes the square root's rounding
+        # errors where the data pin f down to the last digits.
+        floor = jnp.finfo(prior.dtype).eps * prior
+        variance = prior if self._residual else jnp.zeros_like(prior)
+        if self._residual:
+            # What the sets explain a priori; the parts of a set that keeps its prior
+            # covariance come back below and cancel, so they are left out.
+            kept = [i for i, b in enumerate(self.q.blocks) if not self._cancels(i, b)]
+            for i in kept:
+                A = self.projection[..., self.q.slices[i], :]
+                variance = variance - jnp.sum(A**2, axis=-2)
+        for i in self._sets:
+            block = self.q.blocks[i]
+            if self._cancels(i, block):
+                continue
+            A = self.projection[..., self.q.slices[i], :]
+            F = A if block.is_prior else block.project(A)
+            variance = variance + jnp.sum(F**2, axis=-2)
+        return jnp.broadcast_to(jnp.maximum(variance, floor), self.shape())
+
+    def _cancels(self, index, block):
+        return self._residual and block.is_prior and index in self._sets
+
+    @property
+    def covariance_matrix(self) -> Array:
+        """Joint covariance over X, eq. (38), shape ``batch_shape + (N, N)``."""
+        total = self._residual_covariance() if self._residual else 0.0
+        for A, block in self._blocks():
+            F = A if block.is_prior else block.project(A)
+            total = total + jnp.einsum("...mi,...mj->...ij", F, F)
+        num_rows = self.event_shape[0]
+        return jnp.broadcast_to(total, (*self.batch_shape, num_rows, num_rows))
+
+    def _residual_covariance(self):
+        """K_ff - A' A: the prior covariance that no set explains."""
+        K = self.prior.kernel(self.prior.X, self.prior.X)
+        A = self.projection
+        return K - jnp.einsum("...mi,...mj->...ij", A, A)
+
+    def sample(self, key, sample_shape=()) -> Array:
+        """
+        Joint draws of f(X): smooth functions, O(N^3).
+
+        :return: shape ``sample_shape + batch_shape + (N,)``.
+        """
+        key_u, key_f = jax.random.split(key)
+        f = self.sample_parametric(key_u, sample_shape)
+        if not self._residual:
+            return f
+        residual = self._residual_covariance()
+        size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)
+        L, _ = jittered_cholesky(residual, self.jitter, size)
+        noise = jax.random.normal(key_f, self.shape(sample_shape), L.dtype)
+        return f + jnp.einsum("...ij,...j->...i", L, noise)
+
+    def sample_parametric(self, key, sample_shape=()) -> Array:
+        """
+        Draws of E[f(X) | u] with u from q(u): a smooth part of :meth:`sample` that costs
+        only O(N M).
+
+        :return: shape ``sample_shape + batch_shape + (N,)``.
+        """
+        f = jnp.broadcast_to(self.mean, self.shape(sample_shape))
+        keys = jax.random.split(key, len(self.q.blocks))
+        for i, (A, block) in zip(self._sets, self._blocks(), strict=True):
+            shape = (*sample_shape, *self.batch_shape, block.size)
+            noise = jax.random.normal(keys[i], shape, f.dtype)
+            F = A if block.is_prior else block.project(A)
+            f = f + jnp.einsum("...mn,...m->...n", F, noise)
+        return f
+
+    def prior_kl(self) -> Array:
+        r"""
+        :math:`\mathrm{KL}[q(f, u) \| p(f, u)] = \mathrm{KL}[q(u) \| p(u)]`, the sum of
+        eq. (35) and (36); shape ``batch_shape``.
+        """
+        kl = sum(block.kl() for _, block in self._blocks())
+        return jnp.broadcast_to(kl, self.batch_shape)
+
+    def parallel(self) -> "SparsePosterior":
+        r"""
+        The part :math:`f_\parallel = m(X) + K_{fu} K_{uu}^{-1} u` of the first set alone
+        (eq. 4-6): a distribution over its values at X.
+        """
+        return self._part((0,), residual=False)
+
+    def orthogonal(self) -> "SparsePosterior":
+        r"""
+        The part :math:`f_\perp` that is independent of the first set a priori (eq. 7).
+        """
+        return self._part(self._sets[1:], residual=True)
+
+    def _part(self, sets, residual):
+        part = copy.copy(self)
+        part._sets, part._residual = tuple(sets), residual
+        return part
+
+    def expand(self, batch_shape) -> "SparsePosterior":
+        """Independent posteriors with the same parameters; nothing is copied."""
+        expanded = copy.copy(self)
+        expanded.prior = self.prior.expand(batch_shape)
+        expanded._batch_shape = tuple(batch_shape)
+        return expanded
+
+    def log_prob(self, value, intermediates=None):
+        """
+        Refused: a density over f(X) is not what the sparse bound needs.
+
+        :raises TypeError: always, with the objective to use.
+        """
+        raise TypeError(
+            "The log density of a sparse posterior q(f(X)) would give a wrong bound. Use "
+            "numpyro_sgp.TraceGP_ELBO() (or numpyro.infer.TraceMeanField_ELBO()) as the "
+            "loss of SVI: they take KL[q || p] from the inducing variables."
+        )
+
+
+@kl_divergence.register(SparsePosterior, GaussianProcess)
+def _kl_sparse_posterior_prior(q: SparsePosterior, p: GaussianProcess) -> Array:
+    """KL[q(f, u) || p(f, u)]; q was made from p, so that their kernels agree."""
+    return q.prior_kl()

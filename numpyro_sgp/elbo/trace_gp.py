@@ -1,0 +1,211 @@
+"""The evidence lower bound of models with GP sites."""
+
+import jax
+from jax import Array, random
+import jax.numpy as jnp
+from numpyro import handlers
+from numpyro.distributions.util import scale_and_mask
+from numpyro.infer.elbo import ELBO
+from numpyro.util import _validate_model, check_model_guide_match
+
+from numpyro_sgp.distributions import sites
+from numpyro_sgp.elbo.expectation import GaussHermite, MonteCarlo
+
+
+class TraceGP_ELBO(ELBO):
+    r"""
+    Evidence lower bound of a model with GP sites and a guide of sparse posteriors,
+
+    .. math::
+
+        \sum_n E_{q(f_n)}[\log p(y_n \mid f_n)] - \mathrm{KL}[q(u) \| p(u)]
+
+    with the expectation taken over *any* model code: the model is run with f at
+    :math:`\mu + \sigma x_s`, and what it scores is averaged with weights :math:`w_s`.
+    Only the marginals of f are used. The posterior is made once for all nodes, so a step
+    factorises each K_uu once. Other latent variables are drawn from the guide once a
+    particle, as in :class:`~numpyro.infer.Trace_ELBO`; subsampling plates scale the
+    expected log likelihood and not the KL.
+
+    :param expectation: :class:`GaussHermite`, :class:`MonteCarlo`, or None for
+        ``GaussHermite(20)`` with one latent function, ``GaussHermite(10)`` with two, and
+        ``MonteCarlo(10)`` with more.
+    :param num_particles: number of draws of the latents beside f.
+    :param vectorize_particles: as in :class:`~numpyro.infer.Trace_ELBO`.
+    :param sum_sites: whether to return one number, or the negative contribution of each
+        site by name (minus the expected log likelihood of an observed site, the KL of a
+        GP site).
+    :raises ValueError: for quadrature over more than three latent functions, a guide
+        without sparse posteriors, or a guide that draws another minibatch than the model.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import numpyro_sgp as sgp
+        >>> loss = sgp.TraceGP_ELBO(sgp.GaussHermite(20))
+    """
+
+    def __init__(
+        self,
+        expectation: GaussHermite | MonteCarlo | None = None,
+        num_particles: int = 1,
+        vectorize_particles=True,
+        sum_sites: bool = True,
+    ):
+        if isinstance(expectation, int):
+            raise TypeError(
+                f"expectation must be a rule such as GaussHermite({expectation}) or "
+                f"MonteCarlo({expectation}), got the number {expectation}."
+            )
+        self.expectation = expectation
+        self.sum_sites = sum_sites
+        super().__init__(num_particles, vectorize_particles)
+
+    def loss_with_mutable_state(
+        self, rng_key, param_map, model, guide, *args, **kwargs
+    ):
+        """See :meth:`numpyro.infer.ELBO.loss_with_mutable_state`."""
+
+        def particle(rng_key):
+            return self._particle(rng_key, param_map, model, guide, args, kwargs)
+
+        if self.num_particles == 1:
+            terms, mutable = particle(rng_key)
+        else:
+            keys = random.split(rng_key, self.num_particles)
+            terms, mutable = self.vectorize_particles_fn(particle, keys)
+            terms = jax.tree.map(lambda x: jnp.mean(x, axis=0), terms)
+            mutable = jax.tree.map(lambda x: x[-1], mutable)
+        loss = jax.tree.map(jnp.negative, terms)
+        if self.sum_sites:
+            loss = sum(loss.values(), start=jnp.array(0.0))
+        return {"loss": loss, "mutable_state": mutable or None}
+
+    def _particle(self, rng_key, param_map, model, guide, args, kwargs):
+        """ELBO contributions by site, and mutable state, for one draw of the guide."""
+        model_key, guide_key, node_key = random.split(rng_key, 3)
+
+        def run(place):
+            """Guide and model with f where ``place`` puts it."""
+            seeded = handlers.substitute(handlers.seed(guide, guide_key), data=param_map)
+            placed = handlers.substitute(seeded, substitute_fn=place)
+            guide_trace = handlers.trace(placed).get_trace(*args, **kwargs)
+            mutable = _mutable(guide_trace)
+            replayed = handlers.replay(handlers.seed(model, model_key), guide_trace)
+            model_trace = handlers.trace(
+                handlers.substitute(replayed, data={**param_map, **mutable})
+            ).get_trace(*args, **kwargs)
+            return guide_trace, model_trace, {**mutable, **_mutable(model_trace)}
+
+        shapes, dtype = self._gp_shapes(run)
+        expectation = self.expectation or _default_expectation(shapes)
+        nodes, weights = expectation.nodes(node_key, shapes, dtype)
+
+        def at(node):
+            def place(site):
+                if not sites.is_sparse_posterior(site):
+                    return None
+                q, _ = sites.unwrap(site["fn"])
+                x = node[site["name"]]
+                if getattr(expectation, "joint", False):
+                    f = q.sample(x)
+                else:
+                    f = q.mean + jnp.sqrt(q.variance) * x
+                return jnp.reshape(f, site["fn"].shape())
+
+            guide_trace, model_trace, mutable = run(place)
+            return _contributions(model_trace, guide_trace), mutable
+
+        terms, mutable = jax.vmap(at)(nodes)
+        # What does not depend on f is the same at every node, and the weights sum to 1.
+        terms = jax.tree.map(lambda x: jnp.dot(weights.astype(x.dtype), x), terms)
+        return terms, jax.tree.map(lambda x: x[-1], mutable)
+
+    def _gp_shapes(self, run):
+        """``batch_shape + (N,)`` of each GP site, without computing anything."""
+        shapes, dtypes = {}, []
+
+        def place(site):
+            if not sites.is_sparse_posterior(site):
+                return None
+            q, _ = sites.unwrap(site["fn"])
+            shapes[site["name"]] = q.shape()
+            dtypes.append(q.projection.dtype)
+            return jnp.zeros(site["fn"].shape(), q.projection.dtype)
+
+        def check():
+            guide_trace, model_trace, _ = run(place)
+            check_model_guide_match(model_trace, guide_trace)
+            _validate_model(model_trace, plate_warning="loose")
+            _check_pair(model_trace, guide_trace, shapes)
+
+        jax.eval_shape(check)
+        return shapes, jnp.result_type(*dtypes)
+
+
+def _default_expectation(shapes):
+    total = sum(_num_functions(shape) for shape in shapes.values())
+    if total == 1:
+        return GaussHermite(20)
+    return GaussHermite(10) if total == 2 else MonteCarlo(10)
+
+
+def _num_functions(shape):
+    count = 1
+    for size in shape[:-1]:
+        count *= size
+    return count
+
+
+def _mutable(trace):
+    return {k: v["value"] for k, v in trace.items() if v["type"] == "mutable"}
+
+
+def _check_pair(model_trace, guide_trace, shapes):
+    if not shapes:
+        raise ValueError(
+            "The guide has no sparse posterior at any site. Use AutoSparseGP(model, ...) "
+            "as the guide, or one of NumPyro's ELBOs with this one."
+        )
+    for name, site in model_trace.items():
+        if sites.is_latent_gp(site) and name not in shapes:
+            raise ValueError(
+                f"The guide has no sparse posterior at GP site '{name}'."
+            )
+        if site["type"] == "plate" and name not in guide_trace:
+            size, subsample_size = site["args"]
+            if subsample_size is not None and subsample_size != size:
+                raise ValueError(
+                    f"The model subsamples plate '{name}', but the guide does not open "
+                    "it, so that each would see a minibatch of its own. Open "
+                    f"numpyro.plate('{name}', ...) with the same sizes in the guide."
+                )
+
+
+def _contributions(model_trace, guide_trace) -> dict[str, Array]:
+    """log p - log q of each site, in closed form at GP sites."""
+    terms = {}
+    for name, site in model_trace.items():
+        if site["type"] != "sample":
+            continue
+        if name in guide_trace and sites.is_sparse_posterior(guide_trace[name]):
+            guide_site = guide_trace[name]
+            kl = sites.unwrap(guide_site["fn"])[0].prior_kl()
+            terms[name] = -jnp.sum(scale_and_mask(kl, guide_site["scale"]))
+        else:
+            terms[name] = _log_prob(site)
+    for name, site in guide_trace.items():
+        if site["type"] != "sample" or sites.is_sparse_posterior(site):
+            continue
+        if not site["is_observed"] or site["infer"].get("is_auxiliary"):
+            terms[name] = terms.get(name, 0.0) - _log_prob(site)
+    return terms
+
+
+def _log_prob(site) -> Array:
+    if site["intermediates"]:
+        log_prob = site["fn"].log_prob(site["value"], site["intermediates"])
+    else:
+        log_prob = site["fn"].log_prob(site["value"])
+    return jnp.sum(scale_and_mask(log_prob, site["scale"]))

@@ -1,0 +1,385 @@
+"""What a guide does at a GP site: SVGP, SOLVE-GP and ODVGP on one block-diagonal core."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.distributions import constraints
+
+from numpyro_sgp.distributions import GaussianProcess, SparsePosterior
+from numpyro_sgp.families import Block, BlockGaussian
+from numpyro_sgp.guides.constraint import lower_triangular
+from numpyro_sgp.inducing import initial_inducing
+from numpyro_sgp.inducing.covariances import inducing_covariance
+from numpyro_sgp.linalg import jittered_cholesky, solve_lower
+
+Inducing = Literal["kmeans", "greedy", "random"] | Array | np.ndarray
+Covariance = Literal["full", "diagonal", "prior"]
+
+
+class _BlockApproximation:
+    """Options that SVGP, SOLVEGP and ODVGP share, and what a guide asks of them."""
+
+    def __init__(
+        self,
+        *,
+        whiten: bool = True,
+        covariance: Literal["full", "diagonal"] = "full",
+        train_inducing: bool = True,
+        share_inducing: bool = True,
+        jitter: float | None = None,
+        seed: int = 0,
+    ):
+        self.whiten = whiten
+        self.covariance = covariance
+        self.train_inducing = train_inducing
+        self.share_inducing = share_inducing
+        self.jitter = jitter
+        self.seed = seed
+        self._check()
+
+    def _sets(self) -> list[tuple[int | None, Inducing, Covariance]]:
+        """Size, start and kind of covariance of each set."""
+        raise NotImplementedError
+
+    def _check(self):
+        name = type(self).__name__
+        if self.covariance not in ("full", "diagonal"):
+            raise ValueError(
+                f"{name}: covariance must be 'full' or 'diagonal', got "
+                f"{self.covariance!r}."
+            )
+        for i, (size, start, _) in enumerate(self._sets()):
+            what = _point_name(i)
+            if isinstance(start, str):
+                if size is None:
+                    raise ValueError(
+                        f"{name}: give the number of inducing points {what}, or the "
+                        "points themselves as an array."
+                    )
+            elif np.ndim(start) < 2:
+                raise ValueError(
+                    f"{name}: the inducing points {what} must have the shape (M, D), got "
+                    f"{np.shape(start)}."
+                )
+            elif size is not None and size != np.shape(start)[-2]:
+                raise ValueError(
+                    f"{name}: {size} inducing points {what} were asked for, but the "
+                    f"array given has {np.shape(start)[-2]} rows."
+                )
+            if size is not None and size < 1:
+                raise ValueError(
+                    f"{name}: the number of inducing points {what} must be positive, "
+                    f"got {size}."
+                )
+
+    def __repr__(self):
+        options = {k: v for k, v in vars(self).items() if not hasattr(v, "shape")}
+        return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in options.items())})"
+
+    @property
+    def num_points(self) -> int:
+        """Number of inducing points in all sets."""
+        return sum(
+            np.shape(start)[-2] if size is None else size
+            for size, start, _ in self._sets()
+        )
+
+    def initial_points(self, prior: GaussianProcess, X: np.ndarray) -> tuple[Array, ...]:
+        """
+        Starting inducing points of each set.
+
+        :param prior: the process at the site with its initial hyperparameters.
+        :param X: inputs to choose from, shape ``(N, D)``.
+        :return: arrays of shape ``(M_l, D)``, or ``(*batch, M_l, D)`` where each latent
+            function has its own.
+        :raises ValueError: if X has fewer distinct rows than points asked for, or a given
+            array has another number of columns.
+        """
+        sets = self._sets()
+        points: list = [None if isinstance(s, str) else s for _, s, _ in sets]
+        methods = {s for _, s, _ in sets if isinstance(s, str)}
+        if len(methods) > 1:
+            raise ValueError(
+                f"Choose all sets of inducing points by one method, got {methods}."
+            )
+        chosen = [i for i, given in enumerate(points) if given is None]
+        if chosen:
+            sizes = [sets[i][0] for i in chosen]
+            start = initial_inducing(
+                X,
+                sizes[0],
+                methods.pop(),
+                kernel=MeanKernel(prior.kernel),
+                num_orthogonal=tuple(sizes[1:]),
+                seed=self.seed,
+            )
+            for i, new in zip(chosen, (start.Z, *start.O), strict=True):
+                points[i] = new
+        dim = prior.X.shape[-1]
+        for i, given in enumerate(points):
+            if np.shape(given)[-1] != dim:
+                raise ValueError(
+                    f"the inducing points {_point_name(i)} have {np.shape(given)[-1]} "
+                    f"columns, but the inputs X have {dim}."
+                )
+        points = [jnp.asarray(p, prior.X.dtype) for p in points]
+        if not self.share_inducing:
+            batch = prior.batch_shape
+            points = [jnp.broadcast_to(p, (*batch, *p.shape[-2:])) for p in points]
+        return tuple(points)
+
+    def initial_params(
+        self, prior: GaussianProcess, points: tuple[Array, ...]
+    ) -> dict[str, Array]:
+        """
+        Starting values of the parameters at a site, with q(u) at the prior.
+
+        :param prior: the process at the site with its initial hyperparameters.
+        :param points: inducing points of each set.
+        """
+        kernel_factor = None
+        if not self.whiten:
+            kernel_factor, _ = jittered_cholesky(
+                inducing_covariance(prior.kernel, points), self.jitter
+            )
+        params, end = {}, 0
+        for i, (_, _, kind) in enumerate(self._sets()):
+            size, dtype = points[i].shape[-2], points[i].dtype
+            start, end = end, end + size
+            factor = None
+            if kernel_factor is not None:
+                factor = kernel_factor[..., start:end, start:end]
+            params[_point_name(i)] = points[i]
+            params[f"{_block_name(i)}_mu"] = jnp.zeros((*prior.batch_shape, size), dtype)
+            if kind != "prior":
+                sqrt = _prior_sqrt(size, kind, factor, dtype)
+                shape = (*prior.batch_shape, *sqrt.shape[-1 if kind == "diagonal" else -2 :])
+                params[f"{_block_name(i)}_sqrt"] = jnp.broadcast_to(sqrt, shape)
+        return params
+
+    def _constraint(self, name):
+        if not name.endswith("_sqrt"):
+            return constraints.real
+        if self.covariance == "diagonal":
+            return constraints.softplus_positive
+        return lower_triangular
+
+    def declare(self, prefix: str, initial: dict[str, Array]) -> tuple[dict, bool]:
+        """
+        The parameters of a site, as :func:`numpyro.param` statements.
+
+        :param prefix: put before each name.
+        :param initial: what :meth:`initial_params` returned.
+        :return: their values, and whether all of them are given from outside (by an
+            optimiser, say) rather than at their start.
+        :raises ValueError: if a value has another shape than the site's parameter.
+        """
+        values, given = {}, True
+        for name, start in initial.items():
+            full_name = f"{prefix}_{name}"
+            if not name.startswith("q") and not self.train_inducing:
+                values[name] = start
+                continue
+            used_start = []
+
+            def init(rng_key, start=start, used_start=used_start):
+                used_start.append(True)
+                return start
+
+            value = numpyro.param(full_name, init, constraint=self._constraint(name))
+            if jnp.shape(value) != jnp.shape(start):
+                raise ValueError(
+                    f"Parameter '{full_name}' has shape {jnp.shape(value)}, but this "
+                    f"guide's has {jnp.shape(start)}. Are these the parameters of another "
+                    "guide?"
+                )
+            values[name], given = value, given and not used_start
+        return values, given
+
+    def posterior(self, prior: GaussianProcess, params: dict) -> SparsePosterior:
+        """
+        q(f(X)) at a site.
+
+        :param prior: the process at the site.
+        :param params: values by name, as :meth:`declare` returns them.
+        """
+        points, blocks = [], []
+        for i in range(len(self._sets())):
+            points.append(params[_point_name(i)])
+            block = _block_name(i)
+            blocks.append(Block(params[f"{block}_mu"], params.get(f"{block}_sqrt")))
+        q = BlockGaussian(tuple(blocks), self.whiten)
+        return SparsePosterior(prior, tuple(points), q, self.jitter)
+
+
+class SVGP(_BlockApproximation):
+    """
+    One set of inducing points Z with a Gaussian q(u) [1, 2].
+
+    :param num_inducing: number M of points; may be left out where ``inducing`` is an
+        array.
+    :param inducing: how Z starts: ``"kmeans"``, ``"greedy"`` (largest conditional
+        variance under the initial kernel), ``"random"`` rows of X, or an array of shape
+        ``(M, D)`` (``(Q, M, D)``: points for each of Q latent functions).
+    :param whiten: whether q is over :math:`L^{-1}u` with :math:`L L^T = K_{uu}`, which
+        most often trains better, or over u itself.
+    :param covariance: ``"full"`` or ``"diagonal"`` (in the coordinates of q).
+    :param train_inducing: whether Z is a parameter or stays where it starts.
+    :param share_inducing: whether latent functions share Z or start with a copy each.
+    :param jitter: relative jitter of K_uu; by dtype if None.
+    :param seed: of the initialiser.
+    :raises ValueError: if the options contradict each other.
+
+    **References:**
+
+    1. Titsias (2009). Variational Learning of Inducing Variables in Sparse Gaussian
+       Processes. AISTATS.
+    2. Hensman, Matthews, Ghahramani (2015). Scalable Variational Gaussian Process
+       Classification. AISTATS. https://arxiv.org/abs/1411.2005
+
+    >>> import numpyro_sgp as sgp
+    >>> sgp.SVGP(20, inducing="greedy").num_points
+    20
+    """
+
+    def __init__(self, num_inducing: int | None = None, inducing="kmeans", **options):
+        self.num_inducing = num_inducing
+        self.inducing = inducing
+        super().__init__(**options)
+
+    def _sets(self):
+        return [(self.num_inducing, self.inducing, self.covariance)]
+
+
+class SOLVEGP(_BlockApproximation):
+    r"""
+    SOLVE-GP [1]: inducing points Z, and orthogonal inducing points O for what Z leaves
+    unexplained, each with a Gaussian of its own.
+
+    M + M inducing points cost about as much as two SVGPs with M points, where one SVGP
+    with 2M costs up to eight times as much as one with M.
+
+    :param num_inducing: number M of points Z; may be left out for an array.
+    :param num_orthogonal: number of points O, or a sequence of numbers for several
+        orthogonal sets O, O2, ... (section 4); may be left out for arrays.
+    :param inducing: how Z starts, as in :class:`SVGP`. K-means centres are shared out
+        among Z and O; the greedy method chooses O given Z.
+    :param orthogonal: an array ``(M2, D)`` for O (a tuple of arrays for several sets), or
+        None to start O as Z.
+    :param whiten: as in :class:`SVGP`, for every set (appendix F).
+    :param covariance: as in :class:`SVGP`, for every set.
+    :param train_inducing: whether Z and O are parameters or stay where they start.
+    :param share_inducing: as in :class:`SVGP`.
+    :param jitter: relative jitter of the inducing covariance; by dtype if None.
+    :param seed: of the initialiser.
+    :raises ValueError: if the options contradict each other.
+
+    **References:**
+
+    1. Shi, Titsias, Mnih (2020). Sparse Orthogonal Variational Inference for Gaussian
+       Processes. AISTATS. https://arxiv.org/abs/1910.10596
+
+    >>> import numpyro_sgp as sgp
+    >>> sgp.SOLVEGP(20, 20).num_points, sgp.SOLVEGP(20, (10, 10)).num_points
+    (40, 40)
+    """
+
+    _orthogonal_covariance: Covariance | None = None
+
+    def __init__(
+        self,
+        num_inducing: int | None = None,
+        num_orthogonal: int | Sequence[int] | None = None,
+        inducing="kmeans",
+        orthogonal=None,
+        **options,
+    ):
+        if orthogonal is not None and not isinstance(orthogonal, tuple | list):
+            orthogonal = (orthogonal,)
+        if isinstance(num_orthogonal, int | np.integer):
+            num_orthogonal = (int(num_orthogonal),)
+        if num_orthogonal is None:
+            num_orthogonal = (None,) * (1 if orthogonal is None else len(orthogonal))
+        if orthogonal is not None and len(orthogonal) != len(num_orthogonal):
+            raise ValueError(
+                f"{type(self).__name__}: {len(num_orthogonal)} orthogonal sets were asked "
+                f"for, but {len(orthogonal)} arrays were given."
+            )
+        self.num_inducing = num_inducing
+        self.num_orthogonal = tuple(num_orthogonal)
+        self.inducing = inducing
+        self.orthogonal = orthogonal
+        super().__init__(**options)
+
+    def _sets(self):
+        method = self.inducing if isinstance(self.inducing, str) else "kmeans"
+        starts = self.orthogonal or (method,) * len(self.num_orthogonal)
+        kind = self._orthogonal_covariance or self.covariance
+        first = (self.num_inducing, self.inducing, self.covariance)
+        rest = zip(self.num_orthogonal, starts, strict=True)
+        return [first, *((size, start, kind) for size, start in rest)]
+
+
+class ODVGP(SOLVEGP):
+    """
+    Orthogonally decoupled GPs [1]: SOLVE-GP whose second covariance is the prior's, so
+    that the points O model the mean only (Shi, Titsias & Mnih 2020, section 5).
+
+    Takes the arguments of :class:`SOLVEGP`.
+
+    **References:**
+
+    1. Salimbeni, Cheng, Boots, Deisenroth (2018). Orthogonally Decoupled Variational
+       Gaussian Processes. NeurIPS. https://arxiv.org/abs/1809.08820
+
+    >>> import numpyro_sgp as sgp
+    >>> sgp.ODVGP(5, 100).num_points
+    105
+    """
+
+    _orthogonal_covariance = "prior"
+
+
+class MeanKernel:
+    """
+    The mean of a batch of kernels, for choosing points that serve all of them.
+
+    :param kernel: a kernel of any batch shape.
+    """
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __call__(self, X1, X2=None):
+        """Matrix of shape ``(N1, N2)``."""
+        X1 = jnp.asarray(X1)
+        K = self.kernel(X1, X1 if X2 is None else jnp.asarray(X2))
+        return K.mean(axis=tuple(range(K.ndim - 2)))
+
+    def diag(self, X):
+        """Diagonal of shape ``(N,)``."""
+        variance = self.kernel.diag(jnp.asarray(X))
+        return variance.mean(axis=tuple(range(variance.ndim - 1)))
+
+
+def _point_name(index):
+    return "Z" if index == 0 else "O" if index == 1 else f"O{index}"
+
+
+def _block_name(index):
+    return "qu" if index == 0 else "qv" if index == 1 else f"qv{index}"
+
+
+def _prior_sqrt(size, kind, factor, dtype):
+    """Square root of the prior covariance of a set, in the coordinates of q."""
+    if kind == "full":
+        return jnp.eye(size, dtype=dtype) if factor is None else factor
+    if factor is None:
+        return jnp.ones(size, dtype)
+    # The diagonal Gaussian nearest to the prior has the variances 1 / (K^-1)_mm.
+    inverse = solve_lower(factor, jnp.eye(size, dtype=dtype))
+    return jnp.sum(inverse**2, axis=-2) ** -0.5

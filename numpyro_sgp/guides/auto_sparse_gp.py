@@ -1,0 +1,562 @@
+"""The guide: the model itself, with a sparse posterior at each GP site."""
+
+from contextlib import contextmanager
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+from numpyro.infer import autoguide
+from numpyro.primitives import Messenger
+
+from numpyro_sgp.distributions import SparsePosterior, sites
+from numpyro_sgp.guides.approximations import MeanKernel
+from numpyro_sgp.inducing import InducingVerdict, assess_inducing
+from numpyro_sgp.linalg import max_jitter
+
+# Autoguides whose posterior is built from the model's density, which a guide for the
+# latents beside f does not have: f is integrated out of it.
+_DENSITY_GUIDES = (
+    autoguide.AutoLaplaceApproximation,
+    autoguide.AutoDAIS,
+    autoguide.AutoSemiDAIS,
+    autoguide.AutoSurrogateLikelihoodDAIS,
+)
+_MAX_SETUP_BATCHES = 64
+
+
+class AutoSparseGP(autoguide.AutoGuide):
+    """
+    A guide that puts a sparse posterior at every GP site of a model, and any of NumPyro's
+    autoguides over the other latent variables.
+
+    The guide runs the model: ``base_guide`` draws the latents that are not GPs, they are
+    put into the model, and each :class:`~numpyro_sgp.GaussianProcess` site gets its
+    posterior, made from the kernel and the inputs that the model gives it. So model and
+    guide cannot disagree about the prior, a GP site may take another site's values as
+    inputs, and hyperparameters may be samples, :func:`numpyro.param` or numbers.
+
+    Use it with :class:`~numpyro_sgp.TraceGP_ELBO`; ``TraceMeanField_ELBO`` gives a
+    correct bound too, at the cost of a joint draw of f(X) in each step.
+
+    Parameters are named ``{site}_{prefix}_Z``, ``_qu_mu``, ``_qu_sqrt`` (the second set:
+    ``_O``, ``_qv_mu``, ``_qv_sqrt``).
+
+    Inducing points are chosen when the guide first runs, from the inputs that the model
+    sees then; with a subsampling plate, from several batches of it. Nothing of size
+    N x N is built.
+
+    :param model: a NumPyro model with one or more GP sites.
+    :param approximation: what to put at the GP sites (:class:`~numpyro_sgp.SVGP`,
+        :class:`~numpyro_sgp.SOLVEGP`, :class:`~numpyro_sgp.ODVGP`), or a dict from site
+        name to approximation.
+    :param base_guide: guide for the other latents: a class such as
+        :class:`~numpyro.infer.autoguide.AutoDelta` (point estimates),
+        :class:`~numpyro.infer.autoguide.AutoNormal`, or a callable from a model to a
+        guide. Not those that use the model's density (Laplace, DAIS).
+    :param prefix: put into the names of all parameters.
+    :param init_loc_fn: initial values of the latents beside f; the base guide's if None.
+    :raises ValueError: when first run, if the model has no GP site or no observed site, a
+        GP site is inside a data plate, inputs are not finite, observations have another
+        shape than their distribution, a latent site is discrete, there are more inducing
+        points than distinct inputs, ``approximation`` names a site that is not there, or
+        K_uu cannot be factorised.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, optax
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+        ...     kernel = sgp.kernels.RBF(1.0, lengthscale)
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
+        >>> y = jnp.round(2.0 + jnp.sin(3.0 * X[:, 0]))
+        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(8))
+        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.02), sgp.TraceGP_ELBO())
+        >>> result = svi.run(jax.random.key(0), 50, X, y, progress_bar=False)
+        >>> guide.posterior(result.params, X[:3])["f"].mean.shape
+        (3,)
+    """
+
+    def __init__(
+        self,
+        model,
+        approximation,
+        base_guide=autoguide.AutoDelta,
+        *,
+        prefix="auto",
+        init_loc_fn=None,
+    ):
+        if isinstance(base_guide, autoguide.AutoGuide):
+            raise TypeError(
+                "base_guide must be a class or a function from a model to a guide, such "
+                f"as AutoNormal, not an instance ({type(base_guide).__name__}): it is "
+                "made for the part of the model that is left when GP sites are taken out."
+            )
+        if isinstance(base_guide, type) and issubclass(base_guide, _DENSITY_GUIDES):
+            raise TypeError(
+                f"{base_guide.__name__} needs the density of the latents beside f, which "
+                "a sparse GP integrates out. Use AutoDelta, AutoNormal, "
+                "AutoMultivariateNormal or another guide with parameters of its own."
+            )
+        super().__init__(model, prefix=prefix)
+        self.approximation = approximation
+        self._base_options = {} if init_loc_fn is None else {"init_loc_fn": init_loc_fn}
+        self._make_base = base_guide
+        self.base_guide = None
+        self._approximations = {}
+        self._initial = {}
+        self._setup_inputs = {}
+        self._setup_args = None
+
+    def __call__(self, *args, **kwargs):
+        """
+        Run the guide.
+
+        :return: the values of all latent sites by name.
+        """
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        with handlers.trace() as base_trace:
+            values = {} if self.base_guide is None else self.base_guide(*args, **kwargs)
+        plates = {k: v["value"] for k, v in base_trace.items() if v["type"] == "plate"}
+        at_sites = _AtGPSites(self._posterior, self._latents, {**values, **plates})
+        rng_key = numpyro.prng_key()
+        with at_sites, _seeded(rng_key):
+            self.model(*args, **kwargs)
+        return {**{k: values[k] for k in self._latents}, **at_sites.values}
+
+    def _posterior(self, site):
+        """The posterior at a GP site, and its value where the guide is being set up."""
+        name = site["name"]
+        if name not in self._initial:
+            raise ValueError(
+                f"GP site '{name}' was not in the model when this guide was set up. Make "
+                "a new guide for this model."
+            )
+        prior, reinterpreted = sites.unwrap(site["fn"])
+        approximation, initial = self._approximations[name], self._initial[name]
+        if prior.X.shape[-1] != initial["Z"].shape[-1]:
+            raise ValueError(
+                f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but its "
+                f"inducing points have {initial['Z'].shape[-1]}."
+            )
+        values, given = approximation.declare(f"{name}_{self.prefix}", initial)
+        posterior = approximation.posterior(prior, values)
+        value = None
+        if not given:
+            # No optimiser or result has given parameters yet: SVI.init wants a value of
+            # the right shape, and a joint draw would cost O(N^3).
+            value = posterior.sample_parametric(site["kwargs"]["rng_key"])
+        return sites.rewrap(posterior, reinterpreted), value
+
+    # ---- set-up -------------------------------------------------------------------
+
+    def _setup_prototype(self, *args, **kwargs):
+        outer_key = numpyro.prng_key()
+        base_key = jax.random.key(0) if outer_key is None else outer_key
+        with handlers.block():
+            trace = self._structure(*args, **kwargs)
+            gp_sites = [name for name, s in trace.items() if sites.is_latent_gp(s)]
+            self._approximations = self._assign(gp_sites)
+            self._latents = [
+                name
+                for name, site in trace.items()
+                if site["type"] == "sample"
+                and not site["is_observed"]
+                and name not in gp_sites
+            ]
+            values = {}
+            if self._latents:
+                self.base_guide = self._make_base(
+                    self._without_gps(gp_sites), prefix=self.prefix, **self._base_options
+                )
+                with handlers.seed(rng_seed=base_key):
+                    values = self.base_guide(*args, **kwargs)
+            subsampled = any(
+                site["type"] == "plate" and site["value"].shape[0] != site["args"][0]
+                for site in trace.values()
+            )
+            for name in gp_sites:
+                self._initialise(name, values, subsampled, args, kwargs)
+        self._setup_args = None if subsampled else (args, kwargs)
+        self.prototype_trace = trace
+
+    def _structure(self, *args, **kwargs):
+        """The model's trace with GP sites at their prior means, checked."""
+        placeholder = _AtGPSites(lambda site: (site["fn"], _prior_mean(site)))
+        with handlers.trace() as trace, placeholder, _seeded(jax.random.key(0)):
+            self.model(*args, **kwargs)
+        sample_sites = [s for s in trace.values() if s["type"] == "sample"]
+        gp_sites = [s for s in sample_sites if sites.is_latent_gp(s)]
+        if not gp_sites:
+            names = [s["name"] for s in sample_sites if not s["is_observed"]]
+            raise ValueError(
+                "The model has no latent GP site for AutoSparseGP (its latent sites: "
+                f"{names or 'none'}). Sample a numpyro_sgp.GaussianProcess in it, or use "
+                "one of NumPyro's own autoguides."
+            )
+        for site in gp_sites:
+            sites.check_inputs(site["name"], sites.unwrap(site["fn"])[0])
+        sites.check_plates(trace)
+        if not any(s["is_observed"] for s in sample_sites):
+            raise ValueError(
+                "The model has no observed site. A guide is set up when it first runs, "
+                "which must be with the data: call svi.init or svi.run with y, not "
+                "y=None, before Predictive or guide.posterior."
+            )
+        sites.check_latents(trace)
+        sites.check_observations(trace)
+        return trace
+
+    def _assign(self, gp_sites):
+        """The approximation of each GP site."""
+        if not isinstance(self.approximation, dict):
+            return dict.fromkeys(gp_sites, self.approximation)
+        unknown = sorted(set(self.approximation) - set(gp_sites))
+        missing = sorted(set(gp_sites) - set(self.approximation))
+        if unknown or missing:
+            raise ValueError(
+                f"The approximations do not match the GP sites {sorted(gp_sites)} of the "
+                "model: "
+                + (f"unknown sites {unknown}. " if unknown else "")
+                + (f"no approximation for {missing}." if missing else "")
+            )
+        return dict(self.approximation)
+
+    def _without_gps(self, gp_sites):
+        """The model for the base guide: GP sites hidden, at their prior means."""
+
+        def model(*args, **kwargs):
+            with _AtGPSites(lambda site: (site["fn"], _prior_mean(site))):
+                return self.model(*args, **kwargs)
+
+        return handlers.block(
+            model,
+            hide_fn=lambda site: site["type"] == "deterministic"
+            or site.get("name") in gp_sites,
+        )
+
+    def _initialise(self, name, values, subsampled, args, kwargs):
+        """Starting parameters of a GP site; sites before it are initialised already."""
+        approximation = self._approximations[name]
+        found = {}
+
+        def at_site(site):
+            if site["name"] in self._initial:
+                prior, reinterpreted = sites.unwrap(site["fn"])
+                params = self._initial[site["name"]]
+                posterior = self._approximations[site["name"]].posterior(prior, params)
+                draw = posterior.sample_parametric(jax.random.key(1))
+                return sites.rewrap(posterior, reinterpreted), draw
+            if site["name"] == name:
+                found["prior"] = sites.unwrap(site["fn"])[0]
+            return site["fn"], _prior_mean(site)
+
+        def run(rng_key):
+            with handlers.block(), _AtGPSites(at_site, self._latents, values):
+                with _seeded(rng_key):
+                    self.model(*args, **kwargs)
+            return found["prior"]
+
+        prior = run(jax.random.key(0))
+        X = prior.X.reshape(-1, prior.X.shape[-1])
+        if subsampled:
+            wanted = max(10 * approximation.num_points, 2_000)
+            num_batches = int(np.clip(-(-wanted // len(X)), 1, _MAX_SETUP_BATCHES))
+            keys = jax.random.split(jax.random.key(0), num_batches)
+            X = jax.lax.map(lambda key: run(key).X, keys).reshape(-1, X.shape[-1])
+        X = np.asarray(X)
+        try:
+            points = approximation.initial_points(prior, X)
+        except ValueError as error:
+            raise ValueError(f"GP site '{name}': {error}") from error
+        self._initial[name] = approximation.initial_params(prior, points)
+        self._setup_inputs[name] = (prior.kernel, X)
+        check_cholesky(name, approximation.posterior(prior, self._initial[name]))
+
+    # ---- results ------------------------------------------------------------------
+
+    @property
+    def initial_verdicts(self) -> dict[str, InducingVerdict]:
+        """How good the starting inducing points of each GP site are."""
+        return {
+            name: self._verdict(name, *self._setup_inputs[name], self._initial[name])
+            for name in self._setup_inputs
+        }
+
+    def assess(self, params: dict, *args, **kwargs) -> dict[str, InducingVerdict]:
+        """
+        How well the inducing points of each GP site cover the inputs.
+
+        :param params: parameters of the guide.
+        :param args: arguments of the model.
+        :return: variance explained, condition number and nearest pair for each site.
+        """
+        posteriors = self.posterior(params, *args, **kwargs)
+        return {
+            name: assess_inducing(
+                MeanKernel(q.prior.kernel),
+                np.asarray(q.prior.X).reshape(-1, q.prior.X.shape[-1]),
+                *_points_for_verdict(q.inducing),
+            )
+            for name, q in posteriors.items()
+        }
+
+    def _verdict(self, name, kernel, X, initial):
+        points = [v for k, v in initial.items() if not k.startswith("q")]
+        return assess_inducing(MeanKernel(kernel), X, *_points_for_verdict(points))
+
+    def posterior(
+        self, params: dict, *args, rng_key=None, **kwargs
+    ) -> dict[str, SparsePosterior]:
+        """
+        q(f(X)) at each GP site, in closed form.
+
+        The latents beside f are at the median of the base guide (their point estimate
+        under ``AutoDelta``), or at a draw from it where ``rng_key`` is given; a GP site
+        that feeds another one is at its posterior mean.
+
+        :param params: parameters of the guide, ``result.params`` of ``svi.run``.
+        :param args: arguments of the model; the inputs X, most often.
+        :param rng_key: key for a draw of the other latents.
+        :return: a distribution for each site, with ``mean`` and ``variance`` of shape
+            ``batch_shape + (N,)``, ``covariance_matrix``, ``sample``, ``parallel()``,
+            ``orthogonal()`` and ``prior_kl()``.
+        :raises ValueError: if ``params`` are not this guide's, or K_uu cannot be
+            factorised.
+        """
+        self._check_params(params)
+        found = {}
+
+        def at_site(site):
+            fn, _ = self._posterior(site)
+            posterior, _ = sites.unwrap(fn)
+            check_cholesky(site["name"], posterior)
+            found[site["name"]] = posterior
+            return fn, jnp.reshape(posterior.mean, fn.shape())
+
+        with handlers.block(), handlers.substitute(data=params):
+            values = self._base_values(params, rng_key, args, kwargs)
+            with _AtGPSites(at_site, self._latents, values):
+                with _seeded(jax.random.key(0)):
+                    self.model(*args, **kwargs)
+        return found
+
+    def _base_values(self, params, rng_key, args, kwargs):
+        if self.base_guide is None:
+            return {}
+        if rng_key is not None:
+            with handlers.seed(rng_seed=rng_key):
+                return self.base_guide(*args, **kwargs)
+        values = self.base_guide.median(params)
+        return {name: values[name] for name in self._latents}
+
+    def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs) -> dict:
+        """
+        Joint draws of all latent and deterministic sites.
+
+        :param rng_key: random key.
+        :param params: parameters of the guide.
+        :param args: arguments of the model, its inputs X; those of the set-up if left
+            out.
+        :param sample_shape: shape of the sample.
+        :return: values by site, each of shape ``sample_shape + site shape``.
+        """
+        self._check_params(params)
+        args, kwargs = self._default_args(args, kwargs)
+
+        def draw(key):
+            guide_key, model_key = jax.random.split(key)
+            guide = handlers.substitute(handlers.seed(self, guide_key), data=params)
+            guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
+            model = handlers.substitute(handlers.seed(self.model, model_key), data=params)
+            model_trace = handlers.trace(
+                handlers.replay(model, guide_trace)
+            ).get_trace(*args, **kwargs)
+            return {
+                name: site["value"]
+                for name, site in model_trace.items()
+                if name in self._latents
+                or name in self._initial
+                or site["type"] == "deterministic"
+            }
+
+        with handlers.block():
+            if not sample_shape:
+                return draw(rng_key)
+            keys = jax.random.split(rng_key, int(np.prod(sample_shape)))
+            rows = max(q.event_shape[0] for q in self._shapes(params, args, kwargs))
+            # Draws share a joint covariance of N x N numbers unless hyperparameters are
+            # random; a chunk of them is kept near 3e7 numbers.
+            chunk = int(np.clip(3e7 // rows**2, 1, len(keys)))
+            draws = jax.lax.map(draw, keys, batch_size=chunk)
+        return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
+
+    def _shapes(self, params, args, kwargs):
+        """The GP priors of a run, as shapes only."""
+        found = []
+
+        def at_site(site):
+            found.append(sites.unwrap(site["fn"])[0])
+            return site["fn"], _prior_mean(site)
+
+        def run(params):
+            values = self._base_values(params, None, args, kwargs)
+            with handlers.substitute(data=params):
+                with _AtGPSites(at_site, self._latents, values):
+                    with _seeded(jax.random.key(0)):
+                        self.model(*args, **kwargs)
+
+        jax.eval_shape(run, params)
+        return found
+
+    def median(self, params, *args, **kwargs) -> dict:
+        """
+        Posterior medians.
+
+        :param params: parameters of the guide.
+        :param args: arguments of the model, its inputs X; those of the set-up if left
+            out.
+        :return: the median of each latent site; that of f given the other latents'.
+        """
+        args, kwargs = self._default_args(args, kwargs)
+        posteriors = self.posterior(params, *args, **kwargs)
+        values = self._base_values(params, None, args, kwargs)
+        return {**values, **{name: q.mean for name, q in posteriors.items()}}
+
+    def quantiles(self, params, quantiles, *args, **kwargs) -> dict:
+        """
+        Posterior quantiles.
+
+        :param params: parameters of the guide.
+        :param quantiles: a list of numbers between 0 and 1.
+        :param args: arguments of the model, its inputs X; those of the set-up if left
+            out.
+        :return: for each latent site an array with a leading axis of the quantiles;
+            those of f given the medians of the other latents.
+        """
+        args, kwargs = self._default_args(args, kwargs)
+        levels = jnp.asarray(quantiles, dtype=jnp.result_type(float))
+        values = {}
+        if isinstance(self.base_guide, autoguide.AutoDelta):
+            values = {
+                name: jnp.broadcast_to(value, (*levels.shape, *jnp.shape(value)))
+                for name, value in self.base_guide.median(params).items()
+            }
+        elif self.base_guide is not None:
+            values = self.base_guide.quantiles(params, quantiles)
+        values = {name: values[name] for name in self._latents}
+        for name, q in self.posterior(params, *args, **kwargs).items():
+            z = jax.scipy.stats.norm.ppf(levels).reshape(-1, *(1,) * q.mean.ndim)
+            values[name] = q.mean + jnp.sqrt(q.variance) * z.astype(q.mean.dtype)
+        return values
+
+    def _default_args(self, args, kwargs):
+        if args or kwargs:
+            return args, kwargs
+        if self._setup_args is None:
+            raise ValueError(
+                "Say at which inputs: pass the model's arguments after the parameters "
+                "(this guide was set up with minibatches, or not yet)."
+            )
+        return self._setup_args
+
+    def _check_params(self, params):
+        if self.prototype_trace is None:
+            raise ValueError(
+                "This guide has not been set up: run svi.init or svi.run with the "
+                "training data first."
+            )
+        for site, initial in self._initial.items():
+            for name, start in initial.items():
+                full_name = f"{site}_{self.prefix}_{name}"
+                if not name.startswith("q") and not (
+                    self._approximations[site].train_inducing
+                ):
+                    continue
+                if full_name not in params:
+                    raise ValueError(
+                        f"params has no '{full_name}' for GP site '{site}'; it has "
+                        f"{sorted(params)}. Are these the parameters of another guide?"
+                    )
+
+
+def check_cholesky(name: str, posterior: SparsePosterior) -> None:
+    """
+    :raises ValueError: if the factor of K_uu is known and not finite.
+    """
+    if isinstance(posterior.chol, jax.core.Tracer):
+        return
+    if not np.isfinite(np.asarray(posterior.chol)).all():
+        dtype = posterior.chol.dtype
+        raise ValueError(
+            f"The inducing covariance K_uu of GP site '{name}' has no Cholesky factor, "
+            f"even with a jitter of {max_jitter(dtype):g} times its mean diagonal "
+            f"({dtype}). Look for NaN or infinite kernel hyperparameters or inducing "
+            "points (training diverged?), or a kernel that is not positive definite; in "
+            "float32, try numpyro.enable_x64()."
+        )
+
+
+class _AtGPSites(Messenger):
+    """
+    Shows GP sites, parameters and plates of a model, and hides all else.
+
+    :param at_site: from a GP site's message to its new distribution and its value, or
+        None to have it drawn.
+    :param latents: names of the other latent sites; None to leave other sites alone.
+    :param given: values of these, and indices of plates, by name.
+    """
+
+    def __init__(self, at_site, latents=None, given=None):
+        self.at_site = at_site
+        self.latents = latents
+        self.given = given or {}
+        self.values = {}
+        super().__init__()
+
+    def process_message(self, msg):
+        if msg["type"] == "plate":
+            if msg["name"] in self.given:
+                msg["value"] = self.given[msg["name"]]
+        elif msg["type"] == "sample" and sites.is_latent_gp(msg):
+            msg["fn"], value = self.at_site(msg)
+            if value is not None:
+                msg["value"] = value
+        elif msg["type"] in ("sample", "deterministic") and self.latents is not None:
+            msg["stop"] = True
+            if msg["name"] in self.latents:
+                msg["value"] = self.given[msg["name"]]
+
+    def postprocess_message(self, msg):
+        if sites.is_sparse_posterior(msg):
+            self.values[msg["name"]] = msg["value"]
+
+
+@contextmanager
+def _seeded(rng_key):
+    if rng_key is None:
+        yield
+    else:
+        with handlers.seed(rng_seed=rng_key):
+            yield
+
+
+def _prior_mean(site):
+    prior, _ = sites.unwrap(site["fn"])
+    return jnp.reshape(prior.mean, site["fn"].shape())
+
+
+def _points_for_verdict(points):
+    """Z and the other sets as arrays; of points for each latent, the first latent's."""
+    flat = [np.asarray(p).reshape(-1, *np.shape(p)[-2:])[0] for p in points]
+    return flat[0], tuple(flat[1:])

@@ -1,0 +1,370 @@
+"""Where inducing points start: K-means, greedy conditional variance, or random rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import index
+from typing import Any
+
+import numpy as np
+from jax.typing import ArrayLike
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from numpyro_sgp.inducing._host import (
+    host_inputs,
+    kernel_diagonal,
+    kernel_matrix,
+    relative_jitter,
+)
+from numpyro_sgp.inducing.verdict import InducingVerdict, assess_inducing, verdict_rows
+
+_METHODS = ("kmeans", "greedy", "random")
+_KMEANS_ITERATIONS = 20
+# K-means stops when an iteration lowers its loss by less than this share.
+_KMEANS_TOLERANCE = 1e-4
+# Entries of a block of the distance matrix of K-means: 16 MiB.
+_BLOCK_ENTRIES = 2**21
+
+
+@dataclass(frozen=True, eq=False)
+class InducingStart:
+    """
+    Inducing points to start from, made by :func:`initial_inducing`.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import numpy as np
+        >>> from numpyro_sgp.inducing import initial_inducing
+        >>> X = np.random.default_rng(0).normal(size=(100, 2))
+        >>> start = initial_inducing(X, 8, num_orthogonal=4)
+        >>> start.Z.shape, [points.shape for points in start.O]
+        ((8, 2), [(4, 2)])
+
+    :param Z: inducing points, shape ``(M, D)``, in the dtype of the inputs.
+    :param O: sets of orthogonal inducing points, each of shape ``(M2, D)``.
+    :param method: the method that chose them.
+    :param X: the rows of the inputs over which a verdict is taken, at most 2000.
+    :param kernel: the kernel they were chosen with, if any.
+    """
+
+    Z: NDArray
+    O: tuple[NDArray, ...]
+    method: str
+    X: NDArray = field(repr=False)
+    kernel: Any = field(default=None, repr=False)
+
+    def verdict(self, kernel: Any = None) -> InducingVerdict:
+        """
+        How good a start this is: see :func:`assess_inducing`.
+
+        :param kernel: kernel at concrete hyperparameters; by default the one that was
+            given to :func:`initial_inducing`.
+        :return: an :class:`InducingVerdict`.
+        """
+        kernel = self.kernel if kernel is None else kernel
+        if kernel is None:
+            raise ValueError(
+                "A verdict needs a kernel, and initial_inducing was given none. "
+                "Use start.verdict(kernel)."
+            )
+        return assess_inducing(kernel, self.X, self.Z, self.O)
+
+
+def initial_inducing(
+    X: ArrayLike,
+    num_inducing: int,
+    method: str = "kmeans",
+    kernel: Any = None,
+    num_orthogonal: int | Sequence[int] = (),
+    seed: int = 0,
+    max_rows: int = 20_000,
+) -> InducingStart:
+    r"""
+    Choose inducing points, and orthogonal inducing points, from the inputs.
+
+    * ``"kmeans"``: the centres of a joint K-means with :math:`M + \sum M_2` centres,
+      split at random into ``Z`` and the sets of ``O``, as SOLVE-GP starts [1]. Columns
+      are standardised inside. K-means++ seeding and at most 20 iterations of Lloyd's
+      algorithm; a centre that is left without rows, or that repeats another, is
+      replaced by a random input. Costs :math:`O(N M D)` an iteration.
+    * ``"greedy"``: each point is the input of the largest prior variance given the
+      points before it [2], by a pivoted Cholesky factorisation that costs
+      :math:`O(N M^2)` time and :math:`O(N M)` memory and needs ``kernel``. The sets
+      of ``O`` continue where ``Z`` ends, so they are greedy given ``Z``, and the first
+      rows of ``Z`` are what a smaller ``num_inducing`` gives. Ties, up to rounding, go
+      to the input that is first in lexicographic order, so the order of the rows of
+      ``X`` does not matter. Once all conditional variances are below the jitter, the
+      points that are left to choose are each the input farthest from those chosen.
+    * ``"random"``: distinct inputs, uniformly at random.
+
+    The points are distinct. Where ``X`` has more than ``max_rows`` rows, a random
+    subset of ``max_rows`` of them is used in its place (enlarged where it has fewer
+    distinct inputs than points to choose); then the greedy method too depends on
+    ``seed`` and on the order of the rows.
+
+    **References:**
+
+    1. Shi, J., Titsias, M., Mnih, A. (2020). Sparse Orthogonal Variational Inference
+       for Gaussian Processes. AISTATS. https://arxiv.org/abs/1910.10596
+    2. Burt, D., Rasmussen, C., van der Wilk, M. (2020). Convergence of Sparse
+       Variational Inference in Gaussian Processes Regression. JMLR 21(131).
+       https://arxiv.org/abs/2008.00323
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from numpyro_sgp.inducing import initial_inducing
+        >>> class Exponential:
+        ...     def __call__(self, X1, X2=None):
+        ...         return jnp.exp(-jnp.abs(X1 - (X1 if X2 is None else X2).T))
+        ...     def diag(self, X):
+        ...         return jnp.ones(len(X))
+        >>> X = np.linspace(0.0, 1.0, 5)[:, None]
+        >>> start = initial_inducing(X, 3, method="greedy", kernel=Exponential())
+        >>> start.Z.ravel()
+        array([0. , 1. , 0.5])
+        >>> print(f"{start.verdict().variance_explained:.2f}")
+        0.90
+
+    :param X: concrete inputs, shape ``(N, D)``.
+    :param num_inducing: number of inducing points M.
+    :param method: ``"kmeans"``, ``"greedy"`` or ``"random"``.
+    :param kernel: kernel at concrete hyperparameters, for the greedy method and for
+        verdicts; ``kernel(X1, X2)`` is the matrix, ``kernel.diag(X)`` its diagonal.
+    :param num_orthogonal: number of orthogonal inducing points: one for each set, or a
+        number for one set (0 for none).
+    :param seed: seed of NumPy's generator.
+    :param max_rows: number of rows above which a random subset is used.
+    :return: an :class:`InducingStart`.
+    """
+    X, dtype = host_inputs(X, "X")
+    sizes = [index(num_inducing), *_orthogonal_sizes(num_orthogonal)]
+    if sizes[0] < 1:
+        raise ValueError(f"num_inducing must be at least 1, got {num_inducing}.")
+    if max_rows < 1:
+        raise ValueError(f"max_rows must be at least 1, got {max_rows}.")
+    if method not in _METHODS:
+        raise ValueError(
+            f"Unknown method {method!r}. Choose one of "
+            f"{', '.join(repr(choice) for choice in _METHODS)}."
+        )
+    if method == "greedy" and kernel is None:
+        raise ValueError(
+            "The greedy method chooses by the kernel's conditional variance, so it "
+            "needs a kernel. Pass kernel=..., or use method='kmeans', which needs none."
+        )
+
+    rng = np.random.default_rng(seed)
+    rows, counts = _distinct_rows(X, sizes, max_rows, rng)
+    total = sum(sizes)
+    if method == "greedy":
+        chosen = rows[_greedy(kernel, rows, total)]
+    elif method == "random":
+        chosen = rows[rng.choice(len(rows), total, replace=False)]
+    else:
+        chosen = _kmeans(rows, counts, total, dtype, rng)
+    Z, *O = np.split(chosen.astype(dtype), np.cumsum(sizes)[:-1])
+    return InducingStart(Z, tuple(O), method, verdict_rows(X), kernel)
+
+
+def _orthogonal_sizes(num_orthogonal: int | Sequence[int]) -> list[int]:
+    if np.ndim(num_orthogonal) == 0:
+        num_orthogonal = () if num_orthogonal == 0 else (num_orthogonal,)
+    sizes = [index(size) for size in num_orthogonal]
+    if any(size < 1 for size in sizes):
+        raise ValueError(
+            f"Every set of orthogonal inducing points must have at least 1 point, got "
+            f"num_orthogonal={num_orthogonal}. For none, pass ()."
+        )
+    return sizes
+
+
+def _distinct_rows(
+    X: NDArray, sizes: list[int], max_rows: int, rng: np.random.Generator
+) -> tuple[NDArray, NDArray]:
+    """Distinct rows of (a subset of) X, lexicographically, and how often each is."""
+    total = sum(sizes)
+    sample = X
+    if len(X) > max_rows:
+        sample = X[rng.choice(len(X), min(max(max_rows, total), len(X)), replace=False)]
+    rows, counts = np.unique(sample, axis=0, return_counts=True)
+    if len(rows) >= total:
+        return rows, counts
+    every = rows if sample is X else np.unique(X, axis=0)
+    if len(every) < total:
+        raise ValueError(
+            f"X has {len(every)} distinct inputs in {len(X)} rows, but {total} points "
+            f"were asked for (num_inducing={sizes[0]}, "
+            f"num_orthogonal={tuple(sizes[1:])}). Ask for at most {len(every)} in all, "
+            f"or pass an array of inducing points, which may repeat points."
+        )
+    spare = _rows_not_in(every, rows)
+    spare = spare[rng.choice(len(spare), total - len(rows), replace=False)]
+    return np.unique(np.vstack([sample, spare]), axis=0, return_counts=True)
+
+
+def _rows_not_in(rows: NDArray, others: NDArray) -> NDArray:
+    """Those of ``rows``, which are distinct, that are not rows of ``others``."""
+    # The first occurrence in the stack tells where a row comes from.
+    _, first = np.unique(np.vstack([others, rows]), axis=0, return_index=True)
+    return rows[np.sort(first[first >= len(others)]) - len(others)]
+
+
+def _standardise(rows: NDArray) -> NDArray:
+    """Columns of mean zero and standard deviation one, or of zeros where constant."""
+    # Scaled by the largest entry first, so that squares neither overflow nor underflow
+    # and a constant column becomes exactly constant.
+    largest = np.abs(rows).max(axis=0)
+    Y = rows / np.where(largest > 0.0, largest, 1.0)
+    Y = Y - Y.mean(axis=0)
+    deviation = np.where(np.ptp(rows, axis=0) > 0.0, Y.std(axis=0), np.inf)
+    return Y / deviation
+
+
+def _greedy(kernel: Any, rows: NDArray, num: int) -> NDArray:
+    """
+    Pivots of the Cholesky factorisation of ``K(rows, rows)``, largest residual first.
+
+    :param rows: distinct candidates, shape ``(N, D)``.
+    :param num: number of pivots, at most N.
+    :return: their indices in the order of choice, shape ``(num,)``.
+    """
+    residual, precision = kernel_diagonal(kernel, rows)  # diag(K - Q), [N]
+    scale = residual.mean()
+    if not scale > 0.0:
+        raise ValueError(
+            "The kernel has no variance at X (the mean of kernel.diag(X) is not "
+            "positive), so the greedy method has nothing to choose by. Check its "
+            "hyperparameters."
+        )
+    # Below the jitter a further point adds nothing that the model could see.
+    negligible = relative_jitter(precision) * scale
+    tie = 100.0 * np.finfo(precision).eps * scale
+    factor = np.zeros((num, len(rows)))  # rows of Lᵀ, [M, N]
+    chosen = np.zeros(num, dtype=int)
+    for m in range(num):
+        best = residual.max()
+        if best <= negligible:
+            return _farthest(_standardise(rows), chosen[:m], num)
+        # In float32 the tolerance may exceed the residuals; a pivot must be positive.
+        pivot = int(np.argmax(residual >= max(best - tie, 0.5 * best)))
+        column = kernel_matrix(kernel, rows, rows[pivot : pivot + 1])[:, 0]
+        # l_m = (k(X, x_m) - Σ_i<m l_i l_im) / sqrt(residual_m)
+        column -= factor[:m, pivot] @ factor[:m]
+        factor[m] = column / np.sqrt(residual[pivot])
+        residual -= factor[m] ** 2
+        residual[pivot] = -np.inf
+        chosen[m] = pivot
+    return chosen
+
+
+def _farthest(Y: NDArray, chosen: NDArray, num: int) -> NDArray:
+    """Continue ``chosen`` to ``num`` rows of Y, each the farthest from those before."""
+    squared = np.full(len(Y), np.inf)
+    for row in chosen:
+        squared = np.minimum(squared, np.sum((Y - Y[row]) ** 2, axis=1))
+    # Rows whose standardised values coincide are distinct all the same.
+    squared[chosen] = -np.inf
+    chosen = list(chosen)
+    while len(chosen) < num:
+        row = int(np.argmax(squared))
+        squared = np.minimum(squared, np.sum((Y - Y[row]) ** 2, axis=1))
+        squared[row] = -np.inf
+        chosen.append(row)
+    return np.array(chosen)
+
+
+def _kmeans(
+    rows: NDArray, counts: NDArray, num: int, dtype: np.dtype, rng: np.random.Generator
+) -> NDArray:
+    """
+    Centres of K-means, distinct also in ``dtype``, in random order.
+
+    :param rows: distinct inputs, shape ``(N, D)``.
+    :param counts: their multiplicities, shape ``(N,)``.
+    :param num: number of centres, at most N.
+    :return: centres in float64, shape ``(num, D)``.
+    """
+    if num == len(rows):
+        return rng.permutation(rows)
+    labels = _lloyd(_standardise(rows), counts, num, rng)
+    occupied, labels, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    lowest, highest = rows.min(axis=0), rows.max(axis=0)
+    means = _label_means(rows - lowest, counts, labels, len(occupied)) + lowest
+    # Rounding must not move a constant column, nor a centre that is a single input.
+    means = np.clip(means, lowest, highest)
+    alone = sizes[labels] == 1
+    means[labels[alone]] = rows[alone]
+    centres = np.unique(means.astype(dtype).astype(np.float64), axis=0)
+    spare = _rows_not_in(rows, centres)
+    spare = spare[rng.choice(len(spare), num - len(centres), replace=False)]
+    return rng.permutation(np.vstack([centres, spare]))
+
+
+def _lloyd(Y: NDArray, counts: NDArray, num: int, rng: np.random.Generator) -> NDArray:
+    """Lloyd's algorithm on weighted rows; returns the label of each, shape ``(N,)``."""
+    centres = Y[_kmeans_plus_plus(Y, counts, num, rng)]
+    labels, loss = _assign(Y, counts, centres)
+    for _ in range(_KMEANS_ITERATIONS - 1):
+        means = _label_means(Y, counts, labels, num)
+        occupied = np.bincount(labels, minlength=num) > 0
+        centres = np.where(occupied[:, None], means, centres)
+        previous_labels, previous_loss = labels, loss
+        labels, loss = _assign(Y, counts, centres)
+        if np.array_equal(labels, previous_labels):
+            break
+        if loss >= (1.0 - _KMEANS_TOLERANCE) * previous_loss:
+            break
+    return labels
+
+
+def _kmeans_plus_plus(
+    Y: NDArray, counts: NDArray, num: int, rng: np.random.Generator
+) -> NDArray:
+    """Indices of rows, drawn in proportion to squared distance from those before."""
+    chosen = np.zeros(num, dtype=int)
+    norms = np.sum(Y**2, axis=1)
+    squared = np.ones(len(Y))
+    left = np.ones(len(Y), dtype=bool)
+    for m in range(num):
+        weights = np.where(left, counts * squared, 0.0)
+        if not weights.sum() > 0.0:
+            weights = left.astype(float)
+        cumulative = np.cumsum(weights)
+        # The first entry above a uniform draw has positive weight; a draw that rounds
+        # to the total itself is caught by the minimum.
+        row = np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")
+        row = min(int(row), int(np.flatnonzero(weights)[-1]))
+        chosen[m], left[row] = row, False
+        # ‖y - y_row‖², up to rounding, which matters little to a draw
+        distance = np.maximum(norms - 2.0 * (Y @ Y[row]) + norms[row], 0.0)
+        squared = distance if m == 0 else np.minimum(squared, distance)
+    return chosen
+
+
+def _assign(Y: NDArray, counts: NDArray, centres: NDArray) -> tuple[NDArray, float]:
+    """Nearest centre of each row, and the sum of squared distances to it."""
+    labels = np.zeros(len(Y), dtype=int)
+    norms = np.sum(centres**2, axis=1)
+    step = max(1, _BLOCK_ENTRIES // len(centres))
+    for start in range(0, len(Y), step):
+        block = slice(start, start + step)
+        # ‖y - c‖² less ‖y‖², which does not matter to the minimum
+        scores = Y[block] @ (-2.0 * centres.T)
+        scores += norms
+        labels[block] = np.argmin(scores, axis=1)
+    loss = float(counts @ np.sum((Y - centres[labels]) ** 2, axis=1))
+    return labels, loss
+
+
+def _label_means(Y: NDArray, counts: NDArray, labels: NDArray, num: int) -> NDArray:
+    """Weighted mean of the rows of each label, zero where there is none, [num, D]."""
+    entries = (counts.astype(float), (labels, np.arange(len(Y))))
+    membership = csr_array(entries, shape=(num, len(Y)))
+    weights = np.bincount(labels, weights=counts, minlength=num)
+    return (membership @ Y) / np.maximum(weights, 1.0)[:, None]

@@ -1,0 +1,480 @@
+"""What all kernels share: the pytree registration, the checks and the arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+__all__ = ["Kernel", "Product", "Scaled", "Sum"]
+
+T = TypeVar("T", bound=type)
+
+# The default matrix product of an accelerator rounds to TF32 or bfloat16. A squared
+# distance is a difference of such products and would keep two or three digits.
+PRECISION = jax.lax.Precision.HIGHEST
+
+
+def static_field(**kwargs: Any) -> Any:
+    """A dataclass field that is part of the tree's structure, not a leaf."""
+    return dataclasses.field(metadata={"static": True}, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def register_kernel(cls: T) -> T:
+    """
+    Make ``cls`` a frozen dataclass and a pytree (static fields: :func:`static_field`).
+
+    Unlike :func:`jax.tree_util.register_dataclass`, unflattening does not call
+    ``__init__``: JAX unflattens with placeholders, with axes and with the blocks of a
+    Jacobian, whose shapes are not those of hyperparameters and must not be checked.
+    """
+    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    static = [f.name for f in dataclasses.fields(cls) if f.metadata.get("static")]
+    data = [f.name for f in dataclasses.fields(cls) if not f.metadata.get("static")]
+
+    def flatten(kernel):
+        return (
+            tuple(getattr(kernel, name) for name in data),
+            tuple(getattr(kernel, name) for name in static),
+        )
+
+    def flatten_with_keys(kernel):
+        children, aux = flatten(kernel)
+        keys = map(jax.tree_util.GetAttrKey, data)
+        return tuple(zip(keys, children, strict=True)), aux
+
+    def unflatten(aux, children):
+        kernel = object.__new__(cls)
+        for name, value in zip([*data, *static], [*children, *aux], strict=True):
+            object.__setattr__(kernel, name, value)
+        return kernel
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
+
+
+class Kernel:
+    r"""
+    A covariance function :math:`k(x, x')`, and the base class of the kernels here.
+
+    A kernel is an immutable pytree whose leaves are its hyperparameters, so it can be
+    built inside a model from sampled values, differentiated, and passed through
+    ``jax.jit`` and ``jax.vmap``. Kernels add and multiply: ``k1 + k2``, ``k1 * k2``,
+    ``sum([k1, k2, k3])``, and ``2.0 * k`` (or ``k * scales``, a scale for each kernel
+    of a batch).
+
+    Subclasses define :meth:`__call__`, :meth:`diag` and, where it is not ``()``,
+    :attr:`batch_shape`. Other libraries' kernels are made into one by
+    :func:`~numpyro_sgp.kernels.as_kernel`.
+    """
+
+    # Lets ``numpy_array * kernel`` reach __rmul__ (else: an object array of kernels).
+    __array_ufunc__: ClassVar[None] = None
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the batch of kernels, ``()`` for a single one."""
+        return ()
+
+    def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
+        """
+        The covariance matrix between two sets of points.
+
+        :param X1: points, shape ``(*b1, N1, D)``.
+        :param X2: points, shape ``(*b2, N2, D)``. ``None``, or the very object ``X1``,
+            means that the two sets are the same points.
+        :return: shape ``(*broadcast(batch_shape, b1, b2), N1, N2)``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__.")
+
+    def diag(self, X: ArrayLike) -> Array:
+        """
+        The diagonal of ``self(X)``, without the matrix.
+
+        :param X: points, shape ``(*b, N, D)``.
+        :return: shape ``(*broadcast(batch_shape, b), N)``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define diag.")
+
+    def __add__(self, other: Any) -> Kernel:
+        other = _operand(other)
+        return NotImplemented if other is None else Sum(self, other)
+
+    def __radd__(self, other: Any) -> Kernel:
+        if isinstance(other, int) and other == 0:  # the start of sum([...])
+            return self
+        other = _operand(other)
+        return NotImplemented if other is None else Sum(other, self)
+
+    def __mul__(self, other: Any) -> Kernel:
+        if _is_array(other):
+            return Scaled(self, other)
+        other = _operand(other)
+        return NotImplemented if other is None else Product(self, other)
+
+    def __rmul__(self, other: Any) -> Kernel:
+        if _is_array(other):
+            return Scaled(self, other)
+        other = _operand(other)
+        return NotImplemented if other is None else Product(other, self)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number, np.ndarray, jax.Array))
+
+
+def _operand(other: Any) -> Any:
+    """``other`` as a kernel, or None where it is not one."""
+    if isinstance(other, Kernel):
+        return other
+    if _is_array(other):
+        raise TypeError(
+            f"A kernel and a number ({other!r}) do not add; for a constant covariance "
+            "add Constant(variance)."
+        )
+    from numpyro_sgp.kernels.adapters import as_kernel
+
+    try:
+        return as_kernel(other)
+    except TypeError:
+        return None
+
+
+def batch_shape_of(kernel: Any) -> tuple[int, ...]:
+    """``kernel.batch_shape``; ``()`` for foreign kernels, which need not have one."""
+    return tuple(getattr(kernel, "batch_shape", ()))
+
+
+def _broadcast_batches(owner: Kernel, shapes: dict[str, tuple[int, ...]]) -> None:
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        got = " and ".join(f"{shape} ({name})" for name, shape in shapes.items())
+        raise ValueError(
+            f"{type(owner).__name__}: the batch shapes {got} do not broadcast. Give "
+            "both the same batch shape, or none to one of them."
+        ) from None
+
+
+@register_kernel
+class Sum(Kernel):
+    """
+    The sum of two kernels, written ``left + right``; their batch shapes broadcast.
+
+    :param left: a kernel.
+    :param right: a kernel.
+
+    >>> from numpyro_sgp.kernels import RBF, Linear
+    >>> print((RBF(variance=2.0) + Linear()).diag([[0.0], [3.0]]))
+    [ 2. 11.]
+    """
+
+    left: Any
+    right: Any
+
+    def __post_init__(self):
+        left, right = batch_shape_of(self.left), batch_shape_of(self.right)
+        _broadcast_batches(self, {"left": left, "right": right})
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return np.broadcast_shapes(
+            batch_shape_of(self.left), batch_shape_of(self.right)
+        )
+
+    def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
+        X2 = X1 if X2 is None else X2
+        return self.left(X1, X2) + self.right(X1, X2)
+
+    def diag(self, X: ArrayLike) -> Array:
+        return self.left.diag(X) + self.right.diag(X)
+
+
+@register_kernel
+class Product(Kernel):
+    """
+    The product of two kernels, written ``left * right``; their batch shapes broadcast.
+
+    :param left: a kernel.
+    :param right: a kernel.
+
+    >>> from numpyro_sgp.kernels import RBF, Linear
+    >>> print((RBF(variance=2.0) * Linear()).diag([[0.0], [3.0]]))
+    [ 0. 18.]
+    """
+
+    left: Any
+    right: Any
+
+    def __post_init__(self):
+        left, right = batch_shape_of(self.left), batch_shape_of(self.right)
+        _broadcast_batches(self, {"left": left, "right": right})
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return np.broadcast_shapes(
+            batch_shape_of(self.left), batch_shape_of(self.right)
+        )
+
+    def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
+        X2 = X1 if X2 is None else X2
+        return self.left(X1, X2) * self.right(X1, X2)
+
+    def diag(self, X: ArrayLike) -> Array:
+        return self.left.diag(X) * self.right.diag(X)
+
+
+@register_kernel
+class Scaled(Kernel):
+    """
+    A kernel times a non-negative number, written ``scale * kernel``.
+
+    :param kernel: a kernel.
+    :param scale: the factor of the covariance (not of the function's values), a number
+        or one for each kernel of a batch; broadcasts with the kernel's batch shape.
+
+    >>> from numpyro_sgp.kernels import RBF
+    >>> print((3.0 * RBF(variance=2.0)).diag([[0.0], [3.0]]))
+    [6. 6.]
+    """
+
+    kernel: Any
+    scale: ArrayLike
+
+    def __post_init__(self):
+        batch, scale = batch_shape_of(self.kernel), np.shape(self.scale)
+        _broadcast_batches(self, {"kernel": batch, "scale": scale})
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return np.broadcast_shapes(batch_shape_of(self.kernel), np.shape(self.scale))
+
+    def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
+        X2 = X1 if X2 is None else X2
+        return append_axes(self.scale, 2) * self.kernel(X1, X2)
+
+    def diag(self, X: ArrayLike) -> Array:
+        return append_axes(self.scale, 1) * self.kernel.diag(X)
+
+
+def append_axes(value: ArrayLike, n: int) -> ArrayLike:
+    """Append ``n`` axes of size one; a scalar stays as it is (and weakly typed)."""
+    shape = np.shape(value)
+    return jnp.reshape(value, shape + (1,) * n) if shape else value
+
+
+def normalise_active_dims(name: str, active_dims: Any) -> tuple[int, ...] | None:
+    """``active_dims`` as a tuple of ints; ``name`` is the kernel's, for the errors."""
+    if active_dims is None:
+        return None
+    if isinstance(active_dims, slice):
+        start, step = active_dims.start or 0, active_dims.step or 1
+        if active_dims.stop is None or active_dims.stop < 0 or start < 0:
+            raise ValueError(
+                f"{name}: active_dims={active_dims} depends on the number of columns "
+                "of the inputs. Give a slice with a non-negative start and stop, or a "
+                "tuple."
+            )
+        dims = tuple(range(start, active_dims.stop, step))
+    else:
+        if not isinstance(active_dims, Iterable):
+            active_dims = (active_dims,)
+        try:
+            if any(isinstance(d, (bool, np.bool_)) for d in active_dims):
+                raise TypeError("a bool is not a column")
+            dims = tuple(operator.index(d) for d in active_dims)
+        except TypeError:
+            raise ValueError(
+                f"{name}: active_dims must be column numbers (a tuple or list of ints, "
+                f"or a slice), got {active_dims!r}."
+            ) from None
+    if not dims:
+        raise ValueError(
+            f"{name}: active_dims={active_dims!r} selects no column. Leave it None to "
+            "use all columns."
+        )
+    return dims
+
+
+class InputKernel(Kernel):
+    """
+    A kernel with a ``variance`` and other hyperparameters shaped after it (the common
+    base of the kernels that are not made of others).
+
+    Subclasses list the hyperparameters of shape ``batch`` in ``_per_kernel``, and those
+    of shape ``batch`` or ``(*batch, D)`` in ``_per_column``.
+    """
+
+    _per_kernel: ClassVar[tuple[str, ...]] = ()
+    _per_column: ClassVar[tuple[str, ...]] = ()
+    variance: ArrayLike
+    active_dims: tuple[int, ...] | None = None
+
+    def __post_init__(self):
+        for name in self._hyperparameters:
+            if isinstance(getattr(self, name), (list, tuple)):
+                # A list would be a subtree, not a leaf.
+                object.__setattr__(self, name, jnp.asarray(getattr(self, name)))
+        if self.active_dims is not None:
+            dims = normalise_active_dims(type(self).__name__, self.active_dims)
+            object.__setattr__(self, "active_dims", dims)
+        self._check()
+
+    @property
+    def _hyperparameters(self) -> tuple[str, ...]:
+        return ("variance", *self._per_kernel, *self._per_column)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(np.shape(self.variance))
+
+    def _check(self, D: int | None = None) -> None:
+        """Check the hyperparameters' shapes, and given ``D`` also the ARD axis."""
+        batch = np.shape(self.variance)
+        for name in self._per_kernel:
+            shape = np.shape(getattr(self, name))
+            if not _broadcasts_to(shape, batch):
+                raise ValueError(
+                    f"{type(self).__name__}: {name} has shape {shape} and variance "
+                    f"{batch}; expected {name} to be a scalar or to have variance's "
+                    f"shape. {_mend(name, shape)}"
+                )
+        for name in self._per_column:
+            shape = np.shape(getattr(self, name))
+            if len(shape) <= len(batch):
+                valid = _broadcasts_to(shape, batch)
+            else:
+                valid = len(shape) == len(batch) + 1 and (
+                    _broadcasts_to(shape[:-1], batch)
+                    and (D is None or shape[-1] in (1, D))
+                )
+            if not valid:
+                columns = "D" if D is None else D
+                ard = f"({', '.join(map(str, (*batch, columns)))}{',' * (not batch)})"
+                inputs = "" if D is None else f" and the inputs {D} (active) column(s)"
+                raise ValueError(
+                    f"{type(self).__name__}: {name} has shape {shape}, variance {batch}"
+                    f"{inputs}; expected {name} to have the shape {batch} (one for "
+                    f"each kernel) or {ard} (one for each column). {_mend(name, shape)}"
+                )
+
+    def _inputs(self, *Xs: ArrayLike) -> list[Array]:
+        """Check the inputs (and the hyperparameters against them); select columns."""
+        own = type(self).__name__
+        Xs = tuple(map(jnp.asarray, Xs))
+        for X in Xs:
+            if X.ndim < 2:
+                raise ValueError(
+                    f"{own}: the inputs have shape {X.shape}, expected (*batch, N, D). "
+                    "For N points with one column give X[:, None]."
+                )
+        D = Xs[0].shape[-1]
+        if Xs[-1].shape[-1] != D:
+            raise ValueError(
+                f"{own}: X1 and X2 must have the same number of columns, got shapes "
+                f"{Xs[0].shape} and {Xs[-1].shape}."
+            )
+        dims = self.active_dims
+        if dims is not None:
+            if not all(-D <= d < D for d in dims):
+                raise ValueError(
+                    f"{own}: active_dims={dims} is out of range for inputs with D={D} "
+                    f"column(s), which are numbered 0 to {D - 1}."
+                )
+            # An index array with -1 in it would cost a select; make them non-negative.
+            columns = np.array([d % D for d in dims])
+            Xs = tuple(X[..., columns] for X in Xs)
+        self._check(Xs[0].shape[-1])
+        return [X if jnp.issubdtype(X.dtype, jnp.floating) else X * 1.0 for X in Xs]
+
+    def _full(self, value: ArrayLike, X: Array, shape: tuple[int, ...]) -> Array:
+        """``value`` on the batch of ``self(X)``, with the axes ``shape`` at the end."""
+        hyperparameters = (getattr(self, name) for name in self._hyperparameters)
+        dtype = jnp.result_type(X, *hyperparameters)
+        batch = np.broadcast_shapes(self.batch_shape, X.shape[:-2])
+        return jnp.broadcast_to(jnp.asarray(value, dtype), batch + shape)
+
+    def _per_point(self, name: str) -> ArrayLike:
+        """A ``_per_column`` hyperparameter, shaped to meet inputs ``(*b, N, D)``."""
+        value = getattr(self, name)
+        shape = np.shape(value)
+        if len(shape) > len(np.shape(self.variance)):
+            return jnp.reshape(value, (*shape[:-1], 1, shape[-1]))
+        return append_axes(value, 2)
+
+
+def _broadcasts_to(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, batch) == batch
+    except ValueError:
+        return False
+
+
+def _mend(name: str, shape: tuple[int, ...]) -> str:
+    """What to do about a hyperparameter that is meant to be one for each kernel."""
+    if len(shape) == 1:
+        return (
+            f"For {shape[0]} kernels with one {name} each, give variance the shape "
+            f"{shape} too."
+        )
+    batch = shape[:-1]
+    return (
+        f"For {math.prod(batch)} kernels with one {name} for each column, give "
+        f"variance the shape {batch} too."
+    )
+
+
+def inner_products(X1: Array, X2: Array) -> Array:
+    """``x · y`` for all pairs, shape ``(*b, N1, N2)``, in full precision."""
+    return jnp.matmul(X1, jnp.swapaxes(X2, -1, -2), precision=PRECISION)
+
+
+def squared_distances(X1: Array, X2: Array | None = None) -> Array:
+    r"""
+    Squared Euclidean distances between all pairs of points.
+
+    One column is differenced directly. More columns go through
+
+    .. math::
+
+        \|x - y\|^2 = \|x\|^2 + \|y\|^2 - 2\, x \cdot y
+
+    after both sets are centred, which keeps the cancellation relative to their spread
+    rather than to their place. Costs :math:`O(N_1 N_2 D)` time and
+    :math:`O(N_1 N_2)` memory: no array of shape ``(N1, N2, D)`` is formed.
+
+    :param X1: points, shape ``(*b1, N1, D)``.
+    :param X2: points, shape ``(*b2, N2, D)``; None means the points ``X1`` themselves,
+        whose distances to themselves are exactly zero.
+    :return: non-negative, shape ``(*broadcast(b1, b2), N1, N2)``.
+    """
+    same = X2 is None
+    X2 = X1 if X2 is None else X2
+    if X1.shape[-1] == 1:
+        return (X1 - jnp.swapaxes(X2, -1, -2)) ** 2
+    if X2.shape[-2] > 0:  # the mean of no points is NaN, and so would be the gradient
+        # The distances do not depend on the centre, so its gradient may be dropped.
+        centre = jax.lax.stop_gradient(jnp.mean(X2, axis=-2, keepdims=True))
+        X1, X2 = X1 - centre, X2 - centre
+    norms1 = jnp.sum(X1**2, axis=-1)[..., :, None]
+    norms2 = jnp.sum(X2**2, axis=-1)[..., None, :]
+    # Rounding leaves a small number of either sign where two points coincide.
+    r2 = jnp.maximum(norms1 + norms2 - 2.0 * inner_products(X1, X2), 0.0)
+    if same:
+        r2 = jnp.where(jnp.eye(X1.shape[-2], dtype=bool), 0.0, r2)
+    return r2
+
+
+def safe_sqrt(r2: Array) -> Array:
+    """Square root whose derivative at zero is zero (a subgradient) instead of inf."""
+    positive = r2 > 0.0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, r2, 1.0)), 0.0)

@@ -1,0 +1,180 @@
+"""Kernels of the inner product, and those that do not look at the inputs."""
+
+from __future__ import annotations
+
+import operator
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_sgp.kernels.base import (
+    InputKernel,
+    append_axes,
+    inner_products,
+    register_kernel,
+    static_field,
+)
+
+__all__ = ["Constant", "Linear", "Polynomial", "White"]
+
+
+@register_kernel
+class Linear(InputKernel):
+    r"""
+    The linear kernel
+
+    .. math::
+
+        k(x, x') = \sigma^2 \sum_d x_d x'_d / \ell_d^2 ,
+
+    the covariance of :math:`f(x) = \sum_d w_d x_d` with independent weights of variance
+    :math:`\sigma^2 / \ell_d^2`. Its matrices have rank D at most.
+
+    :param variance: :math:`\sigma^2`, shape ``batch``.
+    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
+        (see :class:`~numpyro_sgp.kernels.Stationary` for batches and ARD).
+    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+
+    >>> from numpyro_sgp.kernels import Linear
+    >>> print(Linear(variance=2.0)([[1.0, 2.0], [3.0, 4.0]]))
+    [[10. 22.]
+     [22. 50.]]
+    """
+
+    _per_column: ClassVar[tuple[str, ...]] = ("lengthscale",)
+
+    variance: ArrayLike = 1.0
+    lengthscale: ArrayLike = 1.0
+    active_dims: tuple[int, ...] | None = static_field(default=None, kw_only=True)
+
+    def _of_inner(self, inner: Array, axes: int) -> Array:
+        """The unscaled kernel of inner products that end in ``axes`` axes of points."""
+        del axes
+        return inner
+
+    def _scaled(self, X: Array) -> Array:
+        return X / self._per_point("lengthscale")
+
+    def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
+        X1, X2 = self._inputs(X1, X1 if X2 is None else X2)
+        inner = inner_products(self._scaled(X1), self._scaled(X2))
+        return append_axes(self.variance, 2) * self._of_inner(inner, 2)
+
+    def diag(self, X: ArrayLike) -> Array:
+        (X,) = self._inputs(X)
+        inner = jnp.sum(self._scaled(X) ** 2, axis=-1)
+        return append_axes(self.variance, 1) * self._of_inner(inner, 1)
+
+
+@register_kernel
+class Polynomial(Linear):
+    r"""
+    The polynomial kernel
+
+    .. math::
+
+        k(x, x') = \sigma^2 \left(\sum_d x_d x'_d / \ell_d^2 + c\right)^p .
+
+    :param variance: :math:`\sigma^2`, shape ``batch``.
+    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
+        (see :class:`~numpyro_sgp.kernels.Stationary` for batches and ARD).
+    :param offset: :math:`c`, non-negative, a scalar or of shape ``batch``.
+    :param int degree: :math:`p`, at least 1; static.
+    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+
+    >>> from numpyro_sgp.kernels import Polynomial
+    >>> print(Polynomial(offset=1.0, degree=3)([[1.0], [2.0]]))
+    [[  8.  27.]
+     [ 27. 125.]]
+    """
+
+    _per_kernel: ClassVar[tuple[str, ...]] = ("offset",)
+
+    offset: ArrayLike = 1.0
+    degree: int = static_field(default=2)
+
+    def __post_init__(self):
+        super().__post_init__()
+        try:
+            degree = operator.index(self.degree)
+        except TypeError:
+            degree = 0
+        if degree < 1:
+            raise ValueError(
+                f"Polynomial: degree must be a Python int of at least 1, got "
+                f"{self.degree!r}."
+            )
+        object.__setattr__(self, "degree", degree)
+
+    def _of_inner(self, inner: Array, axes: int) -> Array:
+        return (inner + append_axes(self.offset, axes)) ** self.degree
+
+
+@register_kernel
+class Constant(InputKernel):
+    r"""
+    The constant kernel :math:`k(x, x') = \sigma^2`, the covariance of an unknown level.
+
+    :param variance: :math:`\sigma^2`, shape ``batch``.
+
+    >>> from numpyro_sgp.kernels import Constant
+    >>> print(Constant(2.0)([[0.0], [1.0]], [[5.0]]))
+    [[2.]
+     [2.]]
+    """
+
+    variance: ArrayLike = 1.0
+
+    def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
+        X1, X2 = self._inputs(X1, X1 if X2 is None else X2)
+        variance = self._full(append_axes(self.variance, 2), X1, (1, 1))
+        batch = np.broadcast_shapes(variance.shape[:-2], X2.shape[:-2])
+        dtype = jnp.result_type(variance, X2)
+        shape = (*batch, X1.shape[-2], X2.shape[-2])
+        return jnp.broadcast_to(variance.astype(dtype), shape)
+
+    def diag(self, X: ArrayLike) -> Array:
+        (X,) = self._inputs(X)
+        return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))
+
+
+@register_kernel
+class White(InputKernel):
+    r"""
+    White noise: :math:`\sigma^2` for a point with itself, zero otherwise.
+
+    Points are told apart by their row, not by their coordinates (as in scikit-learn):
+    ``White()(X)`` and ``White()(X, X)`` with one object ``X`` are
+    :math:`\sigma^2 I` even if rows of ``X`` are equal, and ``White()(X1, X2)`` of two
+    arrays is zero even if they hold equal rows. Inside ``jax.jit``, two arguments are
+    two arrays, whatever was passed to them.
+
+    :param variance: :math:`\sigma^2`, shape ``batch``.
+
+    >>> from numpyro_sgp.kernels import White
+    >>> print(White(2.0)([[0.0], [1.0]]))
+    [[2. 0.]
+     [0. 2.]]
+    >>> print(White(2.0)([[0.0], [1.0]], [[0.0]]))
+    [[0.]
+     [0.]]
+    """
+
+    variance: ArrayLike = 1.0
+
+    def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
+        same = X2 is None or X2 is X1
+        X1, X2 = self._inputs(X1, X1 if X2 is None else X2)
+        variance = self._full(append_axes(self.variance, 2), X1, (1, 1))
+        if same:
+            return variance * jnp.eye(X1.shape[-2], dtype=variance.dtype)
+        batch = np.broadcast_shapes(variance.shape[:-2], X2.shape[:-2])
+        dtype = jnp.result_type(variance, X2)
+        return jnp.zeros((*batch, X1.shape[-2], X2.shape[-2]), dtype)
+
+    def diag(self, X: ArrayLike) -> Array:
+        (X,) = self._inputs(X)
+        return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))

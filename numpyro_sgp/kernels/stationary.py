@@ -1,0 +1,257 @@
+"""Stationary kernels: functions of a scaled distance."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_sgp.kernels.base import (
+    InputKernel,
+    append_axes,
+    register_kernel,
+    safe_sqrt,
+    squared_distances,
+    static_field,
+)
+
+__all__ = [
+    "RBF",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "Periodic",
+    "RationalQuadratic",
+    "Stationary",
+]
+
+
+@register_kernel
+class Stationary(InputKernel):
+    r"""
+    Base class of the kernels :math:`k(x, x') = \sigma^2 g(r^2)` of the scaled distance
+    :math:`r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2`.
+
+    A subclass is made a pytree by ``register_kernel`` and defines ``_of_r2``, the
+    function :math:`g`.
+
+    **Batches.** The shape of ``variance`` is the batch shape: ``variance`` of shape
+    ``(Q,)`` makes Q kernels. ``lengthscale`` is then a scalar, or has the shape
+    ``batch`` (one for each kernel), or ``(*batch, D)`` (automatic relevance
+    determination, ARD: one for each column). With a scalar ``variance``, a
+    ``lengthscale`` of shape ``(D,)`` is ARD.
+
+    :param variance: :math:`\sigma^2`, shape ``batch``.
+    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``.
+    :param active_dims: the columns of the inputs that the kernel sees: a tuple or list
+        of ints, or a slice; None for all. ARD refers to these columns.
+    """
+
+    _per_column: ClassVar[tuple[str, ...]] = ("lengthscale",)
+
+    variance: ArrayLike = 1.0
+    lengthscale: ArrayLike = 1.0
+    active_dims: tuple[int, ...] | None = static_field(default=None, kw_only=True)
+
+    def _of_r2(self, r2: Array) -> Array:
+        """:math:`g(r^2)`, with :math:`g(0) = 1`; ``r2`` ends in two axes of points."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _of_r2.")
+
+    def _scaled(self, X: Array) -> Array:
+        return X / self._per_point("lengthscale")
+
+    def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
+        if X2 is None or X2 is X1:
+            (X1,) = self._inputs(X1)
+            r2 = squared_distances(self._scaled(X1))
+        else:
+            X1, X2 = self._inputs(X1, X2)
+            r2 = squared_distances(self._scaled(X1), self._scaled(X2))
+        return append_axes(self.variance, 2) * self._of_r2(r2)
+
+    def diag(self, X: ArrayLike) -> Array:
+        (X,) = self._inputs(X)
+        return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))
+
+
+@register_kernel
+class RBF(Stationary):
+    r"""
+    The squared exponential (Gaussian) kernel
+
+    .. math::
+
+        k(x, x') = \sigma^2 \exp(-r^2 / 2), \qquad
+        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+
+    :param variance: :math:`\sigma^2`, shape ``batch``.
+    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
+        (see :class:`Stationary` for batches and ARD).
+    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_sgp.kernels import RBF
+    >>> X = jnp.array([[0.0, 0.0], [1.0, 2.0]])
+    >>> print(RBF(variance=2.0, lengthscale=jnp.array([1.0, 2.0]))(X).round(4))
+    [[2.     0.7358]
+     [0.7358 2.    ]]
+    >>> three_kernels = RBF(jnp.ones(3), jnp.array([0.1, 1.0, 10.0]))
+    >>> three_kernels(X).shape
+    (3, 2, 2)
+    """
+
+    def _of_r2(self, r2: Array) -> Array:
+        return jnp.exp(-0.5 * r2)
+
+
+@register_kernel
+class Matern12(Stationary):
+    r"""
+    The Matérn kernel of order 1/2 (exponential; in one dimension Ornstein-Uhlenbeck)
+
+    .. math::
+
+        k(x, x') = \sigma^2 \exp(-r), \qquad
+        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+
+    :param variance: :math:`\sigma^2`, shape ``batch``.
+    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
+        (see :class:`Stationary` for batches and ARD).
+    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+
+    >>> from numpyro_sgp.kernels import Matern12
+    >>> print(Matern12(lengthscale=2.0)([[0.0], [2.0]]).round(4))
+    [[1.     0.3679]
+     [0.3679 1.    ]]
+    """
+
+    def _of_r2(self, r2: Array) -> Array:
+        return jnp.exp(-safe_sqrt(r2))
+
+
+@register_kernel
+class Matern32(Stationary):
+    r"""
+    The Matérn kernel of order 3/2
+
+    .. math::
+
+        k(x, x') = \sigma^2 (1 + \sqrt{3}\, r) \exp(-\sqrt{3}\, r), \qquad
+        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+
+    :param variance: :math:`\sigma^2`, shape ``batch``.
+    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
+        (see :class:`Stationary` for batches and ARD).
+    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+
+    >>> from numpyro_sgp.kernels import Matern32
+    >>> print(Matern32(lengthscale=2.0)([[0.0], [2.0]]).round(4))
+    [[1.     0.4834]
+     [0.4834 1.    ]]
+    """
+
+    def _of_r2(self, r2: Array) -> Array:
+        r = math.sqrt(3.0) * safe_sqrt(r2)
+        return (1.0 + r) * jnp.exp(-r)
+
+
+@register_kernel
+class Matern52(Stationary):
+    r"""
+    The Matérn kernel of order 5/2
+
+    .. math::
+
+        k(x, x') = \sigma^2 (1 + \sqrt{5}\, r + 5 r^2 / 3) \exp(-\sqrt{5}\, r), \qquad
+        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+
+    :param variance: :math:`\sigma^2`, shape ``batch``.
+    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
+        (see :class:`Stationary` for batches and ARD).
+    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+
+    >>> from numpyro_sgp.kernels import Matern52
+    >>> print(Matern52(lengthscale=2.0)([[0.0], [2.0]]).round(4))
+    [[1.    0.524]
+     [0.524 1.   ]]
+    """
+
+    def _of_r2(self, r2: Array) -> Array:
+        r = math.sqrt(5.0) * safe_sqrt(r2)
+        return (1.0 + r + (5.0 / 3.0) * r2) * jnp.exp(-r)
+
+
+@register_kernel
+class RationalQuadratic(Stationary):
+    r"""
+    The rational quadratic kernel, a scale mixture of :class:`RBF` kernels,
+
+    .. math::
+
+        k(x, x') = \sigma^2 \left(1 + \frac{r^2}{2 \alpha}\right)^{-\alpha}, \qquad
+        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+
+    :param variance: :math:`\sigma^2`, shape ``batch``.
+    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
+        (see :class:`Stationary` for batches and ARD).
+    :param alpha: :math:`\alpha`, a scalar or of shape ``batch``.
+    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+
+    >>> from numpyro_sgp.kernels import RationalQuadratic
+    >>> print(RationalQuadratic(alpha=0.5)([[0.0], [1.0]]).round(4))
+    [[1.     0.7071]
+     [0.7071 1.    ]]
+    """
+
+    _per_kernel: ClassVar[tuple[str, ...]] = ("alpha",)
+
+    alpha: ArrayLike = 1.0
+
+    def _of_r2(self, r2: Array) -> Array:
+        alpha = append_axes(self.alpha, 2)
+        # log1p keeps the limit alpha -> inf (the RBF kernel) in single precision.
+        return jnp.exp(-alpha * jnp.log1p(r2 / (2.0 * alpha)))
+
+
+@register_kernel
+class Periodic(Stationary):
+    r"""
+    The periodic kernel
+
+    .. math::
+
+        k(x, x') = \sigma^2 \exp\left(-2 \sum_d
+            \frac{\sin^2(\pi (x_d - x'_d) / p_d)}{\ell_d^2}\right) .
+
+    It is the :class:`RBF` kernel of the points' places on circles,
+    :math:`[\cos(2 \pi x_d / p_d), \sin(2 \pi x_d / p_d)] / \ell_d`, and computed so.
+    Its lengthscale is relative to the period, not in the units of the inputs.
+
+    :param variance: :math:`\sigma^2`, shape ``batch``.
+    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
+        (see :class:`Stationary` for batches and ARD).
+    :param period: :math:`p`, a scalar or of shape ``batch`` or ``(*batch, D)``.
+    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+
+    >>> from numpyro_sgp.kernels import Periodic
+    >>> print(Periodic(period=2.0)([[0.0], [1.0]], [[2.0]]).round(4))
+    [[1.    ]
+     [0.1353]]
+    """
+
+    _per_column: ClassVar[tuple[str, ...]] = ("lengthscale", "period")
+
+    period: ArrayLike = 1.0
+
+    def _scaled(self, X: Array) -> Array:
+        angle = 2.0 * math.pi * (X / self._per_point("period"))
+        lengthscale = self._per_point("lengthscale")
+        # |cos a - cos b|² + |sin a - sin b|² = 4 sin²((a - b) / 2)
+        circle = [jnp.cos(angle) / lengthscale, jnp.sin(angle) / lengthscale]
+        return jnp.concatenate(circle, axis=-1)
+
+    def _of_r2(self, r2: Array) -> Array:
+        return jnp.exp(-0.5 * r2)

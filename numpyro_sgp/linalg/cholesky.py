@@ -1,0 +1,131 @@
+"""The one place where jitter enters a covariance matrix."""
+
+from functools import partial
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+# First jitter tried, and the largest, both relative to the kernel's mean diagonal. In
+# float32 the rounding error of a kernel matrix of a few hundred points is near 1e-5.
+_JITTER_RANGE = {"float32": (1e-5, 1e-2), "float64": (1e-8, 1e-3)}
+
+
+def default_jitter(dtype) -> float:
+    """First relative jitter tried for matrices of ``dtype``."""
+    return _jitter_range(dtype)[0]
+
+
+def max_jitter(dtype) -> float:
+    """Largest relative jitter tried for matrices of ``dtype``."""
+    return _jitter_range(dtype)[1]
+
+
+def _jitter_range(dtype):
+    name = jnp.dtype(dtype).name
+    if name not in _JITTER_RANGE:
+        raise TypeError(
+            f"Gaussian processes need float32 or float64 numbers, got {name}."
+        )
+    return _JITTER_RANGE[name]
+
+
+def jittered_cholesky(
+    K: Array, jitter: float | None = None, scale: Array | None = None
+) -> tuple[Array, Array]:
+    r"""
+    Lower Cholesky factor of :math:`K + \epsilon s I`, with the smallest
+    :math:`\epsilon` on a grid of powers of ten for which it exists.
+
+    The first :math:`\epsilon` is ``jitter``; each matrix of the batch that has no factor
+    is tried again with ten times as much, up to :func:`max_jitter`, in one compiled
+    loop which costs one factorisation where the first attempt succeeds. What cannot be
+    mended is NaN. Derivatives are those of the Cholesky factor of the matrix that was
+    factorised, and do not factorise again.
+
+    :param K: symmetric matrices, shape ``(*batch, M, M)``.
+    :param jitter: first relative jitter; :func:`default_jitter` of the dtype if None.
+    :param scale: the size :math:`s` that jitter is relative to, shape ``(*batch,)``; the
+        mean diagonal of ``K`` if None. Residual covariances, whose diagonal may vanish,
+        pass the diagonal of the covariance that they came from.
+    :return: the factor, shape ``(*batch, M, M)``, and the jitter added to the diagonal,
+        :math:`\epsilon s`, shape ``(*batch,)``.
+
+    >>> import jax.numpy as jnp
+    >>> L, jitter = jittered_cholesky(jnp.ones((2, 2)))  # a singular matrix
+    >>> bool(jnp.isfinite(L).all() and jitter > 0)
+    True
+    """
+    first, largest = _jitter_range(K.dtype)
+    if scale is None:
+        scale = jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
+    scale = jnp.broadcast_to(scale, K.shape[:-2]).astype(K.dtype)
+    return _cholesky_retry(K, scale, first if jitter is None else jitter, largest)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _cholesky_retry(K, scale, jitter, largest):
+    L, level = _search(K, scale, jitter, largest)
+    return L, level * scale
+
+
+@_cholesky_retry.defjvp
+def _cholesky_retry_jvp(jitter, largest, primals, tangents):
+    K, scale = primals
+    dK, dscale = tangents
+    L, level = _search(K, scale, jitter, largest)
+    djitter = level * dscale
+    dA = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
+    # L L' = A gives dL = L phi(L^-1 dA L^-T), phi: lower triangle with half the diagonal.
+    G = lax.linalg.triangular_solve(
+        L, dA, left_side=False, lower=True, transpose_a=True
+    )
+    G = lax.linalg.triangular_solve(L, G, left_side=True, lower=True)
+    dL = L @ (jnp.tril(G) - 0.5 * G * jnp.eye(K.shape[-1], dtype=K.dtype))
+    return (L, level * scale), (dL, djitter)
+
+
+def _search(K, scale, jitter, largest):
+    eye = jnp.eye(K.shape[-1], dtype=K.dtype)
+    first = default_jitter(K.dtype)
+
+    def factor(level):
+        return lax.linalg.cholesky(
+            K + (level * scale)[..., None, None] * eye, symmetrize_input=False
+        )
+
+    def failed(L):
+        return ~jnp.all(jnp.isfinite(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
+
+    def again(state):
+        L, level = state
+        return jnp.any(failed(L) & (level < 0.99 * largest))
+
+    def retry(state):
+        L, level = state
+        more = jnp.minimum(jnp.maximum(10 * level, first), largest)
+        level = jnp.where(failed(L), more.astype(level.dtype), level)
+        return factor(level), level
+
+    level = jnp.full(scale.shape, jitter, K.dtype)
+    return lax.while_loop(again, retry, (factor(level), level))
+
+
+def solve_lower(L: Array, B: Array) -> Array:
+    """
+    ``inv(L) @ B`` for lower triangular ``L``, batch dimensions broadcast.
+
+    :param L: shape ``(*batch, M, M)``.
+    :param B: shape ``(*batch, M, K)``.
+    :return: shape ``(*batch, M, K)``.
+    """
+    batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
+    if L.ndim == 2 and B.ndim > 2:
+        # One solve with all right-hand sides rather than a copy of L for each.
+        columns = jnp.moveaxis(B, -2, 0).reshape(B.shape[-2], -1)
+        out = lax.linalg.triangular_solve(L, columns, left_side=True, lower=True)
+        out = out.reshape(B.shape[-2], *B.shape[:-2], B.shape[-1])
+        return jnp.moveaxis(out, 0, -2)
+    L = jnp.broadcast_to(L, (*batch, *L.shape[-2:]))
+    B = jnp.broadcast_to(B, (*batch, *B.shape[-2:]))
+    return lax.linalg.triangular_solve(L, B, left_side=True, lower=True)

@@ -1,0 +1,92 @@
+"""Non-centred GP sites, on which HMC and NUTS mix."""
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer.reparam import Reparam
+from numpyro.util import not_jax_tracer
+
+from numpyro_sgp.distributions import GaussianProcess, sites
+
+
+class WhitenReparam(Reparam):
+    r"""
+    Writes :math:`f(X) = m(X) + L \epsilon` with :math:`L L^\top = K(X, X)` and draws
+    :math:`\epsilon \sim N(0, I)` at the site ``{name}_white``; f becomes deterministic.
+
+    Where kernel and inputs are known numbers, L is computed once, when the model is
+    traced, and not in every leapfrog step.
+    """
+
+    def __call__(self, name, fn, obs):
+        """See :class:`numpyro.infer.reparam.Reparam`."""
+        if obs is not None:
+            raise ValueError(f"GP site '{name}' is observed, so it cannot be whitened.")
+        prior, reinterpreted = sites.unwrap(fn)
+        sites.check_inputs(name, prior)
+        L, mean = _factor(prior)
+        white = dist.Normal(jnp.zeros((), L.dtype), jnp.ones((), L.dtype))
+        white = white.expand(prior.shape()).to_event(1 + reinterpreted)
+        eps = numpyro.sample(f"{name}_white", white)
+        return None, mean + jnp.einsum("...ij,...j->...i", L, eps)
+
+
+def _factor(prior: GaussianProcess):
+    if all(not_jax_tracer(leaf) for leaf in jax.tree.leaves(prior)):
+        with jax.ensure_compile_time_eval():
+            return prior.scale_tril(), prior.mean
+    return prior.scale_tril(), prior.mean
+
+
+def whiten(model):
+    """
+    The model with every latent GP site whitened (:class:`WhitenReparam`), for HMC and
+    NUTS with one or several chains.
+
+    :param model: a NumPyro model with GP sites.
+    :return: a model with the same arguments; it has a latent site ``{site}_white`` for
+        each GP site, whose own value becomes deterministic.
+    :raises ValueError: when run, if inputs are not finite or a GP site is inside a data
+        plate.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC, NUTS
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+        >>> kernel = NUTS(sgp.whiten(model))
+        >>> mcmc = MCMC(kernel, num_warmup=10, num_samples=20, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), X, y)
+        >>> mcmc.get_samples()["f"].shape
+        (20, 5)
+    """
+
+    def config(site):
+        return WhitenReparam() if sites.is_latent_gp(site) else None
+
+    whitened = handlers.reparam(model, config=config)
+
+    def checked(*args, **kwargs):
+        with _CheckPlates():
+            return whitened(*args, **kwargs)
+
+    return checked
+
+
+class _CheckPlates(handlers.trace):
+    """Refuses a GP site inside a data plate once the model has run."""
+
+    def __exit__(self, exc_type, exc_value, traceback):
+        super().__exit__(exc_type, exc_value, traceback)
+        if exc_type is None:
+            sites.check_plates(self.trace)

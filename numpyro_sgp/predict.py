@@ -1,0 +1,188 @@
+"""Predictions at new inputs from posterior samples, of MCMC most often."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from numpyro_sgp.distributions import sites
+
+
+class GPPredictive:
+    r"""
+    Predictive distribution at new inputs, given samples of f at the training inputs.
+
+    For each sample, a GP site at the new inputs is drawn jointly from
+    :math:`p(f_* \mid f(X), \theta)`; all other sites follow from the model as in
+    :class:`numpyro.infer.Predictive`. Samples of an inducing-point guide need no such step:
+    use ``Predictive(model, guide=guide, ...)`` for them.
+
+    :param model: the model (not whitened).
+    :param posterior_samples: samples by site with one leading axis, those of
+        ``mcmc.get_samples()``; each GP site must be there.
+    :param train_args: the positional arguments the samples were drawn with.
+    :param train_kwargs: the keyword arguments.
+    :param return_sites: names of sites to return; None for all that are not in
+        ``posterior_samples``, and the GP sites.
+    :param batch_size: number of samples done at a time; by default so many that their
+        covariance matrices hold about 3e7 numbers.
+    :raises ValueError: if a GP site has no samples, samples do not fit the training inputs,
+        or inputs are not finite.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+        >>> samples = {"f": jnp.zeros((10, 5))}  # from mcmc.get_samples()
+        >>> predictive = sgp.GPPredictive(model, samples, train_args=(X, y))
+        >>> draws = predictive(jax.random.key(0), jnp.array([[0.5], [5.0]]))
+        >>> draws["f"].shape, draws["y"].shape
+        ((10, 2), (10, 2))
+    """
+
+    def __init__(
+        self,
+        model,
+        posterior_samples: dict,
+        *,
+        train_args: tuple = (),
+        train_kwargs: dict | None = None,
+        return_sites=None,
+        batch_size: int | None = None,
+    ):
+        if not isinstance(train_args, tuple):
+            raise TypeError(
+                "train_args must be the tuple of the model's training arguments, such as "
+                f"(X, y), got {type(train_args).__name__}."
+            )
+        self.model = model
+        self.posterior_samples = dict(posterior_samples)
+        self.train_args = train_args
+        self.train_kwargs = train_kwargs or {}
+        self.return_sites = return_sites
+        self.batch_size = batch_size
+        sizes = {jnp.shape(v)[:1] for v in self.posterior_samples.values()}
+        if len(sizes) != 1:
+            raise ValueError(
+                "posterior_samples must be arrays with one leading axis of the same "
+                f"length, got {({k: jnp.shape(v) for k, v in posterior_samples.items()})}."
+                " (For several chains, use mcmc.get_samples() without group_by_chain.)"
+            )
+        (self.num_samples,) = sizes.pop()
+
+    def __call__(self, rng_key, *args, **kwargs) -> dict:
+        """
+        Draw at new inputs.
+
+        :param rng_key: random key.
+        :param args: arguments of the model at the new inputs, such as ``X_new``.
+        :return: values by site, with a leading axis of the samples.
+        """
+        first = jax.tree.map(lambda x: x[0], self.posterior_samples)
+        rows = self._check(first, args, kwargs)
+        chunk = self.batch_size or int(np.clip(3e7 // rows**2, 1, self.num_samples))
+
+        def draw(inputs):
+            key, sample = inputs
+            return self._draw(key, sample, args, kwargs)
+
+        keys = jax.random.split(rng_key, self.num_samples)
+        return jax.lax.map(draw, (keys, self.posterior_samples), batch_size=chunk)
+
+    def _check(self, sample, args, kwargs) -> int:
+        """Checks sites and shapes; the number of rows of the largest covariance."""
+        train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
+        if not train:
+            raise ValueError(
+                "The model has no latent GP site; use numpyro.infer.Predictive."
+            )
+        rows = 1
+        for name, prior in train.items():
+            sites.check_inputs(name, prior)
+            if name not in sample:
+                raise ValueError(
+                    f"posterior_samples has no values of GP site '{name}', only of "
+                    f"{sorted(sample)}."
+                )
+            if jnp.shape(sample[name]) != prior.shape():
+                raise ValueError(
+                    f"The samples of GP site '{name}' have shape "
+                    f"{jnp.shape(sample[name])}, but at train_args it has "
+                    f"{prior.shape()}. Pass the arguments that the samples were drawn "
+                    "with."
+                )
+            rows = max(rows, prior.event_shape[0])
+        new = {}
+
+        def at_new(sample):
+            new.update(_gp_priors(self.model, sample, args, kwargs))
+
+        jax.eval_shape(at_new, sample)
+        return max(rows, *(prior.event_shape[0] for prior in new.values()))
+
+    def _draw(self, rng_key, sample, args, kwargs):
+        train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
+        others = {k: v for k, v in sample.items() if k not in train}
+        model = handlers.seed(self.model, rng_key)
+        with handlers.trace() as trace, _Condition(train, sample):
+            with handlers.substitute(data=others):
+                model(*args, **kwargs)
+        if self.return_sites is not None:
+            return {name: trace[name]["value"] for name in self.return_sites}
+        return {
+            name: site["value"]
+            for name, site in trace.items()
+            if name not in others
+            and (
+                site["type"] == "deterministic"
+                or (site["type"] == "sample" and not site["is_observed"])
+            )
+        }
+
+
+class _Condition(Messenger):
+    """Gives each GP site its distribution given the values at the training inputs."""
+
+    def __init__(self, train, values):
+        self.train = train
+        self.values = values
+        super().__init__()
+
+    def process_message(self, msg):
+        if not sites.is_latent_gp(msg) or msg["name"] not in self.train:
+            return
+        prior, reinterpreted = sites.unwrap(msg["fn"])
+        old = self.train[msg["name"]]
+        conditional = old.condition(self.values[msg["name"]], prior.X)
+        msg["fn"] = sites.rewrap(conditional, reinterpreted)
+
+
+def _gp_priors(model, sample, args, kwargs) -> dict:
+    """The GP sites of a run with the sampled values."""
+    model = handlers.substitute(handlers.seed(model, 0), data=sample)
+    mean = _AtMean()
+    with handlers.block(), handlers.trace() as trace, mean:
+        model(*args, **kwargs)
+    return {
+        name: sites.unwrap(site["fn"])[0]
+        for name, site in trace.items()
+        if sites.is_latent_gp(site)
+    }
+
+
+class _AtMean(Messenger):
+    """Puts GP sites that have no value at their prior mean: no joint draw."""
+
+    def process_message(self, msg):
+        if msg["value"] is None and sites.is_latent_gp(msg):
+            prior, _ = sites.unwrap(msg["fn"])
+            msg["value"] = jnp.reshape(prior.mean, msg["fn"].shape())

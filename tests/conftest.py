@@ -1,0 +1,21 @@
+"""Settings for every test: float64, a compilation cache, no display, fixed examples."""
+
+import os
+from pathlib import Path
+
+os.environ["MPLBACKEND"] = "Agg"  # before matplotlib is imported, here or in a child
+
+import jax
+from hypothesis import settings
+
+jax.config.update("jax_enable_x64", True)
+
+# Most of the suite's time is compilation, and the programs seldom change between runs.
+CACHE = Path(__file__).resolve().parent.parent / ".jax_cache"
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+settings.register_profile(
+    "numpyro_sgp", deadline=None, derandomize=True, max_examples=10
+)
+settings.load_profile("numpyro_sgp")

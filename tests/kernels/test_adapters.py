@@ -1,0 +1,204 @@
+"""Kernels of other libraries, and kernels by protocol."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from numpyro_sgp.kernels import (
+    RBF,
+    Constant,
+    GPJaxKernel,
+    Kernel,
+    Matern32,
+    ObjectKernel,
+    TinygpKernel,
+    White,
+    as_kernel,
+)
+
+ELL = np.array([0.7, 1.3])
+
+
+def points(N, D=2, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(N, D)))
+
+
+class Brownian:
+    """A kernel by protocol, with a hyperparameter, that JAX does not know."""
+
+    def __init__(self, variance=1.0):
+        self.variance = variance
+
+    def __call__(self, X1, X2):
+        return self.variance * jnp.minimum(X1[..., :1], X2[..., None, :, 0])
+
+    def diag(self, X):
+        return self.variance * X[..., 0]
+
+
+class UnhashableBrownian(Brownian):
+    def __eq__(self, other):
+        return np.array([True, False])
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TreeBrownian:
+    """The same as a pytree."""
+
+    variance: jax.Array
+
+    __call__ = Brownian.__call__
+    diag = Brownian.diag
+
+
+def tinygp_matern(ell=ELL, variance=1.5):
+    tinygp = pytest.importorskip("tinygp")
+    kernel = tinygp.kernels.Matern32(distance=tinygp.kernels.distance.L2Distance())
+    return variance * tinygp.transforms.Linear(1 / jnp.asarray(ell), kernel)
+
+
+def gpjax_matern(ell=ELL, variance=1.5):
+    gpjax = pytest.importorskip("gpjax")
+    return gpjax.kernels.Matern32(
+        lengthscale=jnp.asarray(ell), variance=jnp.asarray(variance)
+    )
+
+
+foreign = pytest.mark.parametrize(
+    ("make", "wrapper"),
+    [(tinygp_matern, TinygpKernel), (gpjax_matern, GPJaxKernel)],
+    ids=["tinygp", "gpjax"],
+)
+
+
+@foreign
+def test_foreign_kernel_is_the_same_kernel(make, wrapper):
+    kernel = as_kernel(make())
+    assert type(kernel) is wrapper
+    assert isinstance(kernel, Kernel)
+    assert kernel.batch_shape == ()
+    ours, X1, X2 = Matern32(1.5, ELL), points(4), points(3, seed=1)
+    assert_allclose(kernel(X1, X2), ours(X1, X2), rtol=1e-6)
+    assert_allclose(kernel(X1), ours(X1), rtol=1e-6, atol=1e-9)
+    assert_array_equal(kernel(X1, X1), kernel(X1))
+    assert_allclose(kernel.diag(X1), np.full(4, 1.5), rtol=1e-9)
+
+
+@foreign
+def test_foreign_kernel_takes_batches_of_inputs(make, wrapper):
+    kernel = as_kernel(make())
+    X1, X2 = points(8).reshape(2, 1, 4, 2), points(9, seed=1).reshape(3, 3, 2)
+    K = kernel(X1, X2)
+    assert K.shape == (2, 3, 4, 3)
+    assert_allclose(K[1, 2], kernel(X1[1, 0], X2[2]), rtol=1e-12)
+    assert kernel(X1).shape == (2, 1, 4, 4)
+    assert kernel.diag(X1).shape == (2, 1, 4)
+
+
+@foreign
+def test_foreign_kernel_composes(make, wrapper):
+    X = points(4)
+    kernel = as_kernel(make()) + RBF() * as_kernel(make()) + 2.0 * as_kernel(make())
+    theirs = Matern32(1.5, ELL)(X)
+    expected = 3.0 * theirs + RBF()(X) * theirs
+    assert_allclose(kernel(X), expected, rtol=1e-6, atol=1e-9)
+    assert_allclose(kernel.diag(X), np.diag(expected), rtol=1e-6)
+    assert_allclose((Constant(0.5) + make())(X), 0.5 + theirs, rtol=1e-6, atol=1e-9)
+
+
+@foreign
+def test_hyperparameters_of_a_foreign_kernel_are_leaves(make, wrapper):
+    X = points(4)
+
+    # Built inside from traced values, and passed in.
+    def total(variance):
+        return as_kernel(make(variance=variance)).diag(X).sum()
+
+    assert_allclose(jax.grad(total)(1.5), 4.0, rtol=1e-9)
+    grads = jax.jit(jax.grad(lambda k: k(X).sum()))(as_kernel(make()))
+    leaves = jax.tree.leaves(grads)
+    assert len(leaves) >= 2
+    assert all(np.all(np.isfinite(g)) and np.any(g != 0.0) for g in leaves)
+
+
+def test_own_kernel_is_returned_as_it_is():
+    kernel = RBF() + White()
+    assert as_kernel(kernel) is kernel
+
+
+def test_pytree_with_the_protocol_is_returned_as_it_is():
+    kernel = TreeBrownian(jnp.asarray(2.0))
+    assert as_kernel(kernel) is kernel
+
+
+@pytest.mark.parametrize("cls", [Brownian, UnhashableBrownian])
+def test_object_with_the_protocol_is_wrapped_without_leaves(cls):
+    theirs, X = cls(2.0), jnp.abs(points(4))
+    kernel = as_kernel(theirs)
+    assert type(kernel) is ObjectKernel
+    assert jax.tree.leaves(kernel) == []
+    assert_array_equal(kernel(X), theirs(X, X))
+    assert_array_equal(kernel(X, X[:2]), theirs(X, X[:2]))
+    assert_array_equal(kernel.diag(X), theirs.diag(X))
+
+
+def test_wrapped_object_is_told_by_identity():
+    theirs, traces = UnhashableBrownian(), []
+
+    @jax.jit
+    def diag(kernel, X):
+        traces.append(kernel)
+        return kernel.diag(X)
+
+    X = points(4)
+    for other in [theirs, theirs, UnhashableBrownian()]:
+        assert_array_equal(diag(as_kernel(other), X), X[:, 0])
+    assert len(traces) == 2
+
+
+@pytest.mark.parametrize(
+    "theirs", [Brownian(2.0), TreeBrownian(2.0)], ids=["object", "pytree"]
+)
+def test_kernels_by_protocol_compose(theirs):
+    X = jnp.abs(points(4))
+    for kernel in [as_kernel(theirs) + RBF(), RBF() + theirs]:
+        assert_allclose(kernel(X), theirs(X, X) + RBF()(X), rtol=1e-12)
+        assert_allclose(kernel.diag(X), theirs.diag(X) + 1.0, rtol=1e-12)
+    for kernel in [theirs * RBF(np.ones(2)), RBF(np.ones(2)) * theirs]:
+        assert kernel.batch_shape == (2,)
+        expected = theirs(X, X) * RBF(np.ones(2))(X)
+        assert_allclose(kernel(X), expected, rtol=1e-12)
+
+
+def test_batch_shape_of_an_object_is_heard():
+    theirs = Brownian()
+    theirs.batch_shape = (3,)
+    assert (as_kernel(theirs) + RBF()).batch_shape == (3,)
+    with pytest.raises(ValueError, match="do not broadcast"):
+        as_kernel(theirs) + RBF(np.ones(2))
+
+
+class WithoutDiag:
+    def __call__(self, X1, X2): ...
+
+
+@pytest.mark.parametrize(
+    ("stranger", "match"),
+    [
+        (lambda X1, X2: X1 @ X2.T, "Not a kernel: a function"),
+        (WithoutDiag(), r"a WithoutDiag.*__call__\(X1, X2\).*diag\(X\)"),
+        (np.eye(3), "a ndarray"),
+        (None, "a NoneType"),
+        (RBF, "the class RBF.*Make an instance of it"),
+        (Brownian, "the class Brownian"),
+    ],
+    ids=str,
+)
+def test_stranger_is_told_what_a_kernel_must_have(stranger, match):
+    with pytest.raises(TypeError, match=match):
+        as_kernel(stranger)

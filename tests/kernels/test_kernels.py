@@ -1,0 +1,662 @@
+"""Every kernel: values, batches, shapes, gradients, dtypes and memory."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from numpyro_sgp.kernels import (
+    RBF,
+    Constant,
+    Linear,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    Polynomial,
+    RationalQuadratic,
+    Scaled,
+    Sum,
+    White,
+)
+
+ELL = np.array([0.7, 1.3, 2.1])
+PERIOD = np.array([1.7, 2.3, 3.1])
+
+
+def points(N, D=3, seed=0, dtype=np.float64):
+    return np.random.default_rng(seed).normal(size=(N, D)).astype(dtype)
+
+
+def dist(x, y, ell):
+    return math.sqrt(sum(((x[d] - y[d]) / ell[d]) ** 2 for d in range(len(x))))
+
+
+def dot(x, y, ell):
+    return sum(x[d] * y[d] / ell[d] ** 2 for d in range(len(x)))
+
+
+def sines(x, y, ell, p):
+    angle = [math.pi * (x[d] - y[d]) / p[d] for d in range(len(x))]
+    return sum((math.sin(angle[d]) / ell[d]) ** 2 for d in range(len(x)))
+
+
+# Name: kernel, and the same function of two points and of their rows in plain Python.
+CASES = {
+    "RBF": (
+        RBF(1.5, ELL),
+        lambda x, y: 1.5 * math.exp(-(dist(x, y, ELL) ** 2) / 2),
+    ),
+    "RBF isotropic": (
+        RBF(1.5, 0.8),
+        lambda x, y: 1.5 * math.exp(-(dist(x, y, [0.8] * 3) ** 2) / 2),
+    ),
+    "Matern12": (
+        Matern12(1.5, ELL),
+        lambda x, y: 1.5 * math.exp(-dist(x, y, ELL)),
+    ),
+    "Matern32": (
+        Matern32(1.5, ELL),
+        lambda x, y: (
+            1.5
+            * (1 + math.sqrt(3) * dist(x, y, ELL))
+            * math.exp(-math.sqrt(3) * dist(x, y, ELL))
+        ),
+    ),
+    "Matern52": (
+        Matern52(1.5, ELL),
+        lambda x, y: (
+            1.5
+            * (1 + math.sqrt(5) * dist(x, y, ELL) + 5 / 3 * dist(x, y, ELL) ** 2)
+            * math.exp(-math.sqrt(5) * dist(x, y, ELL))
+        ),
+    ),
+    "RationalQuadratic": (
+        RationalQuadratic(1.5, ELL, alpha=0.6),
+        lambda x, y: 1.5 * (1 + dist(x, y, ELL) ** 2 / 1.2) ** -0.6,
+    ),
+    "Periodic": (
+        Periodic(1.5, ELL, PERIOD),
+        lambda x, y: 1.5 * math.exp(-2 * sines(x, y, ELL, PERIOD)),
+    ),
+    "Linear": (Linear(1.5, ELL), lambda x, y: 1.5 * dot(x, y, ELL)),
+    "Polynomial": (
+        Polynomial(1.5, ELL, offset=0.4, degree=3),
+        lambda x, y: 1.5 * (dot(x, y, ELL) + 0.4) ** 3,
+    ),
+    "Constant": (Constant(1.5), lambda x, y: 1.5),
+    "White": (White(1.5), lambda x, y: 1.5 * (x is y)),
+    "sum": (
+        RBF(1.5, ELL) + Linear(0.5),
+        lambda x, y: (
+            1.5 * math.exp(-(dist(x, y, ELL) ** 2) / 2) + 0.5 * dot(x, y, [1.0] * 3)
+        ),
+    ),
+    "product": (
+        Matern12(1.5, ELL) * Linear(0.5),
+        lambda x, y: 0.75 * math.exp(-dist(x, y, ELL)) * dot(x, y, [1.0] * 3),
+    ),
+    "scaled": (
+        2.5 * Matern12(1.5, ELL),
+        lambda x, y: 3.75 * math.exp(-dist(x, y, ELL)),
+    ),
+    "columns": (
+        Matern12(1.5, ELL[:2], active_dims=(2, 0)) + White(0.1),
+        lambda x, y: (
+            1.5 * math.exp(-dist([x[2], x[0]], [y[2], y[0]], ELL[:2])) + 0.1 * (x is y)
+        ),
+    ),
+}
+STATIONARY = [
+    RBF(1.5, 0.7),
+    Matern12(1.5, 0.7),
+    Matern32(1.5, 0.7),
+    Matern52(1.5, 0.7),
+    RationalQuadratic(1.5, 0.7, 0.6),
+    Periodic(1.5, 0.7, 1.9),
+]
+
+over_cases = pytest.mark.parametrize(
+    ("kernel", "function"), CASES.values(), ids=CASES.keys()
+)
+over_kernels = pytest.mark.parametrize(
+    "kernel", [kernel for kernel, _ in CASES.values()], ids=CASES.keys()
+)
+over_stationary = pytest.mark.parametrize(
+    "kernel", STATIONARY, ids=lambda k: type(k).__name__
+)
+
+
+@over_cases
+def test_matrix_is_the_double_loop(kernel, function):
+    X1, X2 = points(4), points(3, seed=1)
+    expected = [[function(x, y) for y in list(X2)] for x in list(X1)]
+    assert_allclose(kernel(X1, X2), expected, rtol=1e-11, atol=1e-14)
+    rows = list(X1)
+    same = [[function(x, y) for y in rows] for x in rows]
+    # A zero distance that goes through a matrix product is eps, its root 1e-8.
+    assert_allclose(kernel(X1, X1.copy()) * (1 - np.eye(4)), same * (1 - np.eye(4)))
+    assert_allclose(kernel(X1), same, rtol=1e-11, atol=1e-14)
+    assert_array_equal(kernel(X1, X1), kernel(X1))
+
+
+@over_kernels
+def test_diag_is_the_diagonal_of_the_matrix(kernel):
+    X = points(4)
+    assert_allclose(kernel.diag(X), np.diag(kernel(X)), rtol=1e-14)
+
+
+@over_stationary
+@pytest.mark.parametrize("D", [1, 3])
+def test_variance_on_the_diagonal_is_exact(kernel, D):
+    # Far from the origin, where |x|² + |y|² - 2 x·y is all rounding.
+    X = 1e3 + points(5, D, dtype=np.float32)
+    assert_array_equal(np.diag(kernel(X)), np.float32(1.5))
+    assert_array_equal(kernel.diag(X), np.float32(1.5))
+
+
+def test_far_from_the_origin_distances_keep_their_digits():
+    X1, X2 = points(4), points(3, seed=1)
+    near = RBF(1.0, ELL)(X1, X2)
+    assert_allclose(RBF(1.0, ELL)(X1 + 1e6, X2 + 1e6), near, rtol=1e-8)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    ell=st.floats(0.05, 20.0),
+    D=st.sampled_from([1, 3]),
+    which=st.sampled_from(range(len(STATIONARY))),
+)
+def test_matrix_is_positive_semidefinite(seed, ell, D, which):
+    X = points(12, D, seed)
+    kernel = type(STATIONARY[which])(1.5, ell) + Linear(0.5) * Polynomial(0.3, ell)
+    K = np.asarray(kernel(X))
+    assert_array_equal(K, K.T)
+    values = np.linalg.eigvalsh(K)
+    assert values[0] >= -1e-13 * values[-1]
+
+
+@pytest.mark.parametrize("kernel", [RBF(), Matern12()])
+def test_no_points_give_no_columns_and_no_nan_in_the_gradient(kernel):
+    X, none = jnp.asarray(points(3)), jnp.zeros((0, 3))
+    assert kernel(X, none).shape == (3, 0)
+    assert kernel(none, X).shape == (0, 3)
+    assert kernel(none).shape == (0, 0)
+    grad = jax.grad(lambda X: kernel(X, none).sum())(X)
+    assert_array_equal(grad, 0.0)
+
+
+def test_rational_quadratic_tends_to_rbf_in_float32():
+    X = points(4, dtype=np.float32)
+    K = RationalQuadratic(1.0, 0.7, alpha=1e8)(X)
+    assert_allclose(K, RBF(1.0, 0.7)(X), rtol=1e-5)
+
+
+def test_periodic_repeats_after_its_period():
+    X1, X2 = points(4), points(3, seed=1)
+    kernel = Periodic(1.5, ELL, PERIOD)
+    assert_allclose(kernel(X1 + 2 * PERIOD, X2), kernel(X1, X2), rtol=1e-11)
+
+
+def test_white_tells_points_apart_by_row():
+    X = np.ones((3, 2))
+    assert_array_equal(White(0.5)(X), 0.5 * np.eye(3))
+    assert_array_equal(White(0.5)(X, X), 0.5 * np.eye(3))
+    assert_array_equal(White(0.5)(X, X.copy()), np.zeros((3, 3)))
+    # Through a composite, None and the same object must still mean the same points.
+    k = (White(0.5) + White(0.5)) * (2.0 * White(1.0))
+    assert_array_equal(k(X), 2.0 * np.eye(3))
+
+
+@pytest.mark.parametrize("cls", [RBF, Periodic, Linear])
+@pytest.mark.parametrize(
+    "shape", [(), (2,), (1,), (2, 3), (2, 1), (1, 3)], ids=lambda s: f"ell{s}"
+)
+def test_batch_of_kernels_is_each_kernel_by_itself(cls, shape):
+    variance = np.array([0.5, 1.5])
+    lengthscale = 0.5 + np.random.default_rng(0).uniform(size=shape)
+    X1, X2 = points(4), points(3, seed=1)
+    kernel = cls(variance, lengthscale)
+    assert kernel.batch_shape == (2,)
+    per_column = lengthscale.ndim == 2
+    each = np.broadcast_to(lengthscale, (2, 3) if per_column else (2,))
+    single = [cls(v, ell) for v, ell in zip(variance, each, strict=True)]
+    expected = np.stack([k(X1, X2) for k in single])
+    assert_allclose(kernel(X1, X2), expected, rtol=1e-10, atol=1e-14)
+    expected = np.stack([k.diag(X1) for k in single])
+    assert_allclose(kernel.diag(X1), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda v, p: RationalQuadratic(v, 0.7, alpha=p),
+        lambda v, p: Periodic(v, 0.7, period=p),
+        lambda v, p: Polynomial(v, 0.7, offset=p),
+    ],
+    ids=["alpha", "period", "offset"],
+)
+def test_third_hyperparameter_follows_the_batch(make):
+    v, p, X = np.array([0.5, 1.5]), np.array([0.6, 1.1]), points(4)
+    expected = [make(*one)(X) for one in zip(v, p, strict=True)]
+    assert_allclose(make(v, p)(X), np.stack(expected), rtol=1e-12)
+    expected = [make(*one).diag(X) for one in zip(v, p, strict=True)]
+    assert_allclose(make(v, p).diag(X), np.stack(expected), rtol=1e-12)
+
+
+def test_period_for_each_column_and_kernel():
+    v, X = np.array([0.5, 1.5]), points(4)
+    p = np.stack([PERIOD, PERIOD[::-1]])
+    expected = np.stack([Periodic(v[q], 0.7, p[q])(X) for q in range(2)])
+    assert_allclose(Periodic(v, 0.7, p)(X), expected, rtol=1e-12)
+
+
+def test_scalar_variance_with_vector_lengthscale_is_ard():
+    X = points(4)
+    assert RBF(1.0, ELL).batch_shape == ()
+    assert_allclose(RBF(1.0, ELL)(X), RBF(1.0, 1.0)(X / ELL), rtol=1e-12)
+
+
+def test_two_batch_axes_and_trailing_alignment():
+    X, v = points(4), np.arange(1.0, 7.0).reshape(2, 3)
+    ell = np.array([0.5, 1.0, 2.0])  # one for each of the last axis of the batch
+    K = RBF(v, ell)(X)
+    assert K.shape == (2, 3, 4, 4)
+    assert_allclose(K[1, 2], RBF(v[1, 2], ell[2])(X), rtol=1e-12)
+
+
+@over_kernels
+def test_batches_of_inputs_broadcast(kernel):
+    X1, X2 = points(8).reshape(2, 1, 4, 3), points(9, seed=1).reshape(3, 3, 3)
+    K = kernel(X1, X2)
+    assert K.shape == (2, 3, 4, 3)
+    assert_allclose(K[1, 2], kernel(X1[1, 0], X2[2]), rtol=1e-10, atol=1e-14)
+    assert_allclose(kernel(X2)[2], kernel(X2[2]), rtol=1e-10, atol=1e-14)
+    assert kernel.diag(X1).shape == (2, 1, 4)
+    assert_allclose(kernel.diag(X1)[1, 0], kernel.diag(X1[1, 0]), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        RBF(np.ones(3)),
+        Linear(np.ones(3)),
+        Constant(np.ones(3)),
+        White(np.ones(3)),
+        RBF(np.ones(3)) + RBF(np.ones((2, 1))),
+        np.ones(3) * RBF() * Linear(np.ones((2, 1))),
+    ],
+)
+def test_batches_of_kernels_and_inputs_broadcast(kernel):
+    X1, X2 = points(40).reshape(2, 5, 4, 3)[:, :1], points(3, seed=1)
+    batch = np.broadcast_shapes(kernel.batch_shape, (2, 1))
+    assert kernel(X1, X2).shape == (*batch, 4, 3)
+    assert kernel(X1).shape == (*batch, 4, 4)
+    assert kernel.diag(X1).shape == (*batch, 4)
+
+
+def test_scaling_by_a_batch_makes_a_batch():
+    X, scales = points(4), np.array([0.5, 1.5])
+    for kernel in [scales * RBF(), RBF() * scales, jnp.asarray(scales) * RBF()]:
+        assert isinstance(kernel, Scaled)
+        assert kernel.batch_shape == (2,)
+        assert_allclose(kernel(X), RBF(scales)(X), rtol=1e-14)
+        assert_allclose(kernel.diag(X), RBF(scales).diag(X), rtol=1e-14)
+    assert isinstance(np.float64(2.0) * RBF(), Scaled)
+
+
+def test_builtin_sum_adds_kernels():
+    X = points(4)
+    total = sum([RBF(), Linear(), Constant(0.5)])
+    assert isinstance(total, Sum)
+    assert_allclose(total(X), RBF()(X) + Linear()(X) + 0.5, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (
+            lambda: RBF(1.0, np.ones(2))(points(4)),
+            r"RBF: lengthscale has shape \(2,\), variance \(\) and the inputs 3 .*or "
+            r"\(3,\) .*For 2 kernels with one lengthscale each, give variance the "
+            r"shape \(2,\) too",
+        ),
+        (
+            lambda: RBF(1.0, np.ones(2)).diag(points(4)),
+            r"RBF: lengthscale has shape \(2,\)",
+        ),
+        (
+            lambda: Matern32(np.ones(3), np.ones(2)),
+            r"Matern32: lengthscale has shape \(2,\), variance \(3,\); expected "
+            r"lengthscale to have the shape \(3,\) .* or \(3, D\)",
+        ),
+        (
+            lambda: RBF(1.0, np.ones((3, 2))),
+            r"lengthscale has shape \(3, 2\), variance \(\).* or \(D,\) .*For 3 "
+            r"kernels with one lengthscale for each column, give variance the shape "
+            r"\(3,\) too",
+        ),
+        (
+            lambda: Linear(np.ones(3), np.ones((2, 3))),
+            r"Linear: lengthscale has shape \(2, 3\), variance \(3,\)",
+        ),
+        (
+            lambda: RBF(np.ones(3), np.ones((3, 2)))(points(4)),
+            r"RBF: lengthscale has shape \(3, 2\).*\(3, 3\)",
+        ),
+        (
+            lambda: RBF(np.ones(1), np.ones(3)),
+            r"RBF: lengthscale has shape \(3,\), variance \(1,\)",
+        ),
+        (
+            lambda: Periodic(1.0, 1.0, np.ones(2))(points(4)),
+            r"Periodic: period has shape \(2,\), variance \(\) and the inputs 3",
+        ),
+        (
+            lambda: RationalQuadratic(1.0, 1.0, np.ones(3)),
+            r"RationalQuadratic: alpha has shape \(3,\) and variance \(\).*give "
+            r"variance the shape \(3,\) too",
+        ),
+        (
+            lambda: Polynomial(np.ones(2), 1.0, np.ones((2, 3))),
+            r"Polynomial: offset has shape \(2, 3\) and variance \(2,\)",
+        ),
+        (
+            lambda: Polynomial(degree=0),
+            r"Polynomial: degree must be a Python int of at least 1, got 0",
+        ),
+        (lambda: Polynomial(degree=1.5), r"degree must be a Python int .*got 1\.5"),
+        (
+            lambda: RBF(active_dims=(0, 3))(points(4)),
+            r"RBF: active_dims=\(0, 3\) is out of range for inputs with D=3",
+        ),
+        (
+            lambda: Linear(active_dims=-4).diag(points(4)),
+            r"Linear: active_dims=\(-4,\) is out of range for inputs with D=3",
+        ),
+        (
+            lambda: RBF(active_dims=slice(1, None)),
+            r"active_dims=slice\(1, None, None\) depends on the number of columns",
+        ),
+        (lambda: RBF(active_dims=slice(0, -1)), r"non-negative start and stop"),
+        (lambda: RBF(active_dims=()), r"active_dims=\(\) selects no column"),
+        (lambda: RBF(active_dims=(0.5,)), r"must be column numbers .*got \(0\.5,\)"),
+        (lambda: RBF(active_dims=[True, False]), r"must be column numbers"),
+        (
+            lambda: RBF()(np.ones(4)),
+            r"RBF: the inputs have shape \(4,\), .*give X\[:, None\]",
+        ),
+        (lambda: White()(np.ones(4)), r"White: the inputs have shape \(4,\)"),
+        (
+            lambda: RBF()(points(4), points(4, D=2)),
+            r"same number of columns, got shapes \(4, 3\) and \(4, 2\)",
+        ),
+        (
+            lambda: RBF(np.ones(2)) + RBF(np.ones(3)),
+            r"Sum: the batch shapes \(2,\) \(left\) and \(3,\) \(right\)",
+        ),
+        (
+            lambda: RBF(np.ones(2)) * RBF(np.ones(3)),
+            r"Product: the batch shapes \(2,\) \(left\) and \(3,\) \(right\)",
+        ),
+        (
+            lambda: np.ones(2) * RBF(np.ones(3)),
+            r"Scaled: the batch shapes \(3,\) \(kernel\) and \(2,\) \(scale\)",
+        ),
+    ],
+)
+def test_misfit_is_an_error_that_tells_the_mend(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+@pytest.mark.parametrize("make", [lambda: RBF() + 2.0, lambda: 2.0 + RBF()])
+def test_adding_a_number_is_an_error_that_names_constant(make):
+    with pytest.raises(TypeError, match=r"add Constant\(variance\)"):
+        make()
+
+
+@pytest.mark.parametrize("make", [lambda: RBF() + "a", lambda: "a" * RBF()])
+def test_composing_with_a_stranger_is_an_error(make):
+    with pytest.raises(TypeError, match="unsupported operand|can't multiply"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ((2, 0), (2, 0)),
+        ([0, 1], (0, 1)),
+        (slice(1, 3), (1, 2)),
+        (slice(2), (0, 1)),
+        (slice(0, 3, 2), (0, 2)),
+        (range(1, 3), (1, 2)),
+        (np.array([1]), (1,)),
+        (1, (1,)),
+        ((-1,), (-1,)),
+    ],
+)
+def test_active_dims_select_columns(given, kept):
+    X1, X2 = points(4), points(3, seed=1)
+    ell = ELL[: len(kept)]
+    kernel = RBF(1.5, ell, active_dims=given)
+    assert kernel.active_dims == kept
+    expected = RBF(1.5, ell)(X1[:, list(kept)], X2[:, list(kept)])
+    assert_allclose(kernel(X1, X2), expected, rtol=1e-14)
+    assert_allclose(
+        Linear(1.5, ell, active_dims=given).diag(X1),
+        Linear(1.5, ell).diag(X1[:, list(kept)]),
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("kernel", "D"),
+    [(kernel, 3) for kernel, _ in CASES.values()]
+    + [(kernel, 1) for kernel in STATIONARY],
+    ids=[*CASES, *(f"{type(kernel).__name__} of one column" for kernel in STATIONARY)],
+)
+def test_gradient_is_finite_at_zero_distance(kernel, D, dtype):
+    X = points(3, D, dtype=dtype)
+    X = jnp.concatenate([X, X[:2], X[:1]])  # duplicated rows
+    kernel = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), kernel)
+    weights = points(6, 6, seed=3, dtype=dtype)
+
+    @jax.jit
+    def grads(kernel, X):
+        def loss(kernel, X1, X2):
+            return jnp.sum(weights * kernel(X1, X2))
+
+        same = jax.grad(lambda k, X: loss(k, X, X), (0, 1))(kernel, X)
+        return same, jax.grad(loss, (0, 1, 2))(kernel, X, X + 0)
+
+    leaves = jax.tree.leaves(grads(kernel, X))
+    assert len(leaves) > 4
+    for leaf in leaves:
+        assert leaf.dtype == dtype
+        assert np.all(np.isfinite(leaf))
+
+
+@over_stationary
+@pytest.mark.parametrize("D", [1, 2])
+def test_gradient_is_the_difference_quotient(kernel, D):
+    X1, X2, h = points(3, D), points(2, D, seed=1), 1e-6
+    weights, direction = points(3, 2, seed=2), points(3, D, seed=4)
+
+    def loss(X1):
+        return jnp.sum(weights * kernel(X1, X2))
+
+    quotient = (loss(X1 + h * direction) - loss(X1 - h * direction)) / (2 * h)
+    slope = jnp.sum(jax.grad(loss)(jnp.asarray(X1)) * direction)
+    assert_allclose(slope, quotient, rtol=1e-7, atol=1e-9)
+
+
+def test_gradient_through_the_centre_is_complete():
+    # X2 moves the centre of both sets; dropping that path must lose nothing.
+    kernel, X1, h = RBF(1.5, ELL), points(3), 1e-6
+    X2, direction = points(2, seed=1), points(2, seed=4)
+
+    def loss(X2):
+        return jnp.sum(kernel(X1, X2) ** 2)
+
+    quotient = (loss(X2 + h * direction) - loss(X2 - h * direction)) / (2 * h)
+    slope = jnp.sum(jax.grad(loss)(jnp.asarray(X2)) * direction)
+    assert_allclose(slope, quotient, rtol=1e-7)
+
+
+def test_gradient_is_finite_under_vmap():
+    X = jnp.asarray(points(4))[jnp.array([0, 1, 1, 2])]
+
+    def loss(ell, X):
+        return jnp.sum(Matern12(1.0, ell)(X, X + 0) + Matern32(1.0, ell)(X))
+
+    ells = jnp.asarray(np.stack([ELL, ELL[::-1]]))
+    grads = jax.jit(jax.vmap(jax.grad(loss, (0, 1)), (0, None)))(ells, X)
+    assert all(np.all(np.isfinite(g)) for g in grads)
+    single = jax.grad(loss, (0, 1))(ells[1], X)
+    assert_allclose(grads[0][1], single[0], rtol=1e-6)
+    assert_allclose(grads[1][1], single[1], rtol=1e-6, atol=1e-6)
+
+
+@over_kernels
+def test_is_a_pytree(kernel):
+    X = points(4)
+    leaves, structure = jax.tree.flatten(kernel)
+    again = jax.tree.unflatten(structure, leaves)
+    assert type(again) is type(kernel)
+    assert_array_equal(again(X), kernel(X))
+    assert jax.tree.structure(again) == structure
+    # JAX unflattens with placeholders and with blocks of a Jacobian.
+    assert jax.tree.leaves(jax.tree.unflatten(structure, [object()] * len(leaves)))
+    jax.tree.unflatten(structure, [np.ones((4, 4, 2))] * len(leaves))
+
+
+def test_paths_name_the_hyperparameters():
+    paths = jax.tree_util.tree_leaves_with_path(RBF(2.0, 3.0) + Constant(4.0))
+    names = {jax.tree_util.keystr(path): leaf for path, leaf in paths}
+    assert names == {
+        ".left.variance": 2.0,
+        ".left.lengthscale": 3.0,
+        ".right.variance": 4.0,
+    }
+
+
+def test_statics_are_in_the_structure():
+    structure = jax.tree.structure
+    assert structure(RBF(active_dims=(0,))) != structure(RBF(active_dims=(1,)))
+    assert structure(Polynomial(degree=2)) != structure(Polynomial(degree=3))
+    assert structure(Polynomial(degree=2)) == structure(Polynomial(2.0, degree=2))
+
+
+def test_kernels_are_frozen():
+    with pytest.raises(AttributeError, match="cannot assign"):
+        RBF().variance = 2.0
+
+
+def test_lists_become_array_leaves():
+    kernel = RBF([1.0, 2.0], [[0.5, 0.6, 0.7], [1.0, 1.1, 1.2]])
+    assert [leaf.shape for leaf in jax.tree.leaves(kernel)] == [(2,), (2, 3)]
+
+
+def test_kernel_as_argument_compiles_once():
+    traces = []
+
+    @jax.jit
+    def matrix(kernel, X):
+        traces.append(kernel)
+        return kernel(X)
+
+    X = points(4)
+    for variance in [1.0, 2.0]:
+        kernel = Polynomial(variance, 0.7, degree=3) + RBF(variance, active_dims=1)
+        assert_allclose(matrix(kernel, X), kernel(X), rtol=1e-12)
+    assert len(traces) == 1
+
+
+def test_vmap_over_hyperparameters_is_the_batch():
+    X, v = points(4), jnp.array([0.5, 1.5])
+    ells = jnp.asarray(np.stack([ELL, ELL[::-1]]))
+    stacked = RBF(v, ells)
+    expected = stacked(X)
+    assert_allclose(jax.vmap(lambda k: k(X))(stacked), expected, rtol=1e-12)
+    built = jax.vmap(lambda v, ell: RBF(v, ell)(X))(v, ells)
+    assert_allclose(built, expected, rtol=1e-12)
+    axes = RBF(0, None)
+    shared = jax.vmap(lambda k: k(X), in_axes=(axes,))(RBF(v, 0.7))
+    assert_allclose(shared, RBF(v, 0.7)(X), rtol=1e-12)
+
+
+def test_jacobian_with_respect_to_a_kernel():
+    X = points(3)
+    kernel = RBF(jnp.asarray(1.5), jnp.asarray(ELL))
+    jacobian = jax.jacobian(lambda k: k(X))(kernel)
+    assert_allclose(jacobian.variance, kernel(X) / 1.5, rtol=1e-12)
+    assert jacobian.lengthscale.shape == (3, 3, 3)
+
+
+@over_kernels
+def test_float32_inputs_give_float32(kernel):
+    kernel = jax.tree.map(
+        lambda leaf: leaf.astype(np.float32) if np.ndim(leaf) else float(leaf), kernel
+    )
+    X1, X2 = points(4, dtype=np.float32), points(3, seed=1, dtype=np.float32)
+
+    def evaluate(kernel, X1, X2):
+        return kernel(X1, X2), kernel(X1), kernel.diag(X1)
+
+    def dtypes(*args):
+        # The kernel's floats are arguments of a compiled function, and then constants.
+        yield from (K.dtype for K in jax.eval_shape(evaluate, kernel, *args))
+        yield from (K.dtype for K in jax.eval_shape(partial(evaluate, kernel), *args))
+
+    assert set(dtypes(X1, X2)) == {np.dtype(np.float32)}
+    X1, X2 = X1.astype(np.float64), X2.astype(np.float64)
+    assert set(dtypes(X1, X2)) == {np.dtype(np.float64)}
+
+
+def test_integer_inputs_are_made_floating():
+    X = np.array([[0, 1], [2, 3]])
+    assert_array_equal(RBF()(X), RBF()(X.astype(np.float64)))
+    assert RBF().diag(X).dtype == White()(X, X + 1).dtype == np.float64
+
+
+def avals(jaxpr):
+    """All abstract values in a jaxpr and in those inside it."""
+    for eqn in jaxpr.eqns:
+        yield from (v.aval for v in [*eqn.invars, *eqn.outvars])
+        for param in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")
+        ):
+            inner = getattr(param, "jaxpr", param)
+            if hasattr(inner, "eqns"):
+                yield from avals(inner)
+
+
+def test_walk_of_the_jaxpr_finds_a_large_array():
+    def differences(X):
+        return jnp.sum(jax.jit(lambda X: X[:, None] - X)(X) ** 2, -1)
+
+    found = avals(jax.make_jaxpr(differences)(points(7)).jaxpr)
+    assert max(aval.size for aval in found) == 7 * 7 * 3
+
+
+@over_kernels
+def test_no_array_is_larger_than_the_matrix(kernel):
+    N, D = 7, 3
+
+    def value_and_gradient(kernel, X1, X2):
+        def total(kernel, X1, X2):
+            return jnp.sum(kernel(X1, X2)) + jnp.sum(kernel(X1)) + sum(kernel.diag(X1))
+
+        return jax.value_and_grad(total, (0, 1, 2))(kernel, X1, X2)
+
+    kernel = jax.tree.map(jnp.asarray, kernel)
+    args = kernel, points(N, D), points(N, D, seed=1)
+    sizes = [a.size for a in avals(jax.make_jaxpr(value_and_gradient)(*args).jaxpr)]
+    assert max(sizes) == N * N
