@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
-from jax import Array
 import jax.numpy as jnp
+from jax import Array
 from jax.typing import ArrayLike
 
 

@@ -74,7 +74,7 @@ class GPPredictive:
         if len(sizes) != 1:
             raise ValueError(
                 "posterior_samples must be arrays with one leading axis of the same "
-                f"length, got {({k: jnp.shape(v) for k, v in posterior_samples.items()})}."
+                f"length, got { ({k: jnp.shape(v) for k, v in posterior_samples.items()}) }."
                 " (For several chains, use mcmc.get_samples() without group_by_chain.)"
             )
         (self.num_samples,) = sizes.pop()
@@ -122,11 +122,12 @@ class GPPredictive:
                 )
             rows = max(rows, prior.event_shape[0])
         new = {}
+        others = {name: value for name, value in sample.items() if name not in train}
 
-        def at_new(sample):
-            new.update(_gp_priors(self.model, sample, args, kwargs))
+        def at_new(others):
+            new.update(_gp_priors(self.model, others, args, kwargs))
 
-        jax.eval_shape(at_new, sample)
+        jax.eval_shape(at_new, others)
         return max(rows, *(prior.event_shape[0] for prior in new.values()))
 
     def _draw(self, rng_key, sample, args, kwargs):

@@ -3,9 +3,9 @@
 import copy
 
 import jax
-from jax import Array
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax import Array
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 
@@ -132,7 +132,9 @@ class GaussianProcess(dist.Distribution):
         :param X: inputs, shape ``(N, D)``.
         """
         process = GaussianProcess(self.kernel, X, self.mean_function, self.jitter)
-        return process.expand(jnp.broadcast_shapes(self.batch_shape, process.batch_shape))
+        return process.expand(
+            jnp.broadcast_shapes(self.batch_shape, process.batch_shape)
+        )
 
     def sample(self, key, sample_shape=()) -> Array:
         """

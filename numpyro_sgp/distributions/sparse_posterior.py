@@ -3,9 +3,9 @@
 import copy
 
 import jax
-from jax import Array
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax import Array
 from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
 

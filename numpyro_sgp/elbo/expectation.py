@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import jax
-from jax import Array
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from numpyro_sgp.linalg import gauss_hermite, tensor_grid
 

@@ -1,8 +1,8 @@
 """The evidence lower bound of models with GP sites."""
 
 import jax
-from jax import Array, random
 import jax.numpy as jnp
+from jax import Array, random
 from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer.elbo import ELBO
@@ -88,7 +88,9 @@ class TraceGP_ELBO(ELBO):
 
         def run(place):
             """Guide and model with f where ``place`` puts it."""
-            seeded = handlers.substitute(handlers.seed(guide, guide_key), data=param_map)
+            seeded = handlers.substitute(
+                handlers.seed(guide, guide_key), data=param_map
+            )
             placed = handlers.substitute(seeded, substitute_fn=place)
             guide_trace = handlers.trace(placed).get_trace(*args, **kwargs)
             mutable = _mutable(guide_trace)
@@ -170,9 +172,7 @@ def _check_pair(model_trace, guide_trace, shapes):
         )
     for name, site in model_trace.items():
         if sites.is_latent_gp(site) and name not in shapes:
-            raise ValueError(
-                f"The guide has no sparse posterior at GP site '{name}'."
-            )
+            raise ValueError(f"The guide has no sparse posterior at GP site '{name}'.")
         if site["type"] == "plate" and name not in guide_trace:
             size, subsample_size = site["args"]
             if subsample_size is not None and subsample_size != size:

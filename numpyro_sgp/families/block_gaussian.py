@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
-from jax import Array
 import jax.numpy as jnp
+from jax import Array
 
 from numpyro_sgp.linalg import solve_lower
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from jax import Array
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from jax import Array
 from numpyro.distributions import constraints
 
 from numpyro_sgp.distributions import GaussianProcess, SparsePosterior
@@ -88,7 +88,9 @@ class _BlockApproximation:
             for size, start, _ in self._sets()
         )
 
-    def initial_points(self, prior: GaussianProcess, X: np.ndarray) -> tuple[Array, ...]:
+    def initial_points(
+        self, prior: GaussianProcess, X: np.ndarray
+    ) -> tuple[Array, ...]:
         """
         Starting inducing points of each set.
 
@@ -154,10 +156,15 @@ class _BlockApproximation:
             if kernel_factor is not None:
                 factor = kernel_factor[..., start:end, start:end]
             params[_point_name(i)] = points[i]
-            params[f"{_block_name(i)}_mu"] = jnp.zeros((*prior.batch_shape, size), dtype)
+            params[f"{_block_name(i)}_mu"] = jnp.zeros(
+                (*prior.batch_shape, size), dtype
+            )
             if kind != "prior":
                 sqrt = _prior_sqrt(size, kind, factor, dtype)
-                shape = (*prior.batch_shape, *sqrt.shape[-1 if kind == "diagonal" else -2 :])
+                shape = (
+                    *prior.batch_shape,
+                    *sqrt.shape[-1 if kind == "diagonal" else -2 :],
+                )
                 params[f"{_block_name(i)}_sqrt"] = jnp.broadcast_to(sqrt, shape)
         return params
 

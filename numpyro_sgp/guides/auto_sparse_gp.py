@@ -3,7 +3,6 @@
 from contextlib import contextmanager
 
 import jax
-from jax import Array
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -177,7 +176,9 @@ class AutoSparseGP(autoguide.AutoGuide):
             values = {}
             if self._latents:
                 self.base_guide = self._make_base(
-                    self._without_gps(gp_sites), prefix=self.prefix, **self._base_options
+                    self._without_gps(gp_sites),
+                    prefix=self.prefix,
+                    **self._base_options,
                 )
                 with handlers.seed(rng_seed=base_key):
                     values = self.base_guide(*args, **kwargs)
@@ -241,8 +242,9 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         return handlers.block(
             model,
-            hide_fn=lambda site: site["type"] == "deterministic"
-            or site.get("name") in gp_sites,
+            hide_fn=lambda site: (
+                site["type"] == "deterministic" or site.get("name") in gp_sites
+            ),
         )
 
     def _initialise(self, name, values, subsampled, args, kwargs):
@@ -360,7 +362,9 @@ class AutoSparseGP(autoguide.AutoGuide):
         values = self.base_guide.median(params)
         return {name: values[name] for name in self._latents}
 
-    def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs) -> dict:
+    def sample_posterior(
+        self, rng_key, params, *args, sample_shape=(), **kwargs
+    ) -> dict:
         """
         Joint draws of all latent and deterministic sites.
 
@@ -378,10 +382,12 @@ class AutoSparseGP(autoguide.AutoGuide):
             guide_key, model_key = jax.random.split(key)
             guide = handlers.substitute(handlers.seed(self, guide_key), data=params)
             guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
-            model = handlers.substitute(handlers.seed(self.model, model_key), data=params)
-            model_trace = handlers.trace(
-                handlers.replay(model, guide_trace)
-            ).get_trace(*args, **kwargs)
+            model = handlers.substitute(
+                handlers.seed(self.model, model_key), data=params
+            )
+            model_trace = handlers.trace(handlers.replay(model, guide_trace)).get_trace(
+                *args, **kwargs
+            )
             return {
                 name: site["value"]
                 for name, site in model_trace.items()
@@ -477,7 +483,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                 "training data first."
             )
         for site, initial in self._initial.items():
-            for name, start in initial.items():
+            for name in initial:
                 full_name = f"{site}_{self.prefix}_{name}"
                 if not name.startswith("q") and not (
                     self._approximations[site].train_inducing

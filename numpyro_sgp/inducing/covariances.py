@@ -1,7 +1,7 @@
 """Covariances of inducing variables, over the union of the sets of a family."""
 
-from jax import Array
 import jax.numpy as jnp
+from jax import Array
 
 
 def union(inducing: tuple[Array, ...]) -> Array:

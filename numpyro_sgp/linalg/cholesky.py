@@ -3,8 +3,8 @@
 from functools import partial
 
 import jax
-from jax import Array, lax
 import jax.numpy as jnp
+from jax import Array, lax
 
 # First jitter tried, and the largest, both relative to the kernel's mean diagonal. In
 # float32 the rounding error of a kernel matrix of a few hundred points is near 1e-5.

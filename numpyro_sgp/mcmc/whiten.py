@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpyro
-from numpyro import handlers
 import numpyro.distributions as dist
+from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 from numpyro.util import not_jax_tracer
 

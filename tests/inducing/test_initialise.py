@@ -145,9 +145,9 @@ def test_greedy_takes_no_pivot_that_is_rounding_in_float32():
 
 def test_greedy_leaves_less_unexplained_than_random():
     X = np.random.default_rng(0).uniform(0.0, 10.0, size=(300, 1))
-    verdicts = [start(X, 12, method).verdict() for method in ("greedy", "random")]
+    verdicts = [start(X, 20, method).verdict() for method in ("greedy", "random")]
     greedy, random = (1.0 - verdict.variance_explained for verdict in verdicts)
-    assert greedy < 0.2 * random
+    assert greedy < 0.05 * random
 
 
 def test_greedy_conditions_on_the_noise_of_a_white_kernel():

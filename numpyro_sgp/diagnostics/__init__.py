@@ -1,0 +1,6 @@
+"""Results as ArviZ data, and fits side by side."""
+
+from numpyro_sgp.diagnostics.arviz import to_arviz
+from numpyro_sgp.diagnostics.compare import Comparison, compare
+
+__all__ = ["Comparison", "compare", "to_arviz"]

@@ -1,0 +1,480 @@
+"""
+Everything that touches ArviZ.
+
+ArviZ, xarray and pandas are imported inside functions: together they take about as long
+to load as the rest of the package.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+from numpyro.infer import MCMC, SVI
+from numpyro.primitives import Messenger
+
+if TYPE_CHECKING:
+    from xarray import Dataset, DataTree
+
+_NUM_ELBO_KEYS = 10
+_WHITE = "_white"
+
+
+def to_arviz(
+    fit,
+    *args,
+    result=None,
+    num_samples: int = 1000,
+    rng_key=None,
+    seconds: float | None = None,
+    coords: dict | None = None,
+    dims: dict | None = None,
+    keep_white: bool = False,
+    **kwargs,
+) -> DataTree:
+    r"""
+    An MCMC or SVI fit as ArviZ data, the same groups for both.
+
+    - ``posterior``: draws of all latent and deterministic sites, with the dimensions
+      ``chain`` and ``draw``; one chain for SVI, drawn jointly from the guide.
+    - ``posterior_predictive``, ``log_likelihood`` and ``observed_data``: of each
+      observed site, at the same draws. Sites of :func:`numpyro.factor` are no data and
+      are left out, and so are predictive draws of a distribution that cannot be
+      sampled. A value under :func:`numpyro.handlers.mask` has log likelihood 0.
+    - ``sample_stats``: ``diverging`` and so on for MCMC; for SVI the loss of each step,
+      ``loss``, with the dimension ``step``.
+
+    ``.attrs`` of the tree has ``method`` ("MCMC" or "SVI"), ``approximation``,
+    ``num_parameters`` (free numbers of the guide; latent numbers of the sampler) and
+    ``seconds`` if given. For SVI it has ``elbo`` and ``elbo_se`` too: mean and standard
+    error of the bound at ``result.params`` over 10 keys, all data. (They differ only
+    where the bound is random, under a base guide that draws or
+    :class:`~numpyro_sgp.MonteCarlo`.)
+
+    Dimensions are named after plates, ``f_dim_0`` and so on where there is none.
+
+    An argument of the model that has the name of an option below must be passed by
+    position.
+
+    :param fit: a :class:`numpyro.infer.MCMC` that was run, or a
+        :class:`numpyro.infer.SVI` whose guide has ``sample_posterior``, such as
+        :class:`~numpyro_sgp.AutoSparseGP`.
+    :param args: arguments of the model with all of the data, such as ``X, y``; for MCMC
+        those of ``mcmc.run`` if left out.
+    :param result: what ``svi.run`` gave; for SVI only.
+    :param num_samples: number of draws from the guide; MCMC gives those that it has.
+    :param rng_key: key of the draws; ``jax.random.key(0)`` if None.
+    :param seconds: how long the fit took, to be kept.
+    :param coords: coordinate values by dimension.
+    :param dims: names of dimensions by site, without ``chain`` and ``draw``; they come
+        before the names of plates.
+    :param keep_white: whether to keep the sites ``f_white`` of
+        :func:`~numpyro_sgp.whiten` beside ``f``.
+    :param kwargs: keyword arguments of the model.
+    :return: a :class:`xarray.DataTree`.
+    :raises TypeError: if ``fit`` is neither MCMC nor SVI, or its guide cannot be
+        sampled.
+    :raises ValueError: if an MCMC was not run, an SVI comes without its result or an
+        MCMC with one, ``result`` is of another guide, draws do not fit the arguments or
+        are NaN, the arguments have no data or make the model take a minibatch, or
+        ``dims`` names a site that is not there.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, optax
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> from numpyro_sgp.diagnostics import to_arviz
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
+        >>> tree = to_arviz(svi, X, y, result=result, num_samples=50)
+        >>> dict(tree.posterior.sizes)
+        {'chain': 1, 'draw': 50, 'f_dim_0': 5}
+        >>> sorted(tree.children)
+        ['log_likelihood', 'observed_data', 'posterior', 'posterior_predictive',
+         'sample_stats']
+    """
+    import arviz_base
+    from xarray import DataTree
+
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    k_draws, k_sites, k_elbo = jax.random.split(rng_key, 3)
+    if isinstance(fit, MCMC):
+        if result is not None:
+            raise ValueError("result is for an SVI; an MCMC object has its own draws.")
+        found = _of_mcmc(fit, args, kwargs)
+    elif isinstance(fit, SVI):
+        found = _of_svi(fit, result, num_samples, k_draws, args, kwargs)
+    else:
+        raise TypeError(
+            "fit must be a numpyro.infer.MCMC or numpyro.infer.SVI object, got "
+            f"{type(fit).__name__}."
+        )
+    trace = _first_trace(found)
+    dims = _named_dims(trace, found.draws, dims)
+    log_likelihood, predictive, observed = _at_observed_sites(found, trace, k_sites)
+    if isinstance(fit, SVI):
+        found.attrs.update(_elbo(fit, result.params, k_elbo, args, kwargs))
+    else:
+        found.attrs["num_parameters"] = sum(
+            int(np.prod(np.shape(trace[name]["value"])))
+            for name in found.draws
+            if name in trace and trace[name]["type"] == "sample"
+        )
+    if seconds is not None:
+        found.attrs["seconds"] = float(seconds)
+
+    def group(values, sample_dims=("chain", "draw"), dims=dims, **options):
+        return arviz_base.dict_to_dataset(
+            values,
+            inference_library=numpyro,
+            sample_dims=list(sample_dims),
+            coords=coords,
+            dims=dims,
+            **options,
+        )
+
+    hidden = set() if keep_white else _white_sites(trace, found.draws)
+    groups = {
+        "posterior": group({k: v for k, v in found.draws.items() if k not in hidden})
+    }
+    if predictive:
+        groups["posterior_predictive"] = group(predictive)
+    if observed:
+        groups["log_likelihood"] = group(log_likelihood, skip_event_dims=True)
+    if isinstance(fit, MCMC):
+        converted = arviz_base.from_numpyro(fit, dims={})
+        groups["sample_stats"] = converted["sample_stats"].to_dataset()
+    elif result.losses is not None:
+        loss = {"loss": np.asarray(result.losses)}
+        groups["sample_stats"] = group(loss, (), {"loss": ["step"]})
+    if observed:
+        groups["observed_data"] = group(observed, ())
+    tree = DataTree.from_dict(groups)
+    tree.attrs.update(found.attrs)
+    return tree
+
+
+class _Found(NamedTuple):
+    """
+    What to_arviz needs of a fit.
+
+    :param draws: values by site, with leading axes of chains and draws.
+    :param model: the model that the draws are of.
+    :param params: values of :func:`numpyro.param` sites.
+    :param args: arguments of the model.
+    :param kwargs: its keyword arguments.
+    :param attrs: what describes the fit.
+    """
+
+    draws: dict
+    model: object
+    params: dict
+    args: tuple
+    kwargs: dict
+    attrs: dict
+
+
+def _of_mcmc(mcmc, args, kwargs) -> _Found:
+    if mcmc.last_state is None:
+        raise ValueError(
+            "This MCMC has no draws yet. Call mcmc.run(rng_key, ...) before to_arviz."
+        )
+    if not (args or kwargs):
+        args, kwargs = mcmc._args, mcmc._kwargs
+    draws = jax.device_get(mcmc.get_samples(group_by_chain=True))
+    name = type(mcmc.sampler).__name__
+    attrs = {"method": "MCMC", "approximation": name}
+    return _Found(draws, mcmc.sampler.model, {}, args, kwargs, attrs)
+
+
+def _of_svi(svi, result, num_samples, rng_key, args, kwargs) -> _Found:
+    if result is None:
+        raise ValueError(
+            "An SVI object does not keep its result. Pass it: "
+            "to_arviz(svi, ..., result=result) with result = svi.run(...)."
+        )
+    if not hasattr(svi.guide, "sample_posterior"):
+        raise TypeError(
+            "The guide has no method sample_posterior (it is a "
+            f"{type(svi.guide).__name__}). Use AutoSparseGP or one of NumPyro's "
+            "autoguides."
+        )
+    if num_samples < 1:
+        raise ValueError(f"num_samples must be positive, got {num_samples}.")
+    draws = svi.guide.sample_posterior(
+        rng_key, result.params, *args, sample_shape=(num_samples,), **kwargs
+    )
+    draws = {name: np.asarray(v)[None] for name, v in draws.items()}
+    state = getattr(result, "state", None)
+    free = result.params if state is None else svi.optim.get_params(state.optim_state)
+    approximation = getattr(svi.guide, "approximation", type(svi.guide).__name__)
+    attrs = {
+        "method": "SVI",
+        "approximation": str(approximation),
+        "num_parameters": sum(int(np.size(leaf)) for leaf in jax.tree.leaves(free)),
+    }
+    return _Found(draws, svi.model, dict(result.params), args, kwargs, attrs)
+
+
+def _elbo(svi, params, rng_key, args, kwargs) -> dict:
+    """The bound with all of the data: its mean and standard error over some keys."""
+
+    def bound(key):
+        loss = svi.loss.loss(
+            key, params, svi.model, svi.guide, *args, **kwargs, **svi.static_kwargs
+        )
+        return -sum(jax.tree.leaves(loss))  # by site where the loss has sum_sites=False
+
+    bounds = jax.lax.map(bound, jax.random.split(rng_key, _NUM_ELBO_KEYS))
+    bounds = np.asarray(bounds, dtype=float)
+    se = np.std(bounds, ddof=1) / np.sqrt(_NUM_ELBO_KEYS)
+    return {"elbo": float(np.mean(bounds)), "elbo_se": float(se)}
+
+
+class _Given(Messenger):
+    """Puts draws at their sites; refuses those of another shape."""
+
+    def __init__(self, values):
+        self.values = values
+        super().__init__()
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and not msg["is_observed"]:
+            name = msg["name"]
+            if name not in self.values:
+                return
+            value, shape = self.values[name], tuple(msg["fn"].shape())
+            if jnp.shape(value) != shape:
+                raise ValueError(
+                    f"The draws of site '{name}' have shape {jnp.shape(value)}, but "
+                    f"with these arguments the model gives it {shape}. Pass the "
+                    "arguments that the model was fitted with, all of the data."
+                )
+            msg["value"] = value
+        elif msg["type"] == "deterministic" and f"{msg['name']}{_WHITE}" in self.values:
+            # f of a whitened site: given, it need not be made from a Cholesky factor.
+            msg["value"] = self.values[msg["name"]]
+
+
+class _Forget(Messenger):
+    """Takes the data from observed sites, so that they are drawn."""
+
+    def __init__(self, names):
+        self.names = names
+        super().__init__()
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["name"] in self.names:
+            msg["value"], msg["is_observed"] = None, False
+
+
+def _trace(found, rng_key, values, forget=()):
+    with handlers.block(), handlers.trace() as trace, _Given(values):
+        with handlers.substitute(data=found.params), handlers.seed(rng_seed=rng_key):
+            with _Forget(forget):
+                found.model(*found.args, **found.kwargs)
+    return trace
+
+
+def _first_trace(found):
+    """The model's trace at the first draw, checked."""
+    trace = _trace(
+        found, jax.random.key(0), {k: v[0, 0] for k, v in found.draws.items()}
+    )
+    for name, site in trace.items():
+        if site["type"] == "plate" and site["value"].shape[0] != site["args"][0]:
+            raise ValueError(
+                f"With these arguments the model takes a minibatch of plate '{name}' "
+                f"({site['value'].shape[0]} of {site['args'][0]}). Pass all of the "
+                "data and no batch size (batch_size=None, say): ArviZ needs the log "
+                "likelihood of each observation."
+            )
+    if not any(s["type"] == "sample" and s["is_observed"] for s in trace.values()):
+        raise ValueError(
+            "With these arguments the model has no observed site. Pass the data too: "
+            "to_arviz(fit, X, y, ...)."
+        )
+    for name, values in found.draws.items():
+        if trace.get(name, {}).get("type") == "sample" and np.isnan(values).any():
+            raise ValueError(
+                f"Draws of site '{name}' are NaN. The fit has failed (did the loss "
+                "diverge?); lower the step size, or look at the data."
+            )
+    return trace
+
+
+def _white_sites(trace, draws) -> set[str]:
+    sites = (name for name in draws if name.endswith(_WHITE))
+    return {
+        name
+        for name in sites
+        if trace.get(name.removesuffix(_WHITE), {}).get("type") == "deterministic"
+    }
+
+
+def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict]:
+    """Log likelihood, predictive draws and data of each observed site."""
+    sites = {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample"
+        and site["is_observed"]
+        and not site["infer"].get("is_auxiliary")
+    }
+    can_draw = [name for name, site in sites.items() if _can_draw(site["fn"])]
+    shape = next(iter(found.draws.values())).shape[:2]
+    flat = {
+        name: jnp.asarray(v).reshape(-1, *v.shape[2:])
+        for name, v in found.draws.items()
+    }
+
+    def at_draw(inputs):
+        key, values = inputs
+        given = _trace(found, key, values)
+        drawn = _trace(found, key, values, can_draw) if can_draw else {}
+        log_prob = {k: given[k]["fn"].log_prob(given[k]["value"]) for k in sites}
+        return log_prob, {k: drawn[k]["value"] for k in can_draw}
+
+    keys = jax.random.split(rng_key, shape[0] * shape[1])
+    rows = max([1, *(int(np.prod(site["fn"].shape())) for site in sites.values())])
+    chunk = int(np.clip(1e6 // rows, 1, len(keys)))
+    both = jax.lax.map(at_draw, (keys, flat), batch_size=chunk) if sites else ({}, {})
+    log_likelihood, predictive = jax.tree.map(
+        lambda v: np.asarray(v).reshape(*shape, *v.shape[1:]), both
+    )
+    observed = {
+        name: np.broadcast_to(np.asarray(site["value"]), site["fn"].shape())
+        for name, site in sites.items()
+    }
+    return log_likelihood, predictive, observed
+
+
+def _can_draw(fn) -> bool:
+    try:
+        jax.eval_shape(lambda key: fn(rng_key=key), jax.random.key(0))
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _named_dims(trace, draws, given) -> dict[str, list]:
+    """Names of the axes of each site, those of plates where they are not given."""
+    given = dict(given or {})
+    known = {k for k, s in trace.items() if s["type"] in ("sample", "deterministic")}
+    unknown = sorted(set(given) - known - set(draws))
+    if unknown:
+        raise ValueError(
+            f"dims names sites {unknown}, which are not in the model; it has "
+            f"{sorted(known)}."
+        )
+    named = {}
+    for name in known - set(given):
+        site = trace[name]
+        sampled = site["type"] == "sample"
+        shape = tuple(site["fn"].shape()) if sampled else jnp.shape(site["value"])
+        num_batch = len(site["fn"].batch_shape) if sampled else len(shape)
+        axes = [None] * len(shape)
+        for frame in site["cond_indep_stack"]:
+            axis = num_batch + frame.dim
+            if 0 <= axis and shape[axis] == frame.size:
+                axes[axis] = frame.name
+        event = list(site.get("infer", {}).get("event_dims", ()))
+        if event:
+            axes[len(axes) - len(event) :] = event
+        named[name] = axes
+    return {**named, **{name: list(axes) for name, axes in given.items()}}
+
+
+class LOO(NamedTuple):
+    """
+    Leave-one-out cross-validation of a fit by Pareto-smoothed importance sampling.
+
+    :param elpd: expected log predictive density, summed over observations.
+    :param se: its standard error.
+    :param p_loo: effective number of parameters.
+    :param pointwise: the terms of elpd.
+    :param pareto_k: shape of the tail of the importance weights, for each observation.
+    """
+
+    elpd: float
+    se: float
+    p_loo: float
+    pointwise: np.ndarray
+    pareto_k: np.ndarray
+
+
+def leave_one_out(tree: DataTree) -> LOO | None:
+    """
+    LOO over all observations of all observed sites, each left out on its own.
+
+    Observations whose log likelihood is 0 in every draw are masked ones, and not
+    counted.
+
+    :param tree: ArviZ data with the groups posterior and log_likelihood.
+    :return: the result; None without a log likelihood.
+    """
+    if "log_likelihood" not in tree.children or not tree["log_likelihood"].data_vars:
+        return None
+    import arviz_stats
+    from xarray import DataArray, Dataset, DataTree
+
+    parts = []
+    for values in tree["log_likelihood"].data_vars.values():
+        values = values.transpose("chain", "draw", ...).values
+        parts.append(values.reshape(*values.shape[:2], -1))
+    values = np.concatenate(parts, axis=-1)
+    values = values[..., (values != 0).any(axis=(0, 1))]
+    if not values.shape[-1]:
+        return None
+    both = {
+        "posterior": tree["posterior"].to_dataset(),
+        "log_likelihood": Dataset(
+            {"all": DataArray(values, dims=("chain", "draw", "observation"))}
+        ),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # high values of k are shown in the table
+        loo = arviz_stats.loo(DataTree.from_dict(both), pointwise=True)
+    return LOO(
+        float(loo.elpd),
+        float(loo.se),
+        float(loo.p),
+        np.asarray(loo.elpd_i),
+        np.asarray(loo.pareto_k),
+    )
+
+
+def convergence(posterior: Dataset) -> tuple[float, float]:
+    """
+    The largest R-hat and the smallest bulk effective sample size of all variables.
+
+    :param posterior: draws with the dimensions ``chain`` and ``draw``.
+    :return: a pair ``(r_hat, ess_bulk)``; NaN where there are too few draws or chains.
+    """
+    import arviz_stats
+
+    def values(function, **options) -> np.ndarray:
+        found = function(posterior, **options)
+        return np.concatenate([np.ravel(v) for v in found.data_vars.values()])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one chain gives NaN
+        r_hat = values(arviz_stats.rhat)
+        ess = values(arviz_stats.ess, method="bulk")
+    if np.isnan(r_hat).all():
+        return float("nan"), float(np.nanmin(ess, initial=np.inf))
+    return float(np.nanmax(r_hat)), float(np.nanmin(ess))
