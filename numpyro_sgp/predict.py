@@ -70,11 +70,12 @@ class GPPredictive:
         self.train_kwargs = train_kwargs or {}
         self.return_sites = return_sites
         self.batch_size = batch_size
-        sizes = {jnp.shape(v)[:1] for v in self.posterior_samples.values()}
+        shapes = {k: jnp.shape(v) for k, v in self.posterior_samples.items()}
+        sizes = {shape[:1] for shape in shapes.values()}
         if len(sizes) != 1:
             raise ValueError(
                 "posterior_samples must be arrays with one leading axis of the same "
-                f"length, got { ({k: jnp.shape(v) for k, v in posterior_samples.items()}) }."
+                f"length, got {shapes}."
                 " (For several chains, use mcmc.get_samples() without group_by_chain.)"
             )
         (self.num_samples,) = sizes.pop()

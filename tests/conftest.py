@@ -15,7 +15,5 @@ CACHE = Path(__file__).resolve().parent.parent / ".jax_cache"
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
-settings.register_profile(
-    "numpyro_sgp", deadline=None, derandomize=True, max_examples=10
-)
+settings.register_profile("numpyro_sgp", deadline=None, derandomize=True, max_examples=10)
 settings.load_profile("numpyro_sgp")

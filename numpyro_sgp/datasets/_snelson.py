@@ -47,9 +47,7 @@ def snelson() -> Snelson:
     """
     x, y = read_columns("snelson_train.csv", "x", "y")
     (x_test,) = read_columns("snelson_test_inputs.csv", "x")
-    return Snelson(
-        jnp.asarray(x[:, None]), jnp.asarray(y), jnp.asarray(x_test[:, None])
-    )
+    return Snelson(jnp.asarray(x[:, None]), jnp.asarray(y), jnp.asarray(x_test[:, None]))
 
 
 def snelson_subset() -> Snelson:

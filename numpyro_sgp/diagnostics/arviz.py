@@ -50,7 +50,7 @@ def to_arviz(
       ``loss``, with the dimension ``step``.
 
     ``.attrs`` of the tree has ``method`` ("MCMC" or "SVI"), ``approximation``,
-    ``num_parameters`` (free numbers of the guide; latent numbers of the sampler) and
+    ``num_parameters`` (those of the guide; the latent numbers of the sampler) and
     ``seconds`` if given. For SVI it has ``elbo`` and ``elbo_se`` too: mean and standard
     error of the bound at ``result.params`` over 10 keys, all data. (They differ only
     where the bound is random, under a base guide that draws or
@@ -148,9 +148,7 @@ def to_arviz(
         )
 
     hidden = set() if keep_white else _white_sites(trace, found.draws)
-    groups = {
-        "posterior": group({k: v for k, v in found.draws.items() if k not in hidden})
-    }
+    groups = {"posterior": group({k: v for k, v in found.draws.items() if k not in hidden})}
     if predictive:
         groups["posterior_predictive"] = group(predictive)
     if observed:
@@ -219,15 +217,21 @@ def _of_svi(svi, result, num_samples, rng_key, args, kwargs) -> _Found:
         rng_key, result.params, *args, sample_shape=(num_samples,), **kwargs
     )
     draws = {name: np.asarray(v)[None] for name, v in draws.items()}
-    state = getattr(result, "state", None)
-    free = result.params if state is None else svi.optim.get_params(state.optim_state)
     approximation = getattr(svi.guide, "approximation", type(svi.guide).__name__)
     attrs = {
         "method": "SVI",
         "approximation": str(approximation),
-        "num_parameters": sum(int(np.size(leaf)) for leaf in jax.tree.leaves(free)),
+        "num_parameters": sum(map(_num_free, result.params, result.params.values())),
     }
     return _Found(draws, svi.model, dict(result.params), args, kwargs, attrs)
+
+
+def _num_free(name, value) -> int:
+    """Size of a parameter, without the upper triangle of a triangular factor."""
+    shape = np.shape(value)
+    if name.endswith("_sqrt") and len(shape) > 1 and shape[-1] == shape[-2]:
+        return int(np.prod(shape[:-1])) * (shape[-1] + 1) // 2
+    return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(value))
 
 
 def _elbo(svi, params, rng_key, args, kwargs) -> dict:
@@ -246,10 +250,11 @@ def _elbo(svi, params, rng_key, args, kwargs) -> dict:
 
 
 class _Given(Messenger):
-    """Puts draws at their sites; refuses those of another shape."""
+    """Puts draws at their sites; refuses ``bad`` sites and draws of another shape."""
 
-    def __init__(self, values):
+    def __init__(self, values, bad=()):
         self.values = values
+        self.bad = bad
         super().__init__()
 
     def process_message(self, msg):
@@ -257,6 +262,11 @@ class _Given(Messenger):
             name = msg["name"]
             if name not in self.values:
                 return
+            if name in self.bad:
+                raise ValueError(
+                    f"Draws of site '{name}' are NaN. The fit has failed (did the loss "
+                    "diverge?); lower the step size, or look at the data."
+                )
             value, shape = self.values[name], tuple(msg["fn"].shape())
             if jnp.shape(value) != shape:
                 raise ValueError(
@@ -282,8 +292,8 @@ class _Forget(Messenger):
             msg["value"], msg["is_observed"] = None, False
 
 
-def _trace(found, rng_key, values, forget=()):
-    with handlers.block(), handlers.trace() as trace, _Given(values):
+def _trace(found, rng_key, values, *, forget=(), bad=()):
+    with handlers.block(), handlers.trace() as trace, _Given(values, bad):
         with handlers.substitute(data=found.params), handlers.seed(rng_seed=rng_key):
             with _Forget(forget):
                 found.model(*found.args, **found.kwargs)
@@ -292,9 +302,9 @@ def _trace(found, rng_key, values, forget=()):
 
 def _first_trace(found):
     """The model's trace at the first draw, checked."""
-    trace = _trace(
-        found, jax.random.key(0), {k: v[0, 0] for k, v in found.draws.items()}
-    )
+    first = {name: values[0, 0] for name, values in found.draws.items()}
+    bad = {name for name, values in found.draws.items() if np.isnan(values).any()}
+    trace = _trace(found, jax.random.key(0), first, bad=bad)
     for name, site in trace.items():
         if site["type"] == "plate" and site["value"].shape[0] != site["args"][0]:
             raise ValueError(
@@ -308,12 +318,6 @@ def _first_trace(found):
             "With these arguments the model has no observed site. Pass the data too: "
             "to_arviz(fit, X, y, ...)."
         )
-    for name, values in found.draws.items():
-        if trace.get(name, {}).get("type") == "sample" and np.isnan(values).any():
-            raise ValueError(
-                f"Draws of site '{name}' are NaN. The fit has failed (did the loss "
-                "diverge?); lower the step size, or look at the data."
-            )
     return trace
 
 
@@ -338,14 +342,13 @@ def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict]:
     can_draw = [name for name, site in sites.items() if _can_draw(site["fn"])]
     shape = next(iter(found.draws.values())).shape[:2]
     flat = {
-        name: jnp.asarray(v).reshape(-1, *v.shape[2:])
-        for name, v in found.draws.items()
+        name: jnp.asarray(v).reshape(-1, *v.shape[2:]) for name, v in found.draws.items()
     }
 
     def at_draw(inputs):
         key, values = inputs
         given = _trace(found, key, values)
-        drawn = _trace(found, key, values, can_draw) if can_draw else {}
+        drawn = _trace(found, key, values, forget=can_draw) if can_draw else {}
         log_prob = {k: given[k]["fn"].log_prob(given[k]["value"]) for k in sites}
         return log_prob, {k: drawn[k]["value"] for k in can_draw}
 

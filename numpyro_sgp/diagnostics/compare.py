@@ -134,9 +134,7 @@ def compare(
             **{
                 f"{column}[{v}]": value
                 for v in var_names
-                for column, value in _distances(
-                    draws[name][v], draws[reference][v]
-                ).items()
+                for column, value in _distances(draws[name][v], draws[reference][v]).items()
             },
         }
         for name, tree in fits.items()
@@ -386,9 +384,7 @@ class Comparison:
             for j, name in enumerate(names):
                 ax = figure.add_subplot(grid[i, j], sharey=first)
                 first = first or ax
-                _draw_panel(
-                    ax, where, self.draws[name][v], self.draws[self.reference][v]
-                )
+                _draw_panel(ax, where, self.draws[name][v], self.draws[self.reference][v])
                 ax.set_title(name)
                 ax.set_xlabel("x" if x is not None else "index")
             first.set_ylabel(v)

@@ -132,9 +132,7 @@ class GaussianProcess(dist.Distribution):
         :param X: inputs, shape ``(N, D)``.
         """
         process = GaussianProcess(self.kernel, X, self.mean_function, self.jitter)
-        return process.expand(
-            jnp.broadcast_shapes(self.batch_shape, process.batch_shape)
-        )
+        return process.expand(jnp.broadcast_shapes(self.batch_shape, process.batch_shape))
 
     def sample(self, key, sample_shape=()) -> Array:
         """

@@ -44,9 +44,7 @@ def is_latent_gp(site) -> bool:
 
 def is_sparse_posterior(site) -> bool:
     """Whether ``site`` draws from a :class:`SparsePosterior`."""
-    return site["type"] == "sample" and isinstance(
-        unwrap(site["fn"])[0], SparsePosterior
-    )
+    return site["type"] == "sample" and isinstance(unwrap(site["fn"])[0], SparsePosterior)
 
 
 def check_inputs(name: str, prior: GaussianProcess) -> None:

@@ -95,9 +95,7 @@ class SparsePosterior(dist.Distribution):
         self.chol, self.jitter_used = jittered_cholesky(Kuu, jitter)
         self.projection = solve_lower(self.chol, Kuf)
         self.q = q.whitened(self.chol)
-        super().__init__(
-            prior.batch_shape, prior.event_shape, validate_args=validate_args
-        )
+        super().__init__(prior.batch_shape, prior.event_shape, validate_args=validate_args)
 
     def _blocks(self):
         """(A_l, block l) of the sets that this distribution is made of."""

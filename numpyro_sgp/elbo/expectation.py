@@ -65,9 +65,7 @@ class GaussHermite:
         nodes, end = {}, 0
         for name, shape in shapes.items():
             start, end = end, end + counts[name]
-            nodes[name] = jnp.asarray(
-                grid[:, start:end].reshape(-1, *shape[:-1], 1), dtype
-            )
+            nodes[name] = jnp.asarray(grid[:, start:end].reshape(-1, *shape[:-1], 1), dtype)
         return nodes, jnp.asarray(weights, dtype)
 
 

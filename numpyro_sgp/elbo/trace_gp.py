@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
 from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
@@ -29,14 +30,16 @@ class TraceGP_ELBO(ELBO):
 
     :param expectation: :class:`GaussHermite`, :class:`MonteCarlo`, or None for
         ``GaussHermite(20)`` with one latent function, ``GaussHermite(10)`` with two, and
-        ``MonteCarlo(10)`` with more.
+        ``MonteCarlo(10)`` with more (``joint=True`` where an
+        :class:`~numpyro_sgp.AutoSparseGP` found that the likelihood ties rows together).
     :param num_particles: number of draws of the latents beside f.
     :param vectorize_particles: as in :class:`~numpyro.infer.Trace_ELBO`.
     :param sum_sites: whether to return one number, or the negative contribution of each
         site by name (minus the expected log likelihood of an observed site, the KL of a
         GP site).
-    :raises ValueError: for quadrature over more than three latent functions, a guide
-        without sparse posteriors, or a guide that draws another minibatch than the model.
+    :raises ValueError: for quadrature over more than three latent functions, a rule on
+        marginals for a likelihood that ties rows of X together, a guide without sparse
+        posteriors, or a guide that draws another minibatch than the model.
 
     **Example:**
 
@@ -62,9 +65,7 @@ class TraceGP_ELBO(ELBO):
         self.sum_sites = sum_sites
         super().__init__(num_particles, vectorize_particles)
 
-    def loss_with_mutable_state(
-        self, rng_key, param_map, model, guide, *args, **kwargs
-    ):
+    def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         """See :meth:`numpyro.infer.ELBO.loss_with_mutable_state`."""
 
         def particle(rng_key):
@@ -88,9 +89,7 @@ class TraceGP_ELBO(ELBO):
 
         def run(place):
             """Guide and model with f where ``place`` puts it."""
-            seeded = handlers.substitute(
-                handlers.seed(guide, guide_key), data=param_map
-            )
+            seeded = handlers.substitute(handlers.seed(guide, guide_key), data=param_map)
             placed = handlers.substitute(seeded, substitute_fn=place)
             guide_trace = handlers.trace(placed).get_trace(*args, **kwargs)
             mutable = _mutable(guide_trace)
@@ -101,7 +100,14 @@ class TraceGP_ELBO(ELBO):
             return guide_trace, model_trace, {**mutable, **_mutable(model_trace)}
 
         shapes, dtype = self._gp_shapes(run)
-        expectation = self.expectation or _default_expectation(shapes)
+        coupled = getattr(guide, "couples_rows", False)
+        expectation = self.expectation or _default_expectation(shapes, coupled)
+        if coupled and not getattr(expectation, "joint", False):
+            raise ValueError(
+                "The likelihood ties rows of X together (a log density with mixed second "
+                f"derivatives between rows), and {expectation} uses the marginals of f "
+                "alone. Use TraceGP_ELBO(MonteCarlo(num_samples, joint=True))."
+            )
         nodes, weights = expectation.nodes(node_key, shapes, dtype)
 
         def at(node):
@@ -146,18 +152,13 @@ class TraceGP_ELBO(ELBO):
         return shapes, jnp.result_type(*dtypes)
 
 
-def _default_expectation(shapes):
-    total = sum(_num_functions(shape) for shape in shapes.values())
+def _default_expectation(shapes, coupled):
+    if coupled:
+        return MonteCarlo(10, joint=True)
+    total = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
     if total == 1:
         return GaussHermite(20)
     return GaussHermite(10) if total == 2 else MonteCarlo(10)
-
-
-def _num_functions(shape):
-    count = 1
-    for size in shape[:-1]:
-        count *= size
-    return count
 
 
 def _mutable(trace):

@@ -87,9 +87,7 @@ class Block:
         return 0.5 * (trace + mahalanobis - self.size) - log_det
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["blocks"], meta_fields=["whiten"]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["blocks"], meta_fields=["whiten"])
 @dataclass(frozen=True)
 class BlockGaussian:
     r"""

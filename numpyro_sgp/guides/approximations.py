@@ -49,8 +49,7 @@ class _BlockApproximation:
         name = type(self).__name__
         if self.covariance not in ("full", "diagonal"):
             raise ValueError(
-                f"{name}: covariance must be 'full' or 'diagonal', got "
-                f"{self.covariance!r}."
+                f"{name}: covariance must be 'full' or 'diagonal', got {self.covariance!r}."
             )
         for i, (size, start, _) in enumerate(self._sets()):
             what = _point_name(i)
@@ -84,13 +83,10 @@ class _BlockApproximation:
     def num_points(self) -> int:
         """Number of inducing points in all sets."""
         return sum(
-            np.shape(start)[-2] if size is None else size
-            for size, start, _ in self._sets()
+            np.shape(start)[-2] if size is None else size for size, start, _ in self._sets()
         )
 
-    def initial_points(
-        self, prior: GaussianProcess, X: np.ndarray
-    ) -> tuple[Array, ...]:
+    def initial_points(self, prior: GaussianProcess, X: np.ndarray) -> tuple[Array, ...]:
         """
         Starting inducing points of each set.
 
@@ -156,9 +152,7 @@ class _BlockApproximation:
             if kernel_factor is not None:
                 factor = kernel_factor[..., start:end, start:end]
             params[_point_name(i)] = points[i]
-            params[f"{_block_name(i)}_mu"] = jnp.zeros(
-                (*prior.batch_shape, size), dtype
-            )
+            params[f"{_block_name(i)}_mu"] = jnp.zeros((*prior.batch_shape, size), dtype)
             if kind != "prior":
                 sqrt = _prior_sqrt(size, kind, factor, dtype)
                 shape = (

@@ -7,13 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
+from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import autoguide
 from numpyro.primitives import Messenger
 
 from numpyro_sgp.distributions import SparsePosterior, sites
+from numpyro_sgp.elbo.coupling import couples_rows
 from numpyro_sgp.guides.approximations import MeanKernel
 from numpyro_sgp.inducing import InducingVerdict, assess_inducing
-from numpyro_sgp.linalg import max_jitter
+from numpyro_sgp.inducing.covariances import inducing_covariance
+from numpyro_sgp.linalg import jittered_cholesky, max_jitter
 
 # Autoguides whose posterior is built from the model's density, which a guide for the
 # latents beside f does not have: f is integrated out of it.
@@ -115,6 +118,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._initial = {}
         self._setup_inputs = {}
         self._setup_args = None
+        #: Whether the likelihood ties rows of X together; known after the set-up.
+        self.couples_rows = False
 
     def __call__(self, *args, **kwargs):
         """
@@ -188,6 +193,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             )
             for name in gp_sites:
                 self._initialise(name, values, subsampled, args, kwargs)
+        self.couples_rows = self._couples_rows(trace, values, args, kwargs)
         self._setup_args = None if subsampled else (args, kwargs)
         self.prototype_trace = trace
 
@@ -283,7 +289,31 @@ class AutoSparseGP(autoguide.AutoGuide):
             raise ValueError(f"GP site '{name}': {error}") from error
         self._initial[name] = approximation.initial_params(prior, points)
         self._setup_inputs[name] = (prior.kernel, X)
-        check_cholesky(name, approximation.posterior(prior, self._initial[name]))
+        Kuu = inducing_covariance(prior.kernel, points)
+        check_cholesky(name, jittered_cholesky(Kuu, approximation.jitter)[0])
+
+    def _couples_rows(self, trace, values, args, kwargs):
+        shapes, dtypes = {}, []
+        for name in self._initial:
+            prior, _ = sites.unwrap(trace[name]["fn"])
+            shapes[name] = prior.shape()
+            dtypes.append(prior.X.dtype)
+
+        def log_density(f):
+            def at_site(site):
+                return site["fn"], jnp.reshape(f[site["name"]], site["fn"].shape())
+
+            at_sites = _AtGPSites(at_site)
+            with handlers.block(), handlers.trace() as trace, at_sites:
+                with handlers.substitute(data=values), _seeded(jax.random.key(0)):
+                    self.model(*args, **kwargs)
+            return sum(
+                jnp.sum(scale_and_mask(s["fn"].log_prob(s["value"]), s["scale"]))
+                for s in trace.values()
+                if s["type"] == "sample" and s["name"] not in shapes
+            )
+
+        return couples_rows(log_density, shapes, jnp.result_type(*dtypes))
 
     # ---- results ------------------------------------------------------------------
 
@@ -342,7 +372,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         def at_site(site):
             fn, _ = self._posterior(site)
             posterior, _ = sites.unwrap(fn)
-            check_cholesky(site["name"], posterior)
+            check_cholesky(site["name"], posterior.chol)
             found[site["name"]] = posterior
             return fn, jnp.reshape(posterior.mean, fn.shape())
 
@@ -362,9 +392,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         values = self.base_guide.median(params)
         return {name: values[name] for name in self._latents}
 
-    def sample_posterior(
-        self, rng_key, params, *args, sample_shape=(), **kwargs
-    ) -> dict:
+    def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs) -> dict:
         """
         Joint draws of all latent and deterministic sites.
 
@@ -382,9 +410,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             guide_key, model_key = jax.random.split(key)
             guide = handlers.substitute(handlers.seed(self, guide_key), data=params)
             guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
-            model = handlers.substitute(
-                handlers.seed(self.model, model_key), data=params
-            )
+            model = handlers.substitute(handlers.seed(self.model, model_key), data=params)
             model_trace = handlers.trace(handlers.replay(model, guide_trace)).get_trace(
                 *args, **kwargs
             )
@@ -496,14 +522,14 @@ class AutoSparseGP(autoguide.AutoGuide):
                     )
 
 
-def check_cholesky(name: str, posterior: SparsePosterior) -> None:
+def check_cholesky(name: str, chol: jax.Array) -> None:
     """
     :raises ValueError: if the factor of K_uu is known and not finite.
     """
-    if isinstance(posterior.chol, jax.core.Tracer):
+    if isinstance(chol, jax.core.Tracer):
         return
-    if not np.isfinite(np.asarray(posterior.chol)).all():
-        dtype = posterior.chol.dtype
+    if not np.isfinite(np.asarray(chol)).all():
+        dtype = chol.dtype
         raise ValueError(
             f"The inducing covariance K_uu of GP site '{name}' has no Cholesky factor, "
             f"even with a jitter of {max_jitter(dtype):g} times its mean diagonal "

@@ -34,9 +34,7 @@ def host_inputs(X: Any, name: str) -> tuple[NDArray, np.dtype]:
     if not (jnp.issubdtype(X.dtype, jnp.number) or X.dtype == bool) or jnp.issubdtype(
         X.dtype, jnp.complexfloating
     ):
-        raise TypeError(
-            f"{name} must be an array of real numbers, got dtype {X.dtype}."
-        )
+        raise TypeError(f"{name} must be an array of real numbers, got dtype {X.dtype}.")
     if X.ndim != 2 or X.shape[1] == 0:
         cure = f" Use {name}[:, None] for inputs of one column." if X.ndim == 1 else ""
         raise ValueError(
@@ -45,8 +43,7 @@ def host_inputs(X: Any, name: str) -> tuple[NDArray, np.dtype]:
     dtype = X.dtype
     if not jnp.issubdtype(dtype, jnp.floating):
         dtype = np.dtype(jnp.result_type(float))
-    # Adding zero turns -0.0 into 0.0, so that the two are one input.
-    X = X.astype(dtype).astype(np.float64) + 0.0
+    X = X.astype(dtype).astype(np.float64)
     bad = np.flatnonzero(~np.isfinite(X).all(axis=1))
     if bad.size:
         first = ", ".join(str(row) for row in bad[:5])

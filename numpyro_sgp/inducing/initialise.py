@@ -191,7 +191,7 @@ def _distinct_rows(
     total = sum(sizes)
     sample = X
     if len(X) > max_rows:
-        sample = X[rng.choice(len(X), min(max(max_rows, total), len(X)), replace=False)]
+        sample = X[rng.choice(len(X), max_rows, replace=False)]
     rows, counts = np.unique(sample, axis=0, return_counts=True)
     if len(rows) >= total:
         return rows, counts
@@ -311,8 +311,8 @@ def _lloyd(Y: NDArray, counts: NDArray, num: int, rng: np.random.Generator) -> N
     centres = Y[_kmeans_plus_plus(Y, counts, num, rng)]
     labels, loss = _assign(Y, counts, centres)
     for _ in range(_KMEANS_ITERATIONS - 1):
-        means = _label_means(Y, counts, labels, num)
-        occupied = np.bincount(labels, minlength=num) > 0
+        means = _label_means(Y, counts, labels, len(centres))
+        occupied = np.bincount(labels, minlength=len(centres)) > 0
         centres = np.where(occupied[:, None], means, centres)
         previous_labels, previous_loss = labels, loss
         labels, loss = _assign(Y, counts, centres)
@@ -326,24 +326,28 @@ def _lloyd(Y: NDArray, counts: NDArray, num: int, rng: np.random.Generator) -> N
 def _kmeans_plus_plus(
     Y: NDArray, counts: NDArray, num: int, rng: np.random.Generator
 ) -> NDArray:
-    """Indices of rows, drawn in proportion to squared distance from those before."""
+    """
+    Indices of rows, drawn in proportion to squared distance from those before.
+
+    :return: shape ``(num,)``, or fewer where the rest coincide with rows that are drawn.
+    """
     chosen = np.zeros(num, dtype=int)
     norms = np.sum(Y**2, axis=1)
     squared = np.ones(len(Y))
-    left = np.ones(len(Y), dtype=bool)
     for m in range(num):
-        weights = np.where(left, counts * squared, 0.0)
+        weights = counts * squared
         if not weights.sum() > 0.0:
-            weights = left.astype(float)
+            return chosen[:m]
         cumulative = np.cumsum(weights)
         # The first entry above a uniform draw has positive weight; a draw that rounds
         # to the total itself is caught by the minimum.
         row = np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")
         row = min(int(row), int(np.flatnonzero(weights)[-1]))
-        chosen[m], left[row] = row, False
+        chosen[m] = row
         # ‖y - y_row‖², up to rounding, which matters little to a draw
         distance = np.maximum(norms - 2.0 * (Y @ Y[row]) + norms[row], 0.0)
         squared = distance if m == 0 else np.minimum(squared, distance)
+        squared[row] = 0.0
     return chosen
 
 

@@ -187,9 +187,7 @@ class Sum(Kernel):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return np.broadcast_shapes(
-            batch_shape_of(self.left), batch_shape_of(self.right)
-        )
+        return np.broadcast_shapes(batch_shape_of(self.left), batch_shape_of(self.right))
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
         X2 = X1 if X2 is None else X2
@@ -221,9 +219,7 @@ class Product(Kernel):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return np.broadcast_shapes(
-            batch_shape_of(self.left), batch_shape_of(self.right)
-        )
+        return np.broadcast_shapes(batch_shape_of(self.left), batch_shape_of(self.right))
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
         X2 = X1 if X2 is None else X2
@@ -354,8 +350,7 @@ class InputKernel(Kernel):
                 valid = _broadcasts_to(shape, batch)
             else:
                 valid = len(shape) == len(batch) + 1 and (
-                    _broadcasts_to(shape[:-1], batch)
-                    and (D is None or shape[-1] in (1, D))
+                    _broadcasts_to(shape[:-1], batch) and (D is None or shape[-1] in (1, D))
                 )
             if not valid:
                 columns = "D" if D is None else D

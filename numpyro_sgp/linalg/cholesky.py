@@ -24,9 +24,7 @@ def max_jitter(dtype) -> float:
 def _jitter_range(dtype):
     name = jnp.dtype(dtype).name
     if name not in _JITTER_RANGE:
-        raise TypeError(
-            f"Gaussian processes need float32 or float64 numbers, got {name}."
-        )
+        raise TypeError(f"Gaussian processes need float32 or float64 numbers, got {name}.")
     return _JITTER_RANGE[name]
 
 
@@ -77,9 +75,7 @@ def _cholesky_retry_jvp(jitter, largest, primals, tangents):
     djitter = level * dscale
     dA = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
     # L L' = A gives dL = L phi(L^-1 dA L^-T), phi: lower triangle with half the diagonal.
-    G = lax.linalg.triangular_solve(
-        L, dA, left_side=False, lower=True, transpose_a=True
-    )
+    G = lax.linalg.triangular_solve(L, dA, left_side=False, lower=True, transpose_a=True)
     G = lax.linalg.triangular_solve(L, G, left_side=True, lower=True)
     dL = L @ (jnp.tril(G) - 0.5 * G * jnp.eye(K.shape[-1], dtype=K.dtype))
     return (L, level * scale), (dL, djitter)

@@ -31,9 +31,7 @@ def test_811_bins_give_the_published_counts():
     coal = coal_mining()
     rows = read_shipped("coal_binned_811.csv")
     assert_array_equal(coal.count, [int(row["count"]) for row in rows])
-    assert_array_equal(
-        coal.bin_centre_day, [float(row["bin_centre_day"]) for row in rows]
-    )
+    assert_array_equal(coal.bin_centre_day, [float(row["bin_centre_day"]) for row in rows])
     assert np.issubdtype(coal.count.dtype, np.integer)
     assert coal.bin_width_day == 50.0
 

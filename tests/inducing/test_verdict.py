@@ -38,8 +38,8 @@ def dense_explained(kernel, X, Z):
     return 1.0 - np.trace(Kff - Qff) / np.trace(Kff)
 
 
-def spread(verdict):
-    """All that a verdict says, as numbers."""
+def shares(verdict):
+    """Explained variance, for Z alone and for the union."""
     return np.array([verdict.variance_explained, verdict.variance_explained_union])
 
 
@@ -53,7 +53,7 @@ def test_variance_explained_is_the_dense_formula(variance):
         dense_explained(kernel, X, np.vstack([Z, O1, O2])),
     )
     # The jitter is 1e-8 of the diagonal, against condition numbers of some tens.
-    assert_allclose(spread(verdict), expected, rtol=1e-6)
+    assert_allclose(shares(verdict), expected, rtol=1e-6)
     assert expected[1] > expected[0] + 0.05
 
 
@@ -145,8 +145,6 @@ def test_jitter_grows_where_float32_needs_it():
     assert_allclose(verdict.variance_explained, 1.0, rtol=1e-3)
 
 
-# --- text
-
 GOOD = InducingVerdict(
     num_inducing=20,
     num_orthogonal=(5, 5),
@@ -229,9 +227,6 @@ def test_faults_are_found_in_real_starts():
     assert [advice.split()[0] for advice in long.advice] == ["K_uu"]
     twins = assess_inducing(RBF(0.2), X, X[::5], np.vstack([X[5:6], [[5.0]]]))
     assert [advice.split()[0] for advice in twins.advice] == ["C_vv", "Points"]
-
-
-# --- errors
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (0, 2)])

@@ -469,8 +469,7 @@ def test_active_dims_select_columns(given, kept):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     ("kernel", "D"),
-    [(kernel, 3) for kernel, _ in CASES.values()]
-    + [(kernel, 1) for kernel in STATIONARY],
+    [(kernel, 3) for kernel, _ in CASES.values()] + [(kernel, 1) for kernel in STATIONARY],
     ids=[*CASES, *(f"{type(kernel).__name__} of one column" for kernel in STATIONARY)],
 )
 def test_gradient_is_finite_at_zero_distance(kernel, D, dtype):

@@ -1,0 +1,252 @@
+"""``compare``: numbers against analytic ones, errors, text and plot."""
+
+import arviz_base
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy import stats
+
+from numpyro_sgp.diagnostics import Comparison, compare
+
+S, SIZE = 1000, 20  # draws in each of two chains, entries of f
+SCALE = np.linspace(0.5, 3.0, SIZE)
+
+
+def make(draws, log_likelihood=None, data=None, **attrs):
+    groups = {"posterior": draws}
+    if log_likelihood is not None:
+        groups["log_likelihood"] = {"y": log_likelihood}
+    if data is not None:
+        groups["observed_data"] = {"y": data}
+    tree = arviz_base.from_dict(groups)
+    tree.attrs.update(attrs)
+    return tree
+
+
+def gaussian(seed, shift=0.0, ratio=1.0, **attrs):
+    """Draws of f from N(shift * SCALE, (ratio * SCALE)^2), and of a hyperparameter."""
+    rng = np.random.default_rng(seed)
+    f = SCALE * (shift + ratio * rng.standard_normal((2, S, SIZE)))
+    return make({"f": f, "lengthscale": rng.lognormal(size=(2, S))}, **attrs)
+
+
+@pytest.fixture(scope="module")
+def fits():
+    return {
+        "SVGP": gaussian(1, shift=1.0, ratio=0.5, method="SVI", elbo=-7.0, seconds=3),
+        "NUTS": gaussian(0, method="MCMC"),
+        "HMC": gaussian(2),
+    }
+
+
+@pytest.fixture(scope="module")
+def comparison(fits):
+    return compare(fits, transform={"twice": lambda posterior: 2 * posterior["f"]})
+
+
+def flat(tree):
+    return tree.posterior["f"].values.reshape(-1, SIZE)
+
+
+def test_default_reference_is_the_first_by_mcmc_and_variables_are_the_large(comparison):
+    assert isinstance(comparison, Comparison)
+    assert comparison.reference == "NUTS"
+    assert comparison.var_names == ("f", "twice")
+    assert list(comparison.table.index) == ["SVGP", "NUTS", "HMC"]
+
+
+def test_distances_are_those_of_the_distributions(comparison):
+    row = comparison.table.loc["SVGP"]
+    # The distance between N(0, 1) and N(1, 0.5^2) is E|1 - 0.5 Z|, Z standard normal.
+    w1 = stats.foldnorm.mean(2.0, scale=0.5)
+    # Standard errors over 2000 draws and 20 entries: of a mean sqrt(1.25 / 40,000) =
+    # 0.006, of a ratio of sds 0.5 / sqrt(40,000) = 0.0025. Dividing by an estimated sd
+    # adds less than that. A distance has about the error of a mean.
+    assert_allclose(row["mean_diff_sd[f]"], 1.0, atol=0.03)
+    assert_allclose(row["mean_diff[f]"], SCALE.mean(), atol=0.03 * SCALE.max())
+    assert_allclose(row["sd_ratio[f]"], 0.5, atol=0.0125)
+    assert_allclose(row["w1_sd[f]"], w1, atol=0.03)
+
+
+def test_distances_are_as_numpy_has_them(fits, comparison):
+    q, p = flat(fits["SVGP"]), flat(fits["NUTS"])
+    sd = p.std(axis=0, ddof=1)
+    row = comparison.table.loc["SVGP"]
+    mean_diff = np.abs(q.mean(axis=0) - p.mean(axis=0))
+    # Between samples of one size the distance is that of sorted values.
+    w1 = np.abs(np.sort(q, axis=0) - np.sort(p, axis=0)).mean(axis=0)
+    ratio = q.std(axis=0, ddof=1) / sd
+    assert_allclose(row["mean_diff[f]"], mean_diff.mean(), rtol=1e-10)
+    assert_allclose(row["mean_diff_sd[f]"], (mean_diff / sd).mean(), rtol=1e-10)
+    assert_allclose(row["sd_ratio[f]"], ratio.mean(), rtol=1e-10)
+    assert_allclose(row["w1_sd[f]"], (w1 / sd).mean(), rtol=1e-10)
+
+
+def test_two_fits_of_one_distribution_are_as_far_apart_as_documented(comparison):
+    row = comparison.table.loc["HMC"]
+    assert_allclose(row["w1_sd[f]"], 1.8 / np.sqrt(2 * S), rtol=0.4)
+    assert_allclose(row["mean_diff_sd[f]"], 1.1 / np.sqrt(2 * S), rtol=0.4)
+    own = comparison.table.loc["NUTS"]
+    assert (own["mean_diff[f]"], own["sd_ratio[f]"], own["w1_sd[f]"]) == (0, 1, 0)
+
+
+def test_transformed_variable_keeps_relative_distances(comparison):
+    table = comparison.table
+    assert_allclose(table["mean_diff[twice]"], 2 * table["mean_diff[f]"], rtol=1e-10)
+    for column in ("mean_diff_sd", "sd_ratio", "w1_sd"):
+        assert_allclose(table[f"{column}[twice]"], table[f"{column}[f]"], rtol=1e-10)
+
+
+def test_attributes_and_convergence_are_in_the_table(comparison):
+    table = comparison.table
+    assert (table.loc["SVGP", "elbo"], table.loc["SVGP", "seconds"]) == (-7, 3)
+    assert table.loc["NUTS", ["elbo", "seconds", "elpd_loo", "k_max"]].isna().all()
+    assert table.loc["SVGP", ["r_hat", "ess_bulk"]].isna().all()
+    # Independent draws.
+    assert table.loc["NUTS", "r_hat"] < 1.02
+    assert 0.8 * 2 * S < table.loc["NUTS", "ess_bulk"] < 1.2 * 2 * S
+
+
+def test_chains_that_disagree_have_a_large_r_hat(fits):
+    shifted = fits["NUTS"].posterior["lengthscale"].values + [[0.0], [9.0]]
+    tree = make({"f": fits["NUTS"].posterior["f"].values, "lengthscale": shifted})
+    table = compare({"a": tree}).table
+    assert table.loc["a", "r_hat"] > 1.5
+    assert table.loc["a", "ess_bulk"] < 50
+
+
+def test_entries_that_do_not_vary_are_left_out(fits):
+    f = fits["NUTS"].posterior["f"].values.copy()
+    f[..., 0] = 0.3
+    table = compare({"constant": make({"f": f}), "SVGP": fits["SVGP"]}).table
+    assert np.isfinite(table.loc["SVGP", "w1_sd[f]"])
+    assert_allclose(table.loc["SVGP", "sd_ratio[f]"], 0.5, atol=0.0125)
+    f = np.full_like(f, 0.3)
+    table = compare({"constant": make({"f": f}), "SVGP": fits["SVGP"]}).table
+    assert np.isnan(table.loc["SVGP", "w1_sd[f]"])
+    assert table.loc["SVGP", "mean_diff[f]"] > 0
+
+
+def conjugate(seed, data, sd=1.0):
+    """The posterior of t where t ~ N(0, 1) and y_i ~ N(t, 1); its sd times ``sd``."""
+    size = len(data)
+    rng = np.random.default_rng(seed)
+    variance = 1 / (1 + size)
+    t = variance * data.sum() + sd * np.sqrt(variance) * rng.standard_normal((2, S, 1))
+    return make({"t": np.repeat(t, 2, -1)}, stats.norm.logpdf(data, t, 1.0), data)
+
+
+def test_elpd_is_that_of_exact_leave_one_out():
+    data = np.array([-1.2, 0.3, 0.5, 0.9, 1.4, 2.0, 0.1, -0.4])
+    rest = data.sum() - data
+    variance = 1 / len(data)  # of t given the other observations
+    exact = stats.norm.logpdf(data, variance * rest, np.sqrt(1 + variance))
+    table = compare({"a": conjugate(0, data), "b": conjugate(1, data)}).table
+    # Of 2000 draws: elpd over 20 seeds has a standard deviation of 0.007.
+    assert_allclose(table["elpd_loo"], exact.sum(), atol=0.035)
+    assert_allclose(table["se"], np.sqrt(8) * exact.std(), rtol=0.05)
+    assert (table["k_max"] < 0.5).all() and (table["k_bad"] == 0).all()
+    # Effective parameters: the log density at the data minus that left out.
+    inside = stats.norm.logpdf(
+        data, data.sum() / (1 + len(data)), np.sqrt(1 + 1 / (1 + len(data)))
+    )
+    assert_allclose(table["p_loo"], (inside - exact).sum(), atol=0.05)
+    assert abs(table.loc["b", "elpd_diff"]) < 0.05
+    assert table.loc["b", "se_diff"] < 0.05
+
+
+def test_bad_pareto_k_is_in_the_table_and_not_a_warning():
+    rng = np.random.default_rng(0)
+    # Weights exp(-log likelihood) have Pareto tails with k = 1.5, 0.1, 0.1 and 0.1.
+    log_likelihood = -rng.exponential([1.5, 0.1, 0.1, 0.1], size=(2, S, 4))
+    tree = make({"t": rng.standard_normal((2, S, 2))}, log_likelihood, np.zeros(4))
+    table = compare({"a": tree}).table
+    # The standard error of k from the 134 largest of 2000 is (1 + k) / sqrt(134) = 0.2.
+    assert 0.9 < table.loc["a", "k_max"] < 2.5
+    assert table.loc["a", "k_bad"] == 0.25
+
+
+def test_text_shows_every_fit_and_column_whole(comparison):
+    text = str(comparison)
+    for name in ("SVGP", "NUTS (reference)", "HMC", "f against NUTS"):
+        assert name in text
+    for column in comparison.table.columns:
+        assert column.partition("[")[0] in text
+    assert "..." not in text and "nan" not in text.lower()
+    assert max(map(len, text.splitlines())) <= 110
+    row = next(line for line in text.splitlines() if line.startswith("SVGP"))
+    assert row.split() == ["SVGP", *"-------", "-7.0", "3.0", "-", "-"]
+    assert repr(comparison) == text
+    html = comparison._repr_html_()
+    assert html.startswith("<table") and "sd_ratio[twice]" in html and "SVGP" in html
+
+
+def test_plot_has_a_panel_for_each_variable_and_fit_and_one_of_elpd(comparison):
+    figure = comparison.plot(x=np.linspace(1.0, 2.0, SIZE)[::-1, None])
+    assert len(figure.axes) == 2 * 3  # no log likelihood, no panel for it
+    for ax in figure.axes:
+        x, mean = ax.lines[0].get_data()
+        assert_allclose(x, np.linspace(1.0, 2.0, SIZE))
+        assert [line.get_linestyle() for line in ax.lines] == ["-", ":", ":", ":"]
+    _, mean = figure.axes[0].lines[0].get_data()
+    assert_allclose(mean[::-1], comparison.draws["SVGP"]["f"].mean(axis=0))
+    plt.close(figure)
+    figure = comparison.plot(var_names="f")
+    assert len(figure.axes) == 3
+    plt.close(figure)
+    data = np.arange(4.0)
+    both = compare({"a": conjugate(0, data), "b": conjugate(1, data)})
+    figure = both.plot()
+    assert len(figure.axes) == 3
+    labels = [label.get_text() for label in figure.axes[-1].get_yticklabels()]
+    assert labels == ["a", "b"]
+    plt.close(figure)
+
+
+def test_several_latents_are_lines_of_one_panel():
+    f = np.random.default_rng(0).standard_normal((2, 50, 3, 7))
+    figure = compare({"a": make({"f": f})}).plot()
+    (ax,) = figure.axes
+    assert len(ax.collections) == 3 and len(ax.lines[0].get_xdata()) == 7
+    plt.close(figure)
+
+
+def test_errors(fits, comparison):
+    with pytest.raises(ValueError, match="fits is empty"):
+        compare({})
+    with pytest.raises(TypeError, match="must be a dict .* got list"):
+        compare([fits["NUTS"]])
+    with pytest.raises(TypeError, match="Fit 'a' is not ArviZ data .* ndarray"):
+        compare({"a": np.zeros(3)})
+    no_posterior = arviz_base.from_dict({"prior": {"f": np.zeros((1, 2, 3))}})
+    with pytest.raises(ValueError, match="Fit 'a' has no group 'posterior'"):
+        compare({"a": no_posterior})
+    with pytest.raises(ValueError, match="reference 'MCMC' is not in fits"):
+        compare(fits, reference="MCMC")
+    with pytest.raises(ValueError, match=r"Fit 'SVGP' has no variable \['g'\]"):
+        compare(fits, var_names=["f", "g"])
+    with pytest.raises(ValueError, match="var_names is empty"):
+        compare(fits, var_names=[])
+    with pytest.raises(TypeError, match="'g' must give an xarray.DataArray.*'SVGP'"):
+        compare(fits, transform={"g": lambda posterior: 3})
+    other = {"g": np.zeros((1, 5, 3))}
+    with pytest.raises(ValueError, match="share no variable .* 'b': .'g'"):
+        compare({"a": fits["NUTS"], "b": make(other)})
+    short = {"f": np.zeros((1, 5, 3))}
+    with pytest.raises(ValueError, match=r"'f' has shape \(3,\) in fit 'b', but \(20,"):
+        compare({"a": fits["NUTS"], "b": make(short)})
+    data = np.arange(4.0)
+    a = conjugate(0, data)
+    with pytest.raises(ValueError, match="data of site 'y' in fit 'b' differ"):
+        compare({"a": a, "b": conjugate(0, data[::-1])})
+    with pytest.raises(ValueError, match=r"shape \(3,\) in fit 'b', but \(4,\)"):
+        compare({"a": a, "b": conjugate(0, data[:3])})
+    renamed = a.copy()
+    renamed["observed_data"] = a["observed_data"].to_dataset().rename(y="z")
+    with pytest.raises(ValueError, match=r"Fit 'b' has the observed sites \['z'\]"):
+        compare({"a": a, "b": renamed})
+    with pytest.raises(ValueError, match=r"\['lengthscale'\] were not compared"):
+        comparison.plot(var_names="lengthscale")
+    with pytest.raises(ValueError, match=r"x must have the shape \(20,\)"):
+        comparison.plot(x=np.zeros(3))

@@ -1,0 +1,71 @@
+"""Dense linear algebra and small models that several tests share."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from scipy.stats import multivariate_normal
+
+import numpyro_sgp as sgp
+
+
+def rbf(X1, X2, variance=1.0, lengthscale=1.0):
+    """RBF kernel matrix by a plain double sum, independent of the package."""
+    difference = (np.asarray(X1)[:, None, :] - np.asarray(X2)[None, :, :]) / lengthscale
+    return variance * np.exp(-0.5 * np.sum(difference**2, axis=-1))
+
+
+def exact_gp(X, y, X_new, noise, variance=1.0, lengthscale=1.0):
+    """Log evidence, and posterior mean and covariance of f(X_new), by explicit inverses."""
+    C = rbf(X, X, variance, lengthscale) + noise**2 * np.eye(len(X))
+    Ks = rbf(X_new, X, variance, lengthscale)
+    inverse = np.linalg.inv(C)
+    mean = Ks @ inverse @ y
+    covariance = rbf(X_new, X_new, variance, lengthscale) - Ks @ inverse @ Ks.T
+    return multivariate_normal(np.zeros(len(X)), C).logpdf(y), mean, covariance
+
+
+def optimal_whitened_q(X, y, Z, noise, variance=1.0, lengthscale=1.0, jitter=1e-8):
+    """The best whitened q(u) for a Gaussian likelihood: mean and covariance."""
+    Kuu = rbf(Z, Z, variance, lengthscale) + jitter * variance * np.eye(len(Z))
+    A = np.linalg.solve(np.linalg.cholesky(Kuu), rbf(Z, X, variance, lengthscale))
+    S = np.linalg.inv(np.eye(len(Z)) + A @ A.T / noise**2)
+    return S @ A @ y / noise**2, S
+
+
+def gaussian_model(X, y=None, noise=0.3, batch_size=None, kernel=None):
+    """GP regression with known hyperparameters."""
+    kernel = sgp.kernels.RBF() if kernel is None else kernel
+    data = numpyro.plate("data", X.shape[0], subsample_size=batch_size)
+    with data as idx:
+        X_batch, y_batch = X[idx], None if y is None else y[idx]
+    f = numpyro.sample("f", sgp.GaussianProcess(kernel, X_batch))
+    with data:
+        numpyro.sample("y", dist.Normal(f, noise), obs=y_batch)
+
+
+def poisson_model(X, y=None, batch_size=None):
+    """Log-Gaussian Cox process with a prior on the lengthscale."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.3))
+    data = numpyro.plate("data", X.shape[0], subsample_size=batch_size)
+    with data as idx:
+        X_batch, y_batch = X[idx], None if y is None else y[idx]
+    kernel = sgp.kernels.RBF(1.0, lengthscale)
+    f = numpyro.sample("f", sgp.GaussianProcess(kernel, X_batch))
+    with data:
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y_batch)
+
+
+def regression_data(num_rows=15, dim=1, noise=0.3, seed=0):
+    """Inputs of shape (N, D) and responses of shape (N,)."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, size=(num_rows, dim))
+    y = np.sin(2 * X).sum(axis=1) + noise * rng.normal(size=num_rows)
+    return jnp.asarray(X), jnp.asarray(y)
+
+
+def count_data(num_rows=12, seed=0):
+    """Inputs of shape (N, 1) and counts of shape (N,)."""
+    rng = np.random.default_rng(seed)
+    X = np.linspace(-2, 2, num_rows)[:, None]
+    return jnp.asarray(X), jnp.asarray(rng.poisson(np.exp(np.sin(2 * X[:, 0]) + 0.5)))
