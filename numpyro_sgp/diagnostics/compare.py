@@ -262,7 +262,9 @@ def _fit_columns(tree, loo, reference_loo) -> dict[str, float]:
         ):
             diff = loo.pointwise - reference_loo.pointwise
             row["elpd_diff"] = float(np.sum(diff))
-            row["se_diff"] = float(np.sqrt(diff.size) * np.std(diff))
+            row["se_diff"] = float(
+                np.sqrt(diff.size) * np.std(diff, ddof=int(diff.size > 1))
+            )
     row["elbo"] = tree.attrs.get("elbo", nan)
     row["seconds"] = tree.attrs.get("seconds", nan)
     row["r_hat"], row["ess_bulk"] = nan, nan

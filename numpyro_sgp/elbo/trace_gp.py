@@ -80,7 +80,7 @@ class TraceGP_ELBO(ELBO):
             mutable = jax.tree.map(lambda x: x[-1], mutable)
         loss = jax.tree.map(jnp.negative, terms)
         if self.sum_sites:
-            loss = sum(loss.values(), start=jnp.array(0.0))
+            loss = sum(loss.values())
         return {"loss": loss, "mutable_state": mutable or None}
 
     def _particle(self, rng_key, param_map, model, guide, args, kwargs):

@@ -1,0 +1,658 @@
+"""The guide: what it does at GP sites, beside them, and with bad input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpy.testing import assert_allclose
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.infer import SVI, Predictive
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoLaplaceApproximation,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
+
+import numpyro_sgp as sgp
+from tests import helpers
+
+
+def start(model, approximation, *args, loss=None, svi_kwargs=None, **options):
+    """A guide that is set up, its SVI and its initial state."""
+    guide = sgp.AutoSparseGP(model, approximation, **options)
+    svi = SVI(model, guide, optax.adam(0.02), loss or sgp.TraceGP_ELBO())
+    state = svi.init(random.key(0), *args, **(svi_kwargs or {}))
+    return guide, svi, state
+
+
+def predict(model, guide, params, X, return_sites):
+    """Four draws at new inputs by NumPyro's Predictive."""
+    predictive = Predictive(
+        model, guide=guide, params=params, num_samples=4, return_sites=return_sites
+    )
+    return predictive(random.key(0), X)
+
+
+@pytest.fixture(scope="module")
+def counts():
+    """A short fit of the Poisson model with a variational lengthscale."""
+    X, y = helpers.count_data()
+    guide = sgp.AutoSparseGP(helpers.poisson_model, sgp.SOLVEGP(4, 3), AutoNormal)
+    svi = SVI(helpers.poisson_model, guide, optax.adam(0.05), sgp.TraceGP_ELBO())
+    result = svi.run(random.key(0), 300, X, y, progress_bar=False)
+    return X, y, guide, result
+
+
+# ---- results ----------------------------------------------------------------------------
+
+
+def test_training_lowers_the_loss(counts):
+    _, _, _, result = counts
+    assert result.losses[-50:].mean() < result.losses[:5].mean() - 1.0
+
+
+def test_predictive_draws_f_and_y_at_new_inputs(counts):
+    _, _, guide, result = counts
+    X_new = jnp.linspace(-1, 1, 5)[:, None]
+    predictive = Predictive(
+        helpers.poisson_model, guide=guide, params=result.params, num_samples=2000,
+        return_sites=["f", "y", "lengthscale"],
+    )  # fmt: skip
+    draws = predictive(random.key(1), X_new)
+    assert draws["f"].shape == draws["y"].shape == (2000, 5)
+    # y given f is Poisson: the difference of the means is within five standard errors.
+    gap = np.asarray(draws["y"] - np.exp(draws["f"]))
+    assert np.all(np.abs(gap.mean(axis=0)) < 5 * gap.std(axis=0) / np.sqrt(2000))
+
+
+def test_draws_are_joint_functions(counts):
+    _, _, guide, result = counts
+    X_new = jnp.linspace(0, 0.1, 5)[:, None]
+    draws = guide.sample_posterior(
+        random.key(0), result.params, X_new, sample_shape=(500,)
+    )["f"]
+    correlation = np.corrcoef(draws.T)
+    assert correlation.min() > 0.95
+    q = guide.posterior(result.params, X_new)["f"]
+    assert q.covariance_matrix.shape == (5, 5)
+
+
+def test_sample_posterior_has_all_latents_and_any_shape(counts):
+    X, _, guide, result = counts
+    draws = guide.sample_posterior(random.key(0), result.params, X, sample_shape=(3, 2))
+    assert draws["f"].shape == (3, 2, 12)
+    assert draws["lengthscale"].shape == (3, 2)
+    assert len(np.unique(draws["lengthscale"])) == 6
+    single = guide.sample_posterior(random.key(0), result.params, X)
+    assert single["f"].shape == (12,) and single["lengthscale"].shape == ()
+
+
+def test_median_and_quantiles_are_those_of_the_parts(counts):
+    X, _, guide, result = counts
+    median = guide.median(result.params, X)
+    assert_allclose(
+        median["lengthscale"], guide.base_guide.median(result.params)["lengthscale"]
+    )
+    quantiles = guide.quantiles(result.params, [0.05, 0.5, 0.95], X)
+    assert quantiles["f"].shape == (3, 12) and quantiles["lengthscale"].shape == (3,)
+    assert_allclose(quantiles["f"][1], median["f"], rtol=1e-12)
+    q = guide.posterior(result.params, X)["f"]
+    assert_allclose(
+        quantiles["f"][2] - median["f"], 1.6448536269514722 * np.sqrt(q.variance), rtol=1e-7
+    )
+    # Left out, the inputs are those of the set-up.
+    assert_allclose(guide.median(result.params)["f"], median["f"])
+
+
+def test_quantiles_of_point_estimates_are_the_points():
+    X, y = helpers.count_data()
+    guide, svi, state = start(helpers.poisson_model, sgp.SVGP(4), X, y)
+    params = svi.get_params(state)
+    quantiles = guide.quantiles(params, [0.1, 0.9], X)["lengthscale"]
+    assert_allclose(quantiles, params["lengthscale_auto_loc"].repeat(2))
+
+
+def test_posterior_can_draw_the_hyperparameters(counts):
+    X, _, guide, result = counts
+    at_median = guide.posterior(result.params, X)["f"].mean
+    drawn = guide.posterior(result.params, X, rng_key=random.key(3))["f"].mean
+    again = guide.posterior(result.params, X, rng_key=random.key(3))["f"].mean
+    assert_allclose(drawn, again)
+    assert np.abs(drawn - at_median).max() > 1e-6
+
+
+def test_posterior_at_the_optimum_is_the_exact_one():
+    X, y = helpers.regression_data(12)
+    X_new = jnp.linspace(-2, 2, 7)[:, None]
+    _, mean, covariance = helpers.exact_gp(X, y, X_new, 0.3)
+    m, S = helpers.optimal_whitened_q(X, y, X, 0.3)
+    guide, _, _ = start(helpers.gaussian_model, sgp.SVGP(inducing=X), X, y)
+    params = {
+        "f_auto_Z": X,
+        "f_auto_qu_mu": jnp.asarray(m),
+        "f_auto_qu_sqrt": jnp.linalg.cholesky(S),
+    }
+    q = guide.posterior(params, X_new)["f"]
+    assert_allclose(q.mean, mean, atol=1e-6)
+    assert_allclose(q.covariance_matrix, covariance, atol=1e-6)
+
+
+# ---- models that it takes ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base_guide", [AutoDelta, AutoNormal, AutoMultivariateNormal])
+def test_any_guide_for_the_other_latents(base_guide):
+    def model(X, y=None):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        kernel = sgp.kernels.Matern52(scale, 1.0)
+        mean = sgp.means.Linear(weights[:1], weights[1])
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X, mean))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    X, y = helpers.count_data(8)
+    guide, svi, state = start(model, sgp.SVGP(3), X, y, base_guide=base_guide)
+    for _ in range(3):
+        state, value = svi.update(state, X, y)
+    assert np.isfinite(value)
+    params = svi.get_params(state)
+    draws = predict(model, guide, params, X, ["f", "weights"])
+    assert draws["f"].shape == (4, 8) and draws["weights"].shape == (4, 2)
+    assert np.isfinite(guide.quantiles(params, [0.5], X)["scale"]).all()
+
+
+def test_hyperparameters_may_be_params_or_numbers():
+    def model(X, y=None):
+        lengthscale = numpyro.param("lengthscale", 0.5, constraint=constraints.positive)
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(2.0, lengthscale), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    X, y = helpers.regression_data()
+    guide, svi, state = start(model, sgp.SVGP(5), X, y)
+    for _ in range(5):
+        state, _ = svi.update(state, X, y)
+    params = svi.get_params(state)
+    assert abs(params["lengthscale"] - 0.5) > 0.01
+    kernel = guide.posterior(params, X)["f"].prior.kernel
+    assert_allclose(kernel.lengthscale, params["lengthscale"])
+
+
+def test_sites_with_approximations_of_their_own():
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.Matern32(0.5), X))
+        numpyro.deterministic("noise", jnp.exp(g))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, jnp.exp(g)), obs=y)
+
+    X, y = helpers.regression_data()
+    approximations = {"f": sgp.SOLVEGP(4, 2), "g": sgp.SVGP(3, covariance="diagonal")}
+    guide, svi, state = start(model, approximations, X, y)
+    state, value = svi.update(state, X, y)
+    assert np.isfinite(value)
+    params = svi.get_params(state)
+    assert params["f_auto_qv_sqrt"].shape == (2, 2)
+    assert params["g_auto_qu_sqrt"].shape == (3,)
+    draws = guide.sample_posterior(random.key(0), params, X, sample_shape=(3,))
+    assert_allclose(draws["noise"], np.exp(draws["g"]))
+
+
+def test_a_gp_of_a_gp():
+    def model(X, y=None):
+        h = numpyro.sample("h", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), h[:, None]))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    X, y = helpers.regression_data()
+    guide, svi, state = start(model, sgp.SVGP(4), X, y)
+    params = svi.get_params(state)
+    # Quadrature in the order of the model is the limit of Monte Carlo.
+    exact = sgp.TraceGP_ELBO(sgp.GaussHermite(30)).loss(
+        random.key(0), params, model, guide, X, y
+    )
+    values = [
+        sgp.TraceGP_ELBO(sgp.MonteCarlo(2000)).loss(
+            random.key(s), params, model, guide, X, y
+        )
+        for s in range(4)
+    ]
+    error = np.std(values, ddof=1) / 2
+    assert abs(np.mean(values) - exact) < 5 * error
+    assert predict(model, guide, params, X[:5], ["f"])["f"].shape == (4, 5)
+
+
+def latents(kind):
+    """A model of two latent functions with a lengthscale each, written in several ways."""
+
+    def model(X, y=None):
+        lengthscale = jnp.array([0.5, 2.0])
+        if kind == "kernel":
+            kernel = sgp.kernels.RBF(jnp.ones(2), lengthscale)
+            f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        elif kind == "plate":
+            with numpyro.plate("functions", 2):
+                variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.1))
+                kernel = sgp.kernels.RBF(variance, lengthscale)
+                f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        elif kind == "expand":
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([2]))
+        else:
+            prior = sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([2]).to_event(1)
+            f = numpyro.sample("f", prior)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f[0] + f[1], 0.3), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize("kind", ["kernel", "plate", "expand", "event"])
+def test_batches_of_latent_functions(kind):
+    X, y = helpers.regression_data()
+    model = latents(kind)
+    share = kind != "expand"
+    guide, svi, state = start(model, sgp.SVGP(4, share_inducing=share), X, y)
+    state, value = svi.update(state, X, y)
+    assert np.isfinite(value)
+    params = svi.get_params(state)
+    assert params["f_auto_qu_sqrt"].shape == (2, 4, 4)
+    assert params["f_auto_Z"].shape == ((4, 1) if share else (2, 4, 1))
+    assert guide.posterior(params, X[:3])["f"].mean.shape == (2, 3)
+    assert predict(model, guide, params, X[:3], ["f"])["f"].shape == (4, 2, 3)
+    # Two rows and two functions: a plate of functions is no data plate.
+    assert guide.posterior(params, X[:2])["f"].mean.shape == (2, 2)
+
+
+def test_local_latents_in_the_data_plate_share_its_minibatch():
+    def model(X, y=None, batch_size=None):
+        data = numpyro.plate("data", X.shape[0], subsample_size=batch_size)
+        with data as idx:
+            X_batch, y_batch = X[idx], None if y is None else y[idx]
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X_batch))
+        with data:
+            offset = numpyro.sample("offset", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Poisson(jnp.exp(f + offset)), obs=y_batch)
+
+    X, y = helpers.count_data(12)
+    kwargs = {"batch_size": 4}
+    guide, svi, state = start(
+        model, sgp.SVGP(3), X, y, svi_kwargs=kwargs, base_guide=AutoNormal
+    )
+    params = svi.get_params(state)
+    assert params["offset_auto_loc"].shape == (12,)
+    seeded = handlers.seed(handlers.substitute(guide, data=params), 0)
+    guide_trace = handlers.trace(seeded).get_trace(X, y, **kwargs)
+    model_trace = handlers.trace(
+        handlers.replay(handlers.seed(model, 1), guide_trace)
+    ).get_trace(X, y, **kwargs)
+    idx = guide_trace["data"]["value"]
+    assert_allclose(model_trace["data"]["value"], idx)
+    # The GP site of the guide saw the rows that the base guide drew offsets for.
+    assert_allclose(guide_trace["f"]["fn"].prior.X, X[idx])
+    state, value = svi.update(state, X, y, **kwargs)
+    assert np.isfinite(value)
+
+
+def test_minibatch_set_up_sees_more_than_one_batch():
+    X, y = helpers.regression_data(60)
+    guide, _, _ = start(
+        helpers.gaussian_model, sgp.SVGP(20), X, y, svi_kwargs={"batch_size": 5}
+    )
+    assert guide.initial_verdicts["f"].variance_explained > 0.99
+    with pytest.raises(ValueError, match="pass the model's arguments"):
+        guide.median({name: value for name, value in start_params(guide).items()})
+
+
+def start_params(guide):
+    """The starting parameters of a guide's GP sites."""
+    return {
+        f"{site}_auto_{name}": value
+        for site, initial in guide._initial.items()
+        for name, value in initial.items()
+    }
+
+
+def test_frozen_inducing_points_are_no_parameters():
+    X, y = helpers.regression_data()
+    frozen = sgp.SOLVEGP(inducing=X[:3], orthogonal=X[3:5], train_inducing=False)
+    guide, svi, state = start(helpers.gaussian_model, frozen, X, y)
+    params = svi.get_params(state)
+    assert sorted(params) == [
+        "f_auto_qu_mu", "f_auto_qu_sqrt", "f_auto_qv_mu", "f_auto_qv_sqrt"
+    ]  # fmt: skip
+    assert_allclose(guide.posterior(params, X)["f"].inducing[1], X[3:5])
+
+
+@pytest.mark.parametrize("method", ["kmeans", "greedy", "random"])
+def test_initialisers_by_name_with_a_verdict(method):
+    X, y = helpers.regression_data(20)
+    guide, svi, state = start(helpers.gaussian_model, sgp.SOLVEGP(5, 3, method), X, y)
+    verdict = guide.initial_verdicts["f"]
+    assert 0 < verdict.variance_explained <= verdict.variance_explained_union <= 1
+    assert verdict.condition_number > 1 and verdict.nearest_pair.distance > 0
+    assert "explain" in str(verdict)
+    later = guide.assess(svi.get_params(state), X)["f"]
+    assert_allclose(later.variance_explained, verdict.variance_explained, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "approximation",
+    [
+        sgp.SVGP(6),
+        sgp.SVGP(6, whiten=False),
+        sgp.SVGP(6, covariance="diagonal", whiten=False),
+        sgp.SOLVEGP(4, 3, whiten=False),
+        sgp.SOLVEGP(3, (2, 2)),
+        sgp.ODVGP(4, 6, whiten=False),
+    ],
+)
+def test_q_starts_at_the_prior(approximation):
+    X, y = helpers.regression_data()
+    guide, svi, state = start(helpers.gaussian_model, approximation, X, y)
+    q = guide.posterior(svi.get_params(state), X)["f"]
+    if approximation.covariance == "full":
+        assert_allclose(q.prior_kl(), 0, atol=1e-10)
+        assert_allclose(q.variance, 1, rtol=1e-8)
+    # The nearest diagonal Gaussian is not the prior, but no worse than the identity.
+    identity = 0.5 * np.sum(
+        np.linalg.inv(helpers.rbf(q.inducing[0], q.inducing[0])).diagonal()
+    )
+    assert q.prior_kl() < identity
+
+
+# ---- float32, jit, and size -------------------------------------------------------------
+
+
+def test_float32_training_under_x64_stays_float32():
+    X, y = helpers.count_data()
+    X = X.astype(jnp.float32)
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    guide, svi, state = start(model, sgp.SOLVEGP(4, 3), X, y)
+    state, value = svi.update(state, X, y)
+    assert value.dtype == jnp.float32
+    assert {p.dtype for p in svi.get_params(state).values()} == {jnp.dtype("float32")}
+
+
+def test_float32_bernoulli_with_a_hundred_points_trains_without_nan():
+    rng = np.random.default_rng(0)
+    X = jnp.asarray(rng.uniform(-3, 3, size=(1000, 1)), jnp.float32)
+    y = jnp.asarray(
+        rng.uniform(size=1000) < 1 / (1 + np.exp(-3 * np.sin(2 * X[:, 0]))), int
+    )
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    Z = jnp.linspace(-3, 3, 100, dtype=jnp.float32)[:, None]
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z))
+    svi = SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    result = svi.run(random.key(0), 300, X, y, progress_bar=False)
+    assert result.losses.dtype == jnp.float32
+    assert np.isfinite(result.losses).all()
+    assert result.losses[-1] < result.losses[0] - 100
+
+
+def test_the_same_shapes_are_traced_once():
+    X, y = helpers.count_data()
+    runs = []
+
+    def model(X, y=None):
+        runs.append(None)
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    guide, svi, state = start(model, sgp.SVGP(3), X, y)
+    update = jax.jit(svi.update)
+    state, _ = update(state, X, y)
+    before = len(runs)
+    for _ in range(3):
+        state, _ = update(state, X, y + 1)
+    assert len(runs) == before
+
+
+def largest_array(jaxpr):
+    """Number of elements of the largest array in a program."""
+    sizes = [0]
+    for equation in jaxpr.eqns:
+        sizes += [int(np.prod(v.aval.shape)) for v in equation.outvars]
+        for value in jax.tree.leaves(
+            equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                sizes.append(largest_array(inner))
+    return max(sizes)
+
+
+def test_nothing_of_the_size_of_the_data_is_built_in_a_step():
+    rows, batch, M = 5_000, 16, 8
+    X = jnp.asarray(np.random.default_rng(0).normal(size=(rows, 3)))
+    y = jnp.sin(X[:, 0])
+    kwargs = {"batch_size": batch}
+    _, svi, state = start(helpers.gaussian_model, sgp.SVGP(M), X, y, svi_kwargs=kwargs)
+    jaxpr = jax.make_jaxpr(lambda s, X, y: svi.update(s, X, y, **kwargs))(state, X, y)
+    # NumPyro's subsampling shuffles the row numbers: one array of N integers.
+    assert largest_array(jaxpr.jaxpr) <= rows
+
+
+# ---- bad input --------------------------------------------------------------------------
+
+
+def test_a_gp_inside_a_subsampled_plate():
+    def model(X, y):
+        with numpyro.plate("data", X.shape[0], subsample_size=4) as idx:
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X[idx]))
+            numpyro.sample("y", dist.Normal(f, 1.0), obs=y[idx])
+
+    X, y = helpers.regression_data()
+    with pytest.raises(
+        ValueError, match="(?s)'f' is inside the data plate 'data'.*outside"
+    ):
+        start(model, sgp.SVGP(3), X, y)
+
+
+def test_a_gp_inside_a_full_data_plate():
+    def model(X, y):
+        with numpyro.plate("data", X.shape[0]):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+            numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    X, y = helpers.regression_data()
+    with pytest.raises(ValueError, match="(?s)'f' is inside the data plate 'data'.*expand"):
+        start(model, sgp.SVGP(3), X, y)
+
+
+def test_inputs_with_nan():
+    X, y = helpers.regression_data()
+    with pytest.raises(
+        ValueError, match=r"X of GP site 'f'.*1 of 15 rows \(first: \[2\]\)"
+    ):
+        start(helpers.gaussian_model, sgp.SVGP(3), X.at[2].set(jnp.nan), y)
+
+
+def test_inputs_of_rank_one():
+    X, y = helpers.regression_data()
+    with pytest.raises(ValueError, match=r"shape \(N, D\).*X\[:, None\]"):
+        start(helpers.gaussian_model, sgp.SVGP(3), X[:, 0], y)
+
+
+@pytest.mark.parametrize("take", [lambda y: y[:-1], lambda y: y[:, None], lambda y: y[:1]])
+def test_another_number_of_responses_than_rows(take):
+    def model(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    X, y = helpers.regression_data()
+    with pytest.raises(
+        ValueError, match="site 'y' has values of shape.*15 rows at GP site 'f'"
+    ):
+        start(model, sgp.SVGP(3), X, take(y))
+
+
+def test_more_inducing_points_than_distinct_inputs():
+    X, y = helpers.regression_data(6)
+    X = jnp.concatenate([X, X])
+    with pytest.raises(ValueError, match="GP site 'f'.*6 distinct"):
+        start(helpers.gaussian_model, sgp.SVGP(7), X, jnp.concatenate([y, y]))
+
+
+def test_unknown_and_missing_sites_in_the_approximations():
+    X, y = helpers.regression_data()
+    approximations = {"g": sgp.SVGP(3)}
+    with pytest.raises(
+        ValueError, match=r"unknown sites \['g'\].*no approximation for \['f'\]"
+    ):
+        start(helpers.gaussian_model, approximations, X, y)
+
+
+def test_a_model_without_gp_sites():
+    def model(X, y):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(loc, 1.0).expand(y.shape).to_event(1), obs=y)
+
+    X, y = helpers.regression_data()
+    with pytest.raises(ValueError, match=r"no latent GP site.*\['loc'\].*GaussianProcess"):
+        start(model, sgp.SVGP(3), X, y)
+
+
+def test_a_model_without_data():
+    X, _ = helpers.regression_data()
+    with pytest.raises(ValueError, match="no observed site.*with the data"):
+        start(helpers.gaussian_model, sgp.SVGP(3), X)
+
+
+def test_discrete_latents():
+    def model(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            z = numpyro.sample("z", dist.Bernoulli(0.5))
+            numpyro.sample("y", dist.Normal(f * z, 1.0), obs=y)
+
+    X, y = helpers.regression_data()
+    with pytest.raises(ValueError, match="'z' is discrete.*MixtureSameFamily"):
+        start(model, sgp.SVGP(3), X, y)
+
+
+def test_a_masked_gp_site():
+    def model(X, y):
+        with handlers.mask(mask=False):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
+
+    X, y = helpers.regression_data()
+    with pytest.raises(ValueError, match="GP site 'f' is masked.*observed sites only"):
+        start(model, sgp.SVGP(3), X, y)
+
+
+def test_a_covariance_that_cannot_be_factorised():
+    class Negative:
+        def __call__(self, X1, X2):
+            return -sgp.kernels.RBF()(X1, X2)
+
+        def diag(self, X):
+            return -jnp.ones(X.shape[0])
+
+    def model(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(Negative(), X))
+        numpyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
+
+    X, y = helpers.regression_data()
+    with pytest.raises(ValueError, match="GP site 'f' has no Cholesky.*jitter of 0.001"):
+        start(model, sgp.SVGP(3), X, y)
+
+
+def test_parameters_that_diverged_are_told_apart_from_good_ones():
+    X, y = helpers.regression_data()
+    guide, svi, state = start(helpers.gaussian_model, sgp.SVGP(3), X, y)
+    params = svi.get_params(state)
+    params["f_auto_Z"] = params["f_auto_Z"] * jnp.nan
+    with pytest.raises(ValueError, match="GP site 'f' has no Cholesky.*training diverged"):
+        guide.posterior(params, X)
+
+
+def test_parameters_of_another_guide():
+    X, y = helpers.regression_data()
+    guide, _, _ = start(helpers.gaussian_model, sgp.SVGP(3), X, y)
+    other, svi, state = start(helpers.gaussian_model, sgp.SVGP(4), X, y)
+    with pytest.raises(ValueError, match="'f_auto_Z' has shape.*another guide"):
+        guide.posterior(svi.get_params(state), X)
+    solve, _, _ = start(helpers.gaussian_model, sgp.SOLVEGP(4, 2), X, y)
+    with pytest.raises(ValueError, match="no 'f_auto_O'.*GP site 'f'.*another guide"):
+        solve.posterior(svi.get_params(state), X)
+
+
+def test_results_before_the_set_up():
+    guide = sgp.AutoSparseGP(helpers.gaussian_model, sgp.SVGP(3))
+    with pytest.raises(ValueError, match="not been set up"):
+        guide.posterior({}, jnp.zeros((2, 1)))
+
+
+def test_new_inputs_with_another_number_of_columns():
+    X, y = helpers.regression_data()
+    guide, svi, state = start(helpers.gaussian_model, sgp.SVGP(3), X, y)
+    with pytest.raises(ValueError, match="GP site 'f' has inputs with 2 columns"):
+        guide.posterior(svi.get_params(state), jnp.zeros((4, 2)))
+
+
+def test_inducing_points_with_another_number_of_columns():
+    X, y = helpers.regression_data()
+    with pytest.raises(ValueError, match="GP site 'f'.*2 columns, but the inputs X have 1"):
+        start(helpers.gaussian_model, sgp.SVGP(inducing=jnp.zeros((3, 2))), X, y)
+
+
+def test_base_guides_that_do_not_serve():
+    with pytest.raises(TypeError, match="AutoLaplaceApproximation needs the density"):
+        sgp.AutoSparseGP(helpers.gaussian_model, sgp.SVGP(3), AutoLaplaceApproximation)
+    with pytest.raises(TypeError, match="not an instance"):
+        sgp.AutoSparseGP(
+            helpers.gaussian_model, sgp.SVGP(3), AutoNormal(helpers.gaussian_model)
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sgp.SVGP(), "give the number of inducing points Z"),
+        (lambda: sgp.SVGP(0), "must be positive"),
+        (lambda: sgp.SVGP(5, covariance="low"), "'full' or 'diagonal'"),
+        (lambda: sgp.SVGP(5, jnp.zeros((4, 1))), "5 inducing points Z.*4 rows"),
+        (lambda: sgp.SVGP(inducing=jnp.zeros(4)), r"shape \(M, D\)"),
+        (lambda: sgp.SOLVEGP(5), "number of inducing points O"),
+        (lambda: sgp.SOLVEGP(5, (2, 2), orthogonal=jnp.zeros((2, 1))), "2 orthogonal sets"),
+    ],
+)
+def test_approximations_with_contradicting_options(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_duplicate_inducing_points_and_constant_columns_work():
+    X, y = helpers.regression_data()
+    X = jnp.concatenate([X, jnp.ones_like(X)], axis=1)
+    Z = jnp.concatenate([X[:4], X[:4]])
+    guide, svi, state = start(
+        helpers.gaussian_model, sgp.SOLVEGP(inducing=Z, orthogonal=X[:2]), X, y
+    )
+    for _ in range(3):
+        state, value = svi.update(state, X, y)
+    assert np.isfinite(value)
+    assert all(np.isfinite(p).all() for p in svi.get_params(state).values())
+    guide, svi, state = start(helpers.gaussian_model, sgp.SVGP(5), X, y)
+    assert np.isfinite(svi.update(state, X, y)[1])

@@ -1,0 +1,288 @@
+"""Predictions from posterior samples, against the exact posterior predictive."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from numpyro.infer import MCMC, NUTS
+
+from numpyro_sgp import GaussianProcess, GPPredictive, whiten
+from numpyro_sgp.kernels import RBF
+
+N, S = 5, 20_000
+X = np.array([0.0, 0.7, 1.5, 2.0, 3.1])[:, None]
+X_NEW = np.array([0.4, 1.7, 4.0])[:, None]
+Y = np.array([0.3, 1.1, 0.2, -0.5, -0.9])
+VARIANCE, LENGTHSCALE, LEVEL, NOISE = 1.3, 0.8, 0.4, 0.3
+KEY = jax.random.key(0)
+rng = np.random.default_rng(0)
+
+
+def rbf(X1, X2, variance=VARIANCE, lengthscale=LENGTHSCALE):
+    return variance * np.exp(-0.5 * (X1 - X2.T) ** 2 / lengthscale**2)
+
+
+def gp(X, variance=VARIANCE, lengthscale=LENGTHSCALE, mean=LEVEL):
+    return GaussianProcess(RBF(variance, lengthscale), X, mean)
+
+
+def observe(f, y, noise=NOISE):
+    with numpyro.plate("data", f.shape[-1]):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def model(X, y=None):
+    observe(numpyro.sample("f", gp(X)), y)
+
+
+def conditional(value, X_new, **hyperparameters):
+    """Textbook p(f(X_new) | f(X)); the default jitter of 1e-8 does not show here."""
+    inverse = np.linalg.inv(rbf(X, X, **hyperparameters))
+    cross = rbf(X_new, X, **hyperparameters)
+    covariance = rbf(X_new, X_new, **hyperparameters) - cross @ inverse @ cross.T
+    return LEVEL + cross @ inverse @ (value - LEVEL), covariance
+
+
+def assert_moments(draws, mean, covariance):
+    """Within five standard errors: fails for one key in 2e6 per number."""
+    variance = np.diag(covariance)
+    error = np.sqrt(variance / len(draws))
+    assert (np.abs(draws.mean(0) - mean) < 5 * error).all()
+    error = np.sqrt((np.outer(variance, variance) + covariance**2) / len(draws))
+    assert (np.abs(np.cov(draws.T) - covariance) < 5 * error).all()
+
+
+def test_draws_at_new_inputs_have_the_exact_posterior_predictive():
+    inverse = np.linalg.inv(rbf(X, X) + NOISE**2 * np.eye(N))
+    m = LEVEL + rbf(X, X) @ inverse @ (Y - LEVEL)
+    V = rbf(X, X) - rbf(X, X) @ inverse @ rbf(X, X)
+    f = m + rng.normal(size=(S, N)) @ np.linalg.cholesky(V).T  # exact samples
+    draws = GPPredictive(model, {"f": f}, train_args=(X, Y))(KEY, X_NEW)
+    assert sorted(draws) == ["f", "y"]
+    mean = LEVEL + rbf(X_NEW, X) @ inverse @ (Y - LEVEL)
+    covariance = rbf(X_NEW, X_NEW) - rbf(X_NEW, X) @ inverse @ rbf(X, X_NEW)
+    # 18 numbers: one key in 1e5 fails.
+    assert_moments(np.asarray(draws["f"]), mean, covariance)
+    assert_moments(np.asarray(draws["y"]), mean, covariance + NOISE**2 * np.eye(3))
+
+
+def test_draws_at_the_training_inputs_are_the_samples():
+    f = rng.normal(size=(20, N))
+    draws = GPPredictive(model, {"f": f}, train_args=(X, Y))(KEY, X)
+    # The jitter of both factors leaves a standard deviation of sqrt(2e-8).
+    assert_allclose(draws["f"], f, atol=2e-3)
+    assert np.ptp(np.asarray(draws["y"]) - f) > 0.5  # new noise
+
+
+def test_each_sample_is_used_with_its_own_hyperparameters():
+    def model(X, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal())
+        noise = numpyro.sample("noise", dist.LogNormal())
+        observe(numpyro.sample("f", gp(X, lengthscale=lengthscale)), y, noise)
+
+    half = S // 2
+    samples = {
+        "lengthscale": np.repeat([0.5, 1.2], half),
+        "noise": np.repeat([0.2, 0.7], half),
+        "f": np.tile(Y, (S, 1)),
+    }
+    predictive = GPPredictive(model, samples, train_args=(X, Y))
+    draws = predictive(KEY, X_NEW)
+    assert sorted(draws) == ["f", "y"]
+    for rows, lengthscale, noise in [
+        (slice(half), 0.5, 0.2),
+        (slice(half, None), 1.2, 0.7),
+    ]:
+        mean, covariance = conditional(Y, X_NEW, lengthscale=lengthscale)
+        # 36 numbers in all: one key in 5e4 fails.
+        assert_moments(np.asarray(draws["f"][rows]), mean, covariance)
+        covariance = covariance + noise**2 * np.eye(3)
+        assert_moments(np.asarray(draws["y"][rows]), mean, covariance)
+
+
+def plate_latents(X, y=None):
+    with numpyro.plate("latent", 2):
+        f = numpyro.sample("f", gp(X))
+    observe(f.sum(0), y)
+
+
+def expanded_latents(X, y=None):
+    observe(numpyro.sample("f", gp(X).expand([2])).sum(0), y)
+
+
+def event_latents(X, y=None):
+    observe(numpyro.sample("f", gp(X).expand([2]).to_event(1)).sum(0), y)
+
+
+@pytest.mark.parametrize("model", [plate_latents, expanded_latents, event_latents])
+def test_latent_functions_are_predicted_each_from_its_own_samples(model):
+    num = 4_000
+    f = np.tile(np.stack([Y, -Y]), (num, 1, 1))
+    draws = GPPredictive(model, {"f": f}, train_args=(X, Y))(KEY, X_NEW)
+    assert draws["f"].shape == (num, 2, 3) and draws["y"].shape == (num, 3)
+    for q, values in enumerate([Y, -Y]):
+        # 18 numbers: one key in 1e5 fails.
+        mean, covariance = conditional(values, X_NEW)
+        assert_moments(np.asarray(draws["f"][:, q]), mean, covariance)
+    cross = np.cov(draws["f"][:, 0].T, draws["f"][:, 1].T)[:3, 3:]
+    sd = np.sqrt(np.diag(covariance))
+    assert (np.abs(cross) < 5 * np.outer(sd, sd) / np.sqrt(num)).all()
+
+
+def test_each_latent_function_has_its_own_hyperparameters():
+    def model(X, y=None):
+        f = numpyro.sample("f", gp(X, np.array([1.3, 0.5]), np.array([0.8, 1.2])))
+        observe(f.sum(0), y)
+
+    num = 4_000
+    f = np.tile(np.stack([Y, Y]), (num, 1, 1))
+    draws = GPPredictive(model, {"f": f}, train_args=(X, Y))(KEY, X_NEW)
+    for q, (variance, lengthscale) in enumerate([(1.3, 0.8), (0.5, 1.2)]):
+        moments = conditional(Y, X_NEW, variance=variance, lengthscale=lengthscale)
+        assert_moments(np.asarray(draws["f"][:, q]), *moments)
+
+
+def test_a_process_fed_by_a_process_follows_its_samples():
+    def deep(X, y=None):
+        inner = numpyro.sample("inner", gp(X, mean=lambda x: x[:, 0]))
+        observe(numpyro.sample("f", gp(inner[:, None])), y)
+
+    samples = {
+        "inner": X[:, 0] + 0.3 * rng.normal(size=(20, N)),
+        "f": rng.normal(size=(20, N)),
+    }
+    predictive = GPPredictive(deep, samples, train_args=(X, Y))
+    assert predictive(KEY, X_NEW)["f"].shape == (20, 3)
+    draws = predictive(KEY, X)
+    # The jitter leaves 1.4e-4 in the inner process, times the slope of the outer one
+    # (which is large where two inner values are near each other).
+    assert_allclose(draws["inner"], samples["inner"], atol=2e-3)
+    assert np.median(np.abs(draws["f"] - samples["f"])) < 2e-3
+    with pytest.raises(AssertionError):  # new inputs elsewhere are new values
+        assert_allclose(predictive(KEY, X + 0.5)["f"], samples["f"], atol=0.1)
+
+
+def test_samples_of_a_whitened_model_are_samples_of_the_model():
+    mcmc = MCMC(NUTS(whiten(model)), num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(KEY, X, Y)
+    draws = GPPredictive(model, mcmc.get_samples(), train_args=(X, Y))(KEY, X)
+    assert_allclose(draws["f"], mcmc.get_samples()["f"], atol=2e-3)
+    assert sorted(draws) == ["f", "y"]
+
+
+def with_rate(X, y=None):
+    f = numpyro.sample("f", gp(X))
+    rate = numpyro.deterministic("rate", jnp.exp(f))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def test_deterministic_sites_are_computed_at_the_new_inputs():
+    f = rng.normal(size=(20, N))
+    # get_samples() has the deterministic sites too, at the training inputs.
+    for samples in ({"f": f}, {"f": f, "rate": np.exp(f)}):
+        draws = GPPredictive(with_rate, samples, train_args=(X, Y))(KEY, X_NEW)
+        assert draws["y"].shape == (20, 3)
+        assert_allclose(draws["rate"], np.exp(draws["f"]), rtol=1e-12)
+
+
+def test_return_sites_are_those_that_are_returned():
+    predictive = GPPredictive(
+        with_rate,
+        {"f": rng.normal(size=(20, N))},
+        train_args=(X, Y),
+        return_sites=["rate", "y"],
+    )
+    draws = predictive(KEY, X_NEW)
+    assert sorted(draws) == ["rate", "y"] and draws["rate"].shape == (20, 3)
+
+
+def test_batches_of_samples_do_not_change_the_draws():
+    samples = {"f": rng.normal(size=(7, N))}
+    whole = GPPredictive(model, samples, train_args=(X, Y))(KEY, X_NEW)
+    parts = GPPredictive(model, samples, train_args=(X, Y), batch_size=3)(KEY, X_NEW)
+    for name in whole:
+        assert_allclose(parts[name], whole[name], rtol=1e-9)
+    assert len(np.unique(np.asarray(whole["f"]).round(9))) == 21
+
+
+def test_keyword_arguments_reach_the_model():
+    def scaled(X, y=None, *, scale):
+        observe(scale * numpyro.sample("f", gp(X)), y)
+
+    samples = {"f": np.tile(Y, (20, 1))}
+    predictive = GPPredictive(
+        scaled, samples, train_args=(X,), train_kwargs={"y": Y, "scale": 1.0}
+    )
+    draws = predictive(KEY, X, scale=100.0)
+    assert_allclose(draws["y"] / 100.0, draws["f"], atol=0.05)  # noise of 0.003
+
+
+def test_observed_new_data_are_not_returned():
+    predictive = GPPredictive(model, {"f": np.tile(Y, (3, 1))}, train_args=(X, Y))
+    assert list(predictive(KEY, X_NEW, np.zeros(3))) == ["f"]
+
+
+def test_draws_differ_between_keys_and_repeat_for_one():
+    predictive = GPPredictive(model, {"f": np.tile(Y, (3, 1))}, train_args=(X, Y))
+    first, again = predictive(KEY, X_NEW)["f"], predictive(KEY, X_NEW)["f"]
+    assert_array_equal(first, again)
+    other = predictive(jax.random.key(1), X_NEW)["f"]
+    assert (np.abs(first - other) > 1e-9).all()
+
+
+# ---- errors ---------------------------------------------------------------------------
+
+
+def test_train_args_must_be_a_tuple():
+    with pytest.raises(TypeError, match=r"such as \(X, y\), got ndarray"):
+        GPPredictive(model, {"f": np.zeros((3, N))}, train_args=X)
+
+
+@pytest.mark.parametrize(
+    "samples", [{}, {"f": np.zeros((3, N)), "noise": np.zeros(4)}, {"f": 0.0, "g": Y}]
+)
+def test_samples_must_have_one_leading_axis(samples):
+    with pytest.raises(ValueError, match="one leading axis of the same length, got {"):
+        GPPredictive(model, samples, train_args=(X, Y))
+
+
+def test_samples_grouped_by_chain_are_refused():
+    grouped = {"f": np.zeros((2, 3, N))}
+    predictive = GPPredictive(model, grouped, train_args=(X, Y))
+    with pytest.raises(ValueError, match=r"shape \(3, 5\), but at train_args it has \(5"):
+        predictive(KEY, X_NEW)
+
+
+def test_samples_of_other_inputs_are_refused():
+    predictive = GPPredictive(model, {"f": np.zeros((3, N))}, train_args=(X_NEW,))
+    with pytest.raises(ValueError, match=r"GP site 'f' have shape \(5,\).*it has \(3,\)"):
+        predictive(KEY, X_NEW)
+
+
+def test_a_site_without_samples_is_an_error():
+    samples = {"noise": np.zeros(3)}
+    predictive = GPPredictive(model, samples, train_args=(X, Y))
+    with pytest.raises(ValueError, match=r"no values of GP site 'f', only of \['noise'\]"):
+        predictive(KEY, X_NEW)
+
+
+def test_a_model_without_a_process_is_an_error():
+    def model(X, y=None):
+        observe(numpyro.sample("level", dist.Normal()) * jnp.ones(len(X)), y)
+
+    predictive = GPPredictive(model, {"level": np.zeros(3)}, train_args=(X, Y))
+    with pytest.raises(ValueError, match=r"no latent GP site; use numpyro.infer.Pred"):
+        predictive(KEY, X_NEW)
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_inputs_that_are_not_finite_are_refused(new):
+    bad = np.array([[0.0], [np.nan], [1.0], [2.0], [3.0]])
+    train, inputs = (X, bad) if new else (bad, X_NEW)
+    predictive = GPPredictive(model, {"f": np.zeros((3, N))}, train_args=(train, Y))
+    with pytest.raises(ValueError, match=r"GP site 'f' have NaN .*first: \[1\]"):
+        predictive(KEY, inputs)
