@@ -117,6 +117,7 @@ def to_arviz(
             raise ValueError("result is for an SVI; an MCMC object has its own draws.")
         found = _of_mcmc(fit, args, kwargs)
     elif isinstance(fit, SVI):
+        kwargs = {**fit.static_kwargs, **kwargs}
         found = _of_svi(fit, result, num_samples, k_draws, args, kwargs)
     else:
         raise TypeError(
@@ -238,9 +239,7 @@ def _elbo(svi, params, rng_key, args, kwargs) -> dict:
     """The bound with all of the data: its mean and standard error over some keys."""
 
     def bound(key):
-        loss = svi.loss.loss(
-            key, params, svi.model, svi.guide, *args, **kwargs, **svi.static_kwargs
-        )
+        loss = svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
         return -sum(jax.tree.leaves(loss))  # by site where the loss has sum_sites=False
 
     bounds = jax.lax.map(bound, jax.random.split(rng_key, _NUM_ELBO_KEYS))

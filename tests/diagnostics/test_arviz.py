@@ -192,6 +192,7 @@ def several_sites(X, y=None, counts=None, mask=None):
         with handlers.mask(mask=True if mask is None else mask):
             y = numpyro.sample("y", dist.Normal(f[0], noise), obs=y)
         numpyro.sample("counts", dist.Poisson(jnp.exp(f[1]) + y**2), obs=counts)
+        numpyro.sample("pair", dist.Normal(f, 1.0), obs=jnp.zeros(f.shape))
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +215,13 @@ def test_masks_params_several_sites_and_several_latents(several):
     assert_allclose(tree.log_likelihood["counts"], stats.poisson.logpmf(y, rate), rtol=1e-9)
 
 
+def test_plates_name_their_own_axis(several):
+    tree, _, _ = several
+    for group in ("log_likelihood", "posterior_predictive"):
+        assert tree[group]["pair"].dims == ("chain", "draw", "pair_dim_0", "data")
+        assert tree[group]["y"].dims == ("chain", "draw", "data")
+
+
 def test_predictive_of_a_site_uses_that_of_the_site_before(several):
     tree, data, _ = several
     f = tree.posterior["f"].values
@@ -229,7 +237,7 @@ def test_predictive_of_a_site_uses_that_of_the_site_before(several):
 def test_masked_observations_are_not_in_loo(several):
     tree, _, mask = several
     loo = leave_one_out(tree)
-    assert loo.pointwise.shape == (mask.sum() + N,)
+    assert loo.pointwise.shape == (mask.sum() + N + 2 * N,)
     assert_allclose(loo.pointwise.sum(), loo.elpd, rtol=1e-9)
 
 

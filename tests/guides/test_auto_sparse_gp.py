@@ -372,8 +372,7 @@ def test_q_starts_at_the_prior(approximation):
 
 
 def test_float32_training_under_x64_stays_float32():
-    X, y = helpers.count_data()
-    X = X.astype(jnp.float32)
+    X, y = (a.astype(jnp.float32) for a in helpers.count_data())
 
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
