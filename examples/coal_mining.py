@@ -23,8 +23,8 @@ covariance in every leapfrog step).
 """
 
 import argparse
-from pathlib import Path
 import time
+from pathlib import Path
 
 import arviz_base
 import jax
@@ -33,9 +33,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 from numpyro.infer import HMC, MCMC, NUTS, SVI
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
-import optax
 
 import numpyro_sgp as sgp
 
@@ -99,7 +99,7 @@ def fixed_hyperparameters(X, y, args):
     print("NUTS")
     fits["NUTS"] = run_mcmc(NUTS(sgp.whiten(model)), X, y, args)
     print("HMC")
-    hmc = HMC(sgp.whiten(model), trajectory_length=np.pi / 2)
+    hmc = HMC(sgp.whiten(model), trajectory_length=2.0)
     fits["HMC"] = run_mcmc(hmc, X, y, args)
     for sparsity in args.sparsity:
         M = max(2, round(sparsity * X.shape[0]))
@@ -230,7 +230,7 @@ def parse_args(arguments=None):
     parser.add_argument("--num-steps", type=int, default=2000, help="steps of SVI")
     parser.add_argument("--num-draws", type=int, default=2000, help="draws from q(f)")
     parser.add_argument("--num-warmup", type=int, default=500)
-    parser.add_argument("--num-samples", type=int, default=1000, help="of each chain")
+    parser.add_argument("--num-samples", type=int, default=2000, help="of each chain")
     parser.add_argument("--num-chains", type=int, default=2)
     parser.add_argument(
         "--learn", action="store_true", help="learn the hyperparameters too (some minutes)"

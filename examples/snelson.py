@@ -290,8 +290,10 @@ def draw(fits, exact, X, y, X_test):
     :return: the figure.
     """
     blue, orange, red, green = "#0072B2", "#D55E00", "#A50026", "#00684B"
-    rows, columns = (1, len(fits)) if len(fits) < 3 else (2, 2)
-    figure = Figure(figsize=(4.8 * columns, 3.0 * rows + 0.5), layout="constrained")
+    single = len(fits) == 1
+    rows, columns = (1, 1) if single else (-(-len(fits) // 2), 2)
+    size = (7.0, 4.3) if single else (9.6, 3.0 * rows + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     x = np.asarray(X_test)[:, 0]
@@ -337,7 +339,7 @@ def draw(fits, exact, X, y, X_test):
             "O",
         ],
         loc="outside lower center",
-        ncols=3 if columns == 1 else 5,
+        ncols=3 if single else 5,
         frameon=False,
         fontsize=9.5,
         columnspacing=1.4,
@@ -398,24 +400,29 @@ def parse(argv=None):
     """Command line options; `main` takes what this returns."""
     parser = argparse.ArgumentParser(
         description="Sparse GPs on Snelson's data: SVGP, ODVGP, SOLVE-GP and the exact GP.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--method", choices=["all", *METHODS], default="all")
-    parser.add_argument("--optimiser", choices=list(DEFAULT_STEPS), default="lbfgs")
-    parser.add_argument(
-        "--steps", type=int, help="at most 3000 with L-BFGS and 5000 with Adam if None"
     )
     parser.add_argument(
-        "--batch-size", type=int, help="for Adam (20 in the paper); all data if None"
+        "--method", choices=["all", *METHODS], default="all", help="default: all"
     )
     parser.add_argument(
-        "--learning-rate", type=float, default=0.03, help="of Adam, decays to 0"
+        "--optimiser", choices=list(DEFAULT_STEPS), default="lbfgs", help="default: lbfgs"
+    )
+    parser.add_argument(
+        "--steps", type=int, help="default: 5000 with Adam; at most 3000 with L-BFGS"
+    )
+    parser.add_argument("--batch-size", type=int, help="of Adam; default: all data")
+    parser.add_argument(
+        "--learning-rate",
+        type=float,
+        default=0.03,
+        help="of Adam, decays to 0; default: 0.03",
     )
     parser.add_argument(
         "--inducing",
         choices=["greedy", "kmeans", "random"],
         default="greedy",
-        help="where Z and O start (ODVGP: Z at K-means centres, O at all inputs)",
+        help="where Z and O start; default: greedy (ODVGP always: Z at K-means centres, O "
+        "at all inputs)",
     )
     parser.add_argument(
         "--paper",
@@ -426,10 +433,17 @@ def parse(argv=None):
         "--float32", action="store_true", help="single precision, in place of double"
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("figures"), help="folder for figures"
+        "--output",
+        type=Path,
+        default=Path("figures"),
+        help="folder for figures; default: figures",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of K-means and of minibatches")
-    parser.add_argument("--device", choices=["cpu", "gpu", "tpu"], default="cpu")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of K-means and of minibatches; default: 0"
+    )
+    parser.add_argument(
+        "--device", choices=["cpu", "gpu", "tpu"], default="cpu", help="default: cpu"
+    )
     parser.add_argument("--no-progress", action="store_true", help="no progress bars")
     args = parser.parse_args(argv)
     if args.optimiser == "lbfgs" and args.batch_size is not None:

@@ -10,6 +10,7 @@ from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import autoguide
 from numpyro.primitives import Messenger
+from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions import SparsePosterior, sites
 from numpyro_sgp.elbo.coupling import couples_rows
@@ -363,8 +364,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         :return: a distribution for each site, with ``mean`` and ``variance`` of shape
             ``batch_shape + (N,)``, ``covariance_matrix``, ``sample``, ``parallel()``,
             ``orthogonal()`` and ``prior_kl()``.
-        :raises ValueError: if ``params`` are not this guide's, or K_uu cannot be
-            factorised.
+        :raises ValueError: if ``params`` are not this guide's or not finite, or K_uu
+            cannot be factorised.
         """
         self._check_params(params)
         found = {}
@@ -509,13 +510,18 @@ class AutoSparseGP(autoguide.AutoGuide):
                 "training data first."
             )
         for site, initial in self._initial.items():
+            frozen = not self._approximations[site].train_inducing
             for name in initial:
                 full_name = f"{site}_{self.prefix}_{name}"
-                if not name.startswith("q") and not (
-                    self._approximations[site].train_inducing
-                ):
-                    continue
-                if full_name not in params:
+                if full_name in params:
+                    value = params[full_name]
+                    if not_jax_tracer(value) and not np.isfinite(value).all():
+                        raise ValueError(
+                            f"Parameter '{full_name}' of GP site '{site}' is not finite. "
+                            "Training has diverged: look at the losses, lower the learning "
+                            "rate, or, in float32, try numpyro.enable_x64()."
+                        )
+                elif name.startswith("q") or not frozen:
                     raise ValueError(
                         f"params has no '{full_name}' for GP site '{site}'; it has "
                         f"{sorted(params)}. Are these the parameters of another guide?"
@@ -526,16 +532,14 @@ def check_cholesky(name: str, chol: jax.Array) -> None:
     """
     :raises ValueError: if the factor of K_uu is known and not finite.
     """
-    if isinstance(chol, jax.core.Tracer):
-        return
-    if not np.isfinite(np.asarray(chol)).all():
+    if not_jax_tracer(chol) and not np.isfinite(chol).all():
         dtype = chol.dtype
         raise ValueError(
             f"The inducing covariance K_uu of GP site '{name}' has no Cholesky factor, "
             f"even with a jitter of {max_jitter(dtype):g} times its mean diagonal "
-            f"({dtype}). Look for NaN or infinite kernel hyperparameters or inducing "
-            "points (training diverged?), or a kernel that is not positive definite; in "
-            "float32, try numpyro.enable_x64()."
+            f"({dtype}). Look for NaN or infinite kernel hyperparameters (has training "
+            "diverged?), or a kernel that is not positive definite; in float32, try "
+            "numpyro.enable_x64()."
         )
 
 

@@ -192,7 +192,8 @@ def several_sites(X, y=None, counts=None, mask=None):
         with handlers.mask(mask=True if mask is None else mask):
             y = numpyro.sample("y", dist.Normal(f[0], noise), obs=y)
         numpyro.sample("counts", dist.Poisson(jnp.exp(f[1]) + y**2), obs=counts)
-        numpyro.sample("pair", dist.Normal(f, 1.0), obs=jnp.zeros(f.shape))
+        with numpyro.plate("latents", 2, dim=-2):
+            numpyro.sample("pair", dist.Normal(f, 1.0), obs=jnp.zeros(f.shape))
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +219,7 @@ def test_masks_params_several_sites_and_several_latents(several):
 def test_plates_name_their_own_axis(several):
     tree, _, _ = several
     for group in ("log_likelihood", "posterior_predictive"):
-        assert tree[group]["pair"].dims == ("chain", "draw", "pair_dim_0", "data")
+        assert tree[group]["pair"].dims == ("chain", "draw", "latents", "data")
         assert tree[group]["y"].dims == ("chain", "draw", "data")
 
 

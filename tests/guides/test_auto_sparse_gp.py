@@ -577,13 +577,16 @@ def test_a_covariance_that_cannot_be_factorised():
         start(model, sgp.SVGP(3), X, y)
 
 
-def test_parameters_that_diverged_are_told_apart_from_good_ones():
-    X, y = helpers.regression_data()
-    guide, svi, state = start(helpers.gaussian_model, sgp.SVGP(3), X, y)
+def test_parameters_that_diverged():
+    X, y = helpers.count_data()
+    guide, svi, state = start(helpers.poisson_model, sgp.SVGP(3), X, y)
     params = svi.get_params(state)
-    params["f_auto_Z"] = params["f_auto_Z"] * jnp.nan
-    with pytest.raises(ValueError, match="GP site 'f' has no Cholesky.*training diverged"):
-        guide.posterior(params, X)
+    bad = {**params, "f_auto_qu_mu": params["f_auto_qu_mu"] * jnp.nan}
+    with pytest.raises(ValueError, match="'f_auto_qu_mu' of GP site 'f' is not finite"):
+        guide.sample_posterior(random.key(0), bad, X)
+    bad = {**params, "lengthscale_auto_loc": jnp.nan}
+    with pytest.raises(ValueError, match="GP site 'f' has no Cholesky.*jitter of 0.001"):
+        guide.posterior(bad, X)
 
 
 def test_parameters_of_another_guide():

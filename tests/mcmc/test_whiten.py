@@ -167,7 +167,12 @@ def test_sites_of_the_whitened_model():
         numpyro.sample("h", gp().expand([2]).to_event(1))
         numpyro.sample("other", dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)))
 
-    trace = handlers.trace(handlers.seed(whiten(model), 0)).get_trace()
+    trace = {}
+
+    def run():
+        trace.update(handlers.trace(handlers.seed(whiten(model), 0)).get_trace())
+
+    jax.eval_shape(run)
     for name, batch, event_shape in [
         ("f", (), (N,)),
         ("g", (2,), (N,)),
@@ -191,9 +196,7 @@ def test_sites_of_the_whitened_model():
         (sampled, {"lengthscale": 0.9}, 1),
     ],
 )
-def test_known_covariances_are_factorised_once_and_not_at_every_step(
-    model, others, count
-):
+def test_known_covariances_are_factorised_once_and_not_at_every_step(model, others, count):
     shape = (2, N) if model is plate else (N,)
     values = {**others, "f_white": jnp.zeros(shape)}
     step = jax.value_and_grad(lambda values: density(whiten(model), values)[0])
