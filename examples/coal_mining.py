@@ -64,12 +64,14 @@ def model(X, y=None, learn=False):
 
 def run_mcmc(kernel, X, y, args, learn=False):
     """Samples by HMC or NUTS, as ArviZ data."""
+    enough_devices = jax.local_device_count() >= args.num_chains
     begin = time.time()
     mcmc = MCMC(
         kernel,
         num_warmup=args.num_warmup,
         num_samples=args.num_samples,
         num_chains=args.num_chains,
+        chain_method="parallel" if enough_devices else "sequential",
         progress_bar=not args.quiet,
     )
     mcmc.run(jax.random.key(args.seed), X, y, learn=learn)
@@ -148,6 +150,18 @@ def print_intensities(moments, reference="NUTS"):
         print(f"{name:18s} {np.mean(np.abs(m - mean)):18.5f} {np.mean(s / sd):14.4f}")
 
 
+def print_hyperparameters(fits):
+    """Posterior means and standard deviations of the kernel's hyperparameters."""
+    for name, fit in fits.items():
+        draws = [fit["posterior"][site] for site in ("lengthscale", "variance")]
+        moments = [float(x) for d in draws for x in (d.mean(), d.std())]
+        print(
+            "{:22s} lengthscale {:.0f} ± {:.0f} days, variance {:.2f} ± {:.2f}".format(
+                name, *moments
+            )
+        )
+
+
 def plot(coal, moments, path):
     """Events on top, intensity bands of each method below, with that of NUTS dotted."""
     year = sgp.datasets.days_to_year(coal.bin_centre_day)
@@ -205,13 +219,7 @@ def main(args):
         fits = learned_hyperparameters(X, y, args)
         comparison = sgp.compare(fits, var_names="f")
         print(f"\nLearned hyperparameters, {args.learn_bins} bins\n{comparison}")
-        for name, fit in fits.items():
-            draws = fit["posterior"]
-            print(
-                f"{name:22s} lengthscale {float(draws['lengthscale'].mean()):7.0f} "
-                f"± {float(draws['lengthscale'].std()):5.0f} days, variance "
-                f"{float(draws['variance'].mean()):.2f} ± {float(draws['variance'].std()):.2f}"
-            )
+        print_hyperparameters(fits)
         year = sgp.datasets.days_to_year(coal.bin_centre_day)
         figure = comparison.plot(x=year)
         figure.savefig(args.output / "coal_mining_learned.png", dpi=120)
