@@ -51,7 +51,8 @@ class Linear:
 
     def __call__(self, X: Array) -> Array:
         """Mean at ``X``, shape ``(*batch, N)``."""
-        linear = jnp.matmul(X, self.weights[..., None])[..., 0]
+        weights = jnp.asarray(self.weights, X.dtype)
+        linear = jnp.matmul(X, weights[..., None])[..., 0]
         return linear + jnp.asarray(self.bias, X.dtype)[..., None]
 
 

@@ -23,12 +23,12 @@ class GPPredictive:
         ``mcmc.get_samples()``; each GP site must be there.
     :param train_args: the positional arguments the samples were drawn with.
     :param train_kwargs: the keyword arguments.
-    :param return_sites: names of sites to return; None for all that are not in
-        ``posterior_samples``, and the GP sites.
+    :param return_sites: names of sites to return; None for all unobserved and
+        deterministic ones but the hyperparameters in ``posterior_samples``.
     :param batch_size: number of samples done at a time; by default so many that their
         covariance matrices hold about 3e7 numbers.
     :raises ValueError: if a GP site has no samples, samples do not fit the training inputs,
-        or inputs are not finite.
+        inputs are not finite, or a site of ``return_sites`` is not in the model.
 
     **Example:**
 
@@ -68,7 +68,9 @@ class GPPredictive:
         self.posterior_samples = dict(posterior_samples)
         self.train_args = train_args
         self.train_kwargs = train_kwargs or {}
-        self.return_sites = return_sites
+        self.return_sites = (
+            [return_sites] if isinstance(return_sites, str) else return_sites
+        )
         self.batch_size = batch_size
         shapes = {k: jnp.shape(v) for k, v in self.posterior_samples.items()}
         sizes = {shape[:1] for shape in shapes.values()}
@@ -129,25 +131,29 @@ class GPPredictive:
             new.update(_gp_priors(self.model, others, args, kwargs))
 
         jax.eval_shape(at_new, others)
-        return max(rows, *(prior.event_shape[0] for prior in new.values()))
+        for name, prior in new.items():
+            sites.check_inputs(name, prior)
+        return max([rows, *(prior.event_shape[0] for prior in new.values())])
 
     def _draw(self, rng_key, sample, args, kwargs):
         train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
         others = {k: v for k, v in sample.items() if k not in train}
         model = handlers.seed(self.model, rng_key)
         with handlers.trace() as trace, _Condition(train, sample):
-            with handlers.substitute(data=others):
+            with handlers.substitute(substitute_fn=_values(others)):
                 model(*args, **kwargs)
         if self.return_sites is not None:
+            unknown = sorted(set(self.return_sites) - set(trace))
+            if unknown:
+                raise ValueError(
+                    f"return_sites has {unknown}, but the model has only {sorted(trace)}."
+                )
             return {name: trace[name]["value"] for name in self.return_sites}
         return {
             name: site["value"]
             for name, site in trace.items()
-            if name not in others
-            and (
-                site["type"] == "deterministic"
-                or (site["type"] == "sample" and not site["is_observed"])
-            )
+            if site["type"] == "deterministic"
+            or (site["type"] == "sample" and not site["is_observed"] and name not in others)
         }
 
 
@@ -170,7 +176,8 @@ class _Condition(Messenger):
 
 def _gp_priors(model, sample, args, kwargs) -> dict:
     """The GP sites of a run with the sampled values."""
-    model = handlers.substitute(handlers.seed(model, 0), data=sample)
+    model = handlers.seed(model, 0)
+    model = handlers.substitute(model, substitute_fn=_values(sample))
     mean = _AtMean()
     with handlers.block(), handlers.trace() as trace, mean:
         model(*args, **kwargs)
@@ -179,6 +186,15 @@ def _gp_priors(model, sample, args, kwargs) -> dict:
         for name, site in trace.items()
         if sites.is_latent_gp(site)
     }
+
+
+def _values(sample):
+    """Sampled values, but not those of deterministic sites: inputs may differ."""
+
+    def substitute(msg):
+        return None if msg["type"] == "deterministic" else sample.get(msg["name"])
+
+    return substitute
 
 
 class _AtMean(Messenger):

@@ -280,3 +280,17 @@ def test_inputs_that_are_not_finite_are_refused(new):
     predictive = GPPredictive(model, {"f": np.zeros((3, N))}, train_args=(train, Y))
     with pytest.raises(ValueError, match=r"GP site 'f' have NaN .*first: \[1\]"):
         predictive(KEY, inputs)
+
+
+def test_unknown_return_sites_are_named():
+    def model(X, y=None):
+        f = numpyro.sample("f", GaussianProcess(RBF(), X))
+        numpyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
+
+    X = jnp.arange(3.0)[:, None]
+    samples = {"f": jnp.zeros((2, 3))}
+    predictive = GPPredictive(
+        model, samples, train_args=(X, jnp.zeros(3)), return_sites=["y", "rate"]
+    )
+    with pytest.raises(ValueError, match=r"\['rate'\], but the model has only"):
+        predictive(jax.random.key(0), X)

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
+from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.kernels import as_kernel
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
@@ -95,7 +96,11 @@ class GaussianProcess(dist.Distribution):
         :param batch_shape: the new batch shape; the old one must broadcast to it.
         """
         batch_shape = tuple(batch_shape)
-        if jnp.broadcast_shapes(batch_shape, self.batch_shape) != batch_shape:
+        try:
+            fits = jnp.broadcast_shapes(batch_shape, self.batch_shape) == batch_shape
+        except ValueError:
+            fits = False
+        if not fits:
             raise ValueError(
                 f"A Gaussian process with batch shape {self.batch_shape} cannot be "
                 f"expanded to {batch_shape}."
@@ -179,6 +184,14 @@ class GaussianProcess(dist.Distribution):
 
 
 def _as_inputs(X) -> Array:
+    if not_jax_tracer(X):
+        # Known inputs stay known inside of jit: `whiten` factorises their kernel once.
+        with jax.ensure_compile_time_eval():
+            return _as_table(X)
+    return _as_table(X)
+
+
+def _as_table(X) -> Array:
     X = jnp.asarray(X)
     if X.ndim < 2:
         raise ValueError(

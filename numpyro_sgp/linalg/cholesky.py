@@ -58,29 +58,31 @@ def jittered_cholesky(
     if scale is None:
         scale = jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
     scale = jnp.broadcast_to(scale, K.shape[:-2]).astype(K.dtype)
-    return _cholesky_retry(K, scale, first if jitter is None else jitter, largest)
+    L, level = _cholesky_retry(K, scale, first if jitter is None else jitter, largest)
+    return L, level * scale
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _cholesky_retry(K, scale, jitter, largest):
-    L, level = _search(K, scale, jitter, largest)
-    return L, level * scale
+    return _search(K, scale, jitter, largest)
 
 
 @_cholesky_retry.defjvp
 def _cholesky_retry_jvp(jitter, largest, primals, tangents):
     K, scale = primals
     dK, dscale = tangents
-    L, level = _search(K, scale, jitter, largest)
+    # Not `_search`: derivatives of this rule must not go through the loop either.
+    L, level = _cholesky_retry(K, scale, jitter, largest)
     djitter = level * dscale
     dA = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
     # L L' = A gives dL = L phi(L^-1 dA L^-T), phi: lower triangle with half the diagonal.
     G = lax.linalg.triangular_solve(L, dA, left_side=False, lower=True, transpose_a=True)
     G = lax.linalg.triangular_solve(L, G, left_side=True, lower=True)
     dL = L @ (jnp.tril(G) - 0.5 * G * jnp.eye(K.shape[-1], dtype=K.dtype))
-    return (L, level * scale), (dL, djitter)
+    return (L, level), (dL, jnp.zeros_like(level))
 
 
+@partial(jax.jit, static_argnums=(2, 3))
 def _search(K, scale, jitter, largest):
     eye = jnp.eye(K.shape[-1], dtype=K.dtype)
     first = default_jitter(K.dtype)

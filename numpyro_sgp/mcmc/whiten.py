@@ -74,11 +74,9 @@ def whiten(model):
     def config(site):
         return WhitenReparam() if sites.is_latent_gp(site) else None
 
-    whitened = handlers.reparam(model, config=config)
-
     def checked(*args, **kwargs):
-        with _CheckPlates():
-            return whitened(*args, **kwargs)
+        with handlers.reparam(config=config), _CheckPlates():
+            return model(*args, **kwargs)
 
     return checked
 
@@ -86,7 +84,15 @@ def whiten(model):
 class _CheckPlates(handlers.trace):
     """Refuses a GP site inside a data plate once the model has run."""
 
+    def __enter__(self):
+        self.gps = {}
+        return super().__enter__()
+
+    def process_message(self, msg):
+        if sites.is_latent_gp(msg):  # before it is whitened
+            self.gps[msg["name"]] = msg.copy()
+
     def __exit__(self, exc_type, exc_value, traceback):
         super().__exit__(exc_type, exc_value, traceback)
         if exc_type is None:
-            sites.check_plates(self.trace)
+            sites.check_plates({**self.trace, **self.gps})
