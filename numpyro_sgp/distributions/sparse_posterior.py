@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
+from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.families import BlockGaussian
@@ -29,8 +30,8 @@ class SparsePosterior(dist.Distribution):
         \mu = m(X) + \sum_l A_l^\top w_l, \qquad
         \Sigma = K_{ff} + \sum_l A_l^\top (P_l P_l^\top - I) A_l .
 
-    Marginals cost :math:`O(N M^2)` and one :math:`M \times M` factorisation, done once
-    when the object is made; nothing of size N x N is formed but by
+    Marginals cost :math:`O(N M^2)` and one :math:`M \times M` factorisation, done once,
+    when first needed; nothing of size N x N is formed but by
     :attr:`covariance_matrix` and :meth:`sample`, which are joint over X.
 
     The KL divergence from the prior process is :meth:`prior_kl`, registered with NumPyro
@@ -66,7 +67,7 @@ class SparsePosterior(dist.Distribution):
     arg_constraints = {}
     support = constraints.real_vector
     reparametrized_params = []
-    pytree_data_fields = ("prior", "inducing", "q", "chol", "projection", "jitter_used")
+    pytree_data_fields = ("prior", "inducing", "given_q")
     pytree_aux_fields = ("jitter", "_sets", "_residual")
 
     def __init__(
@@ -89,13 +90,46 @@ class SparsePosterior(dist.Distribution):
         self.jitter = jitter
         self._sets = tuple(range(len(sizes)))
         self._residual = True
-        # The block factorisation of Algorithm 1, lines 2-4, is that of the union.
-        Kuu = inducing_covariance(prior.kernel, self.inducing)
-        Kuf = cross_covariance(prior.kernel, self.inducing, prior.X)
-        self.chol, self.jitter_used = jittered_cholesky(Kuu, jitter)
-        self.projection = solve_lower(self.chol, Kuf)
-        self.q = q.whitened(self.chol)
+        self.given_q = q
         super().__init__(prior.batch_shape, prior.event_shape, validate_args=validate_args)
+
+    def _factors(self):
+        """
+        Factor of K_uu, its jitter, projection and whitened q: made once, when first asked
+        for. What an inner trace made of known arrays is not kept beyond it.
+        """
+        factors = self.__dict__.get("_kept_factors")
+        if factors is None:
+            prior = self.prior
+            # The block factorisation of Algorithm 1, lines 2-4, is that of the union.
+            Kuu = inducing_covariance(prior.kernel, self.inducing)
+            Kuf = cross_covariance(prior.kernel, self.inducing, prior.X)
+            chol, jitter = jittered_cholesky(Kuu, self.jitter)
+            factors = chol, jitter, solve_lower(chol, Kuf), self.given_q.whitened(chol)
+            known = map(not_jax_tracer, jax.tree.leaves((prior, self.inducing)))
+            if not_jax_tracer(factors[2]) or not all(known):
+                self._kept_factors = factors
+        return factors
+
+    @property
+    def chol(self) -> Array:
+        """Lower factor of K_uu over the union of the sets, ``(*batch, M, M)``."""
+        return self._factors()[0]
+
+    @property
+    def jitter_used(self) -> Array:
+        """What was added to the diagonal of K_uu, shape ``(*batch,)``."""
+        return self._factors()[1]
+
+    @property
+    def projection(self) -> Array:
+        """A = inv(L) K_uf, shape ``(*batch, M, N)``."""
+        return self._factors()[2]
+
+    @property
+    def q(self) -> BlockGaussian:
+        """q(u) in whitened coordinates."""
+        return self._factors()[3]
 
     def _blocks(self):
         """(A_l, block l) of the sets that this distribution is made of."""
@@ -207,6 +241,7 @@ class SparsePosterior(dist.Distribution):
         return self._part(self._sets[1:], residual=True)
 
     def _part(self, sets, residual):
+        self._factors()  # kept by the copy
         part = copy.copy(self)
         part._sets, part._residual = tuple(sets), residual
         return part

@@ -139,8 +139,8 @@ class TraceGP_ELBO(ELBO):
                 return None
             q, _ = sites.unwrap(site["fn"])
             shapes[site["name"]] = q.shape()
-            dtypes.append(q.projection.dtype)
-            return jnp.zeros(site["fn"].shape(), q.projection.dtype)
+            dtypes.append(q.prior.X.dtype)
+            return jnp.zeros(site["fn"].shape(), q.prior.X.dtype)
 
         def check():
             guide_trace, model_trace, _ = run(place)

@@ -140,7 +140,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         return {**{k: values[k] for k in self._latents}, **at_sites.values}
 
     def _posterior(self, site):
-        """The posterior at a GP site, and its value where the guide is being set up."""
+        """The posterior at a GP site, and its value where SVI is being set up."""
         name = site["name"]
         if name not in self._initial:
             raise ValueError(
@@ -156,11 +156,9 @@ class AutoSparseGP(autoguide.AutoGuide):
             )
         values, given = approximation.declare(f"{name}_{self.prefix}", initial)
         posterior = approximation.posterior(prior, values)
-        value = None
-        if not given:
-            # No optimiser or result has given parameters yet: SVI.init wants a value of
-            # the right shape, and a joint draw would cost O(N^3).
-            value = posterior.sample_parametric(site["kwargs"]["rng_key"])
+        # Where no optimiser or result has given parameters yet, SVI.init wants a value of
+        # the right shape only, and a joint draw would cost O(N^3).
+        value = None if given else _prior_mean(site)
         return sites.rewrap(posterior, reinterpreted), value
 
     # ---- set-up -------------------------------------------------------------------
