@@ -133,6 +133,12 @@ class GPPredictive:
         jax.eval_shape(at_new, others)
         for name, prior in new.items():
             sites.check_inputs(name, prior)
+            columns = train[name].X.shape[-1] if name in train else prior.X.shape[-1]
+            if prior.X.shape[-1] != columns:
+                raise ValueError(
+                    f"GP site '{name}' has new inputs with {prior.X.shape[-1]} columns, "
+                    f"but the training inputs have {columns}."
+                )
         return max([rows, *(prior.event_shape[0] for prior in new.values())])
 
     def _draw(self, rng_key, sample, args, kwargs):

@@ -117,6 +117,11 @@ def to_arviz(
             raise ValueError("result is for an SVI; an MCMC object has its own draws.")
         found = _of_mcmc(fit, args, kwargs)
     elif isinstance(fit, SVI):
+        if isinstance(result, dict):
+            raise TypeError(
+                "result must be what svi.run returned. For the parameters of a loop of "
+                "your own: numpyro.infer.svi.SVIRunResult(params, None, losses)."
+            )
         kwargs = {**fit.static_kwargs, **kwargs}
         found = _of_svi(fit, result, num_samples, k_draws, args, kwargs)
     else:

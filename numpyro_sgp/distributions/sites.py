@@ -1,5 +1,6 @@
 """What a site of a trace tells about the Gaussian process in it."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
@@ -42,6 +43,11 @@ def is_latent_gp(site) -> bool:
     return isinstance(fn, GaussianProcess)
 
 
+def is_observed_gp(site) -> bool:
+    """Whether ``site`` is an observed :class:`GaussianProcess`."""
+    return site["is_observed"] and isinstance(unwrap(site["fn"])[0], GaussianProcess)
+
+
 def is_sparse_posterior(site) -> bool:
     """Whether ``site`` draws from a :class:`SparsePosterior`."""
     return site["type"] == "sample" and isinstance(unwrap(site["fn"])[0], SparsePosterior)
@@ -70,22 +76,32 @@ def check_plates(trace) -> None:
     :param trace: the trace of a model with its data.
     :raises ValueError: naming the site, the plate and the mend.
     """
-    observed_in = {
-        frame.name
-        for site in trace.values()
-        if site["type"] == "sample" and site["is_observed"]
-        for frame in site["cond_indep_stack"]
-    }
+    observed = [
+        site for site in trace.values() if site["type"] == "sample" and site["is_observed"]
+    ]
+
+    def holds_rows(name, num_rows):
+        """Whether the rows of an observed site lie along this plate and nowhere else."""
+        for site in observed:
+            sizes = {frame.name: frame.size for frame in site["cond_indep_stack"]}
+            if name in sizes:
+                del sizes[name]
+                if num_rows not in (*sizes.values(), *site["fn"].event_shape):
+                    return True
+        return False
+
     full_size = {
         name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
     }
     for name, site in trace.items():
         if not is_latent_gp(site):
             continue
-        num_rows = unwrap(site["fn"])[0].event_shape[0]
+        prior, _ = unwrap(site["fn"])
+        num_rows = prior.event_shape[0]
+        _check_ard(name, site, prior)
         for frame in site["cond_indep_stack"]:
             subsampled = full_size.get(frame.name, frame.size) != frame.size
-            data_plate = frame.size == num_rows and frame.name in observed_in
+            data_plate = frame.size == num_rows and holds_rows(frame.name, num_rows)
             if subsampled or data_plate:
                 raise ValueError(
                     f"GP site '{name}' is inside the data plate '{frame.name}', which "
@@ -102,9 +118,27 @@ def check_plates(trace) -> None:
                 )
 
 
+def _check_ard(name, site, prior):
+    """Refuses a lengthscale that may be meant for columns or for latent functions."""
+    kernels = jax.tree.leaves(prior.kernel, is_leaf=lambda k: hasattr(k, "lengthscale"))
+    for frame in site["cond_indep_stack"]:
+        for kernel in kernels:
+            shape = jnp.shape(getattr(kernel, "lengthscale", ()))
+            variance = jnp.shape(getattr(kernel, "variance", ()))
+            if shape == (frame.size,) and variance == () and frame.size > 1:
+                Q = frame.size
+                raise ValueError(
+                    f"The kernel of GP site '{name}' in plate '{frame.name}' of {Q} latent "
+                    f"functions has a lengthscale of shape ({Q},), which may be one for "
+                    f"each function or one for each of {Q} columns of X. Give the variance the "
+                    f"shape ({Q},) too: then ({Q},) is one for each function, and "
+                    f"lengthscale[None, :] of shape (1, {Q}) one for each column."
+                )
+
+
 def check_observations(trace) -> None:
     """
-    :raises ValueError: if an observed value does not have its distribution's shape.
+    :raises ValueError: if a distribution does not broadcast to its observed value.
     """
     rows = {
         name: unwrap(site["fn"])[0].event_shape[0]
@@ -115,7 +149,7 @@ def check_observations(trace) -> None:
         if site["type"] != "sample" or not site["is_observed"]:
             continue
         got, expected = jnp.shape(site["value"]), tuple(site["fn"].shape())
-        if got == expected or got == ():
+        if got == () or _broadcasts(expected, got):
             continue
         gps = ", ".join(f"{n} rows at GP site '{gp}'" for gp, n in rows.items())
         raise ValueError(
@@ -123,6 +157,13 @@ def check_observations(trace) -> None:
             f"the shape {expected} ({gps}). Give one observation for each row of X"
             + (" (use y[:, 0])." if got[-1:] == (1,) else ".")
         )
+
+
+def _broadcasts(shape, to) -> bool:
+    try:
+        return jnp.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
 
 
 def check_latents(trace) -> None:

@@ -139,7 +139,9 @@ class SparsePosterior(dist.Distribution):
     @property
     def mean(self) -> Array:
         """Marginal means, eq. (33), shape ``batch_shape + (N,)``."""
-        mean = sum(jnp.einsum("...mn,...m->...n", A, b.mu) for A, b in self._blocks())
+        mean = jnp.zeros(self.event_shape, self.projection.dtype)
+        for A, block in self._blocks():
+            mean = mean + jnp.einsum("...mn,...m->...n", A, block.mu)
         if 0 in self._sets:
             mean = mean + self.prior.mean
         return jnp.broadcast_to(mean, self.shape())
@@ -224,7 +226,9 @@ class SparsePosterior(dist.Distribution):
         :math:`\mathrm{KL}[q(f, u) \| p(f, u)] = \mathrm{KL}[q(u) \| p(u)]`, the sum of
         eq. (35) and (36); shape ``batch_shape``.
         """
-        kl = sum(block.kl() for _, block in self._blocks())
+        kl = jnp.zeros((), self.projection.dtype)
+        for _, block in self._blocks():
+            kl = kl + block.kl()
         return jnp.broadcast_to(kl, self.batch_shape)
 
     def parallel(self) -> "SparsePosterior":

@@ -61,12 +61,21 @@ class TraceGP_ELBO(ELBO):
                 f"expectation must be a rule such as GaussHermite({expectation}) or "
                 f"MonteCarlo({expectation}), got the number {expectation}."
             )
+        if expectation is not None and (
+            isinstance(expectation, type) or not hasattr(expectation, "nodes")
+        ):
+            raise TypeError(
+                "expectation must be a rule such as GaussHermite(20) or MonteCarlo(10), or "
+                f"None, got {expectation!r}."
+            )
         self.expectation = expectation
         self.sum_sites = sum_sites
         super().__init__(num_particles, vectorize_particles)
 
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         """See :meth:`numpyro.infer.ELBO.loss_with_mutable_state`."""
+        if getattr(guide, "prototype_trace", ...) is None and hasattr(guide, "setup"):
+            guide.setup(*args, **kwargs)  # not inside eval_shape, where X is unknown
 
         def particle(rng_key):
             return self._particle(rng_key, param_map, model, guide, args, kwargs)
@@ -99,8 +108,7 @@ class TraceGP_ELBO(ELBO):
             ).get_trace(*args, **kwargs)
             return guide_trace, model_trace, {**mutable, **_mutable(model_trace)}
 
-        shapes, dtype = self._gp_shapes(run)
-        coupled = getattr(guide, "couples_rows", False)
+        shapes, dtype, coupled = self._gp_shapes(run)
         expectation = self.expectation or _default_expectation(shapes, coupled)
         if coupled and not getattr(expectation, "joint", False):
             raise ValueError(
@@ -131,8 +139,11 @@ class TraceGP_ELBO(ELBO):
         return terms, jax.tree.map(lambda x: x[-1], mutable)
 
     def _gp_shapes(self, run):
-        """``batch_shape + (N,)`` of each GP site, without computing anything."""
-        shapes, dtypes = {}, []
+        """
+        ``batch_shape + (N,)`` of each GP site, their dtype, and whether the likelihood ties
+        rows together, without computing anything.
+        """
+        shapes, dtypes, coupled = {}, [], []
 
         def place(site):
             if not sites.is_sparse_posterior(site):
@@ -140,6 +151,7 @@ class TraceGP_ELBO(ELBO):
             q, _ = sites.unwrap(site["fn"])
             shapes[site["name"]] = q.shape()
             dtypes.append(q.prior.X.dtype)
+            coupled.append(site["infer"].get("couples_rows", False))
             return jnp.zeros(site["fn"].shape(), q.prior.X.dtype)
 
         def check():
@@ -149,7 +161,7 @@ class TraceGP_ELBO(ELBO):
             _check_pair(model_trace, guide_trace, shapes)
 
         jax.eval_shape(check)
-        return shapes, jnp.result_type(*dtypes)
+        return shapes, jnp.result_type(*dtypes), any(coupled)
 
 
 def _default_expectation(shapes, coupled):

@@ -12,11 +12,12 @@ from numpyro.distributions import constraints
 from numpyro_sgp.distributions import GaussianProcess, SparsePosterior
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.guides.constraint import lower_triangular
-from numpyro_sgp.inducing import initial_inducing
+from numpyro_sgp.inducing import InducingStart, initial_inducing
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
 
 Inducing = Literal["kmeans", "greedy", "random"] | Array | np.ndarray
+METHODS = ("kmeans", "greedy", "random")
 Covariance = Literal["full", "diagonal", "prior"]
 
 
@@ -53,6 +54,23 @@ class _BlockApproximation:
             )
         for i, (size, start, _) in enumerate(self._sets()):
             what = _point_name(i)
+            if np.ndim(size) > 0:
+                raise TypeError(
+                    f"{name}: the number of inducing points {what} is an array. Pass "
+                    f"points by name: {'inducing' if i == 0 else 'orthogonal'}=..."
+                )
+            if size is not None and (
+                isinstance(size, bool) or not isinstance(size, int | np.integer)
+            ):
+                raise TypeError(
+                    f"{name}: the number of inducing points {what} must be a whole number, "
+                    f"got {size!r}."
+                )
+            if isinstance(start, str) and start not in METHODS:
+                raise ValueError(
+                    f"{name}: inducing points {what} start by one of {METHODS} or from an "
+                    f"array, got {start!r}."
+                )
             if isinstance(start, str):
                 if size is None:
                     raise ValueError(
@@ -76,7 +94,7 @@ class _BlockApproximation:
                 )
 
     def __repr__(self):
-        options = {k: v for k, v in vars(self).items() if not hasattr(v, "shape")}
+        options = {k: v for k, v in vars(self).items() if np.ndim(v) == 0 or len(v) < 5}
         return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in options.items())})"
 
     @property
@@ -224,8 +242,9 @@ class SVGP(_BlockApproximation):
     :param num_inducing: number M of points; may be left out where ``inducing`` is an
         array.
     :param inducing: how Z starts: ``"kmeans"``, ``"greedy"`` (largest conditional
-        variance under the initial kernel), ``"random"`` rows of X, or an array of shape
-        ``(M, D)`` (``(Q, M, D)``: points for each of Q latent functions).
+        variance under the initial kernel), ``"random"`` rows of X, an array of shape
+        ``(M, D)`` (``(Q, M, D)``: points for each of Q latent functions), or what
+        :func:`~numpyro_sgp.initial_inducing` returns.
     :param whiten: whether q is over :math:`L^{-1}u` with :math:`L L^T = K_{uu}`, which
         most often trains better, or over u itself.
     :param covariance: ``"full"`` or ``"diagonal"`` (in the coordinates of q).
@@ -247,10 +266,28 @@ class SVGP(_BlockApproximation):
     20
     """
 
-    def __init__(self, num_inducing: int | None = None, inducing="kmeans", **options):
+    def __init__(
+        self,
+        num_inducing: int | None = None,
+        inducing: Inducing = "kmeans",
+        *,
+        whiten: bool = True,
+        covariance: Literal["full", "diagonal"] = "full",
+        train_inducing: bool = True,
+        share_inducing: bool = True,
+        jitter: float | None = None,
+        seed: int = 0,
+    ):
         self.num_inducing = num_inducing
-        self.inducing = inducing
-        super().__init__(**options)
+        self.inducing = inducing.Z if isinstance(inducing, InducingStart) else inducing
+        super().__init__(
+            whiten=whiten,
+            covariance=covariance,
+            train_inducing=train_inducing,
+            share_inducing=share_inducing,
+            jitter=jitter,
+            seed=seed,
+        )
 
     def _sets(self):
         return [(self.num_inducing, self.inducing, self.covariance)]
@@ -270,7 +307,7 @@ class SOLVEGP(_BlockApproximation):
     :param inducing: how Z starts, as in :class:`SVGP`. K-means centres are shared out
         among Z and O; the greedy method chooses O given Z.
     :param orthogonal: an array ``(M2, D)`` for O (a tuple of arrays for several sets), or
-        None to start O as Z.
+        None to start O by the method of Z; where Z is an array, by k-means, blind to Z.
     :param whiten: as in :class:`SVGP`, for every set (appendix F).
     :param covariance: as in :class:`SVGP`, for every set.
     :param train_inducing: whether Z and O are parameters or stay where they start.
@@ -295,10 +332,18 @@ class SOLVEGP(_BlockApproximation):
         self,
         num_inducing: int | None = None,
         num_orthogonal: int | Sequence[int] | None = None,
-        inducing="kmeans",
+        inducing: Inducing = "kmeans",
         orthogonal=None,
-        **options,
+        *,
+        whiten: bool = True,
+        covariance: Literal["full", "diagonal"] = "full",
+        train_inducing: bool = True,
+        share_inducing: bool = True,
+        jitter: float | None = None,
+        seed: int = 0,
     ):
+        if isinstance(inducing, InducingStart):
+            inducing, orthogonal = inducing.Z, orthogonal or inducing.O
         if orthogonal is not None and not isinstance(orthogonal, tuple | list):
             orthogonal = (orthogonal,)
         if isinstance(num_orthogonal, int | np.integer):
@@ -314,7 +359,14 @@ class SOLVEGP(_BlockApproximation):
         self.num_orthogonal = tuple(num_orthogonal)
         self.inducing = inducing
         self.orthogonal = orthogonal
-        super().__init__(**options)
+        super().__init__(
+            whiten=whiten,
+            covariance=covariance,
+            train_inducing=train_inducing,
+            share_inducing=share_inducing,
+            jitter=jitter,
+            seed=seed,
+        )
 
     def _sets(self):
         method = self.inducing if isinstance(self.inducing, str) else "kmeans"
@@ -357,8 +409,9 @@ class MeanKernel:
 
     def __call__(self, X1, X2=None):
         """Matrix of shape ``(N1, N2)``."""
+        same = X2 is None or X2 is X1
         X1 = jnp.asarray(X1)
-        K = self.kernel(X1, X1 if X2 is None else jnp.asarray(X2))
+        K = self.kernel(X1, X1 if same else jnp.asarray(X2))
         return K.mean(axis=tuple(range(K.ndim - 2)))
 
     def diag(self, X):

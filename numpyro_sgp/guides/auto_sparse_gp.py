@@ -47,9 +47,10 @@ class AutoSparseGP(autoguide.AutoGuide):
     Parameters are named ``{site}_{prefix}_Z``, ``_qu_mu``, ``_qu_sqrt`` (the second set:
     ``_O``, ``_qv_mu``, ``_qv_sqrt``).
 
-    Inducing points are chosen when the guide first runs, from the inputs that the model
-    sees then; with a subsampling plate, from several batches of it. Nothing of size
-    N x N is built.
+    Inducing points are chosen when the guide first runs (or by :meth:`setup`), from the
+    inputs that the model sees then; with a subsampling plate, from several batches of it.
+    Nothing of size N x N is built. Where no parameters are given, as in ``SVI.init``, f is
+    at its prior mean; use a new guide for other data.
 
     :param model: a NumPyro model with one or more GP sites.
     :param approximation: what to put at the GP sites (:class:`~numpyro_sgp.SVGP`,
@@ -57,10 +58,12 @@ class AutoSparseGP(autoguide.AutoGuide):
         name to approximation.
     :param base_guide: guide for the other latents: a class such as
         :class:`~numpyro.infer.autoguide.AutoDelta` (point estimates),
-        :class:`~numpyro.infer.autoguide.AutoNormal`, or a callable from a model to a
+        :class:`~numpyro.infer.autoguide.AutoNormal`, or a function from a model to a
         guide. Not those that use the model's density (Laplace, DAIS).
-    :param prefix: put into the names of all parameters.
-    :param init_loc_fn: initial values of the latents beside f; the base guide's if None.
+    :param prefix: put into the names of all parameters (of a base guide that is given as
+        a class).
+    :param init_loc_fn: initial values of the latents beside f, for such a base guide; its
+        own if None.
     :raises ValueError: when first run, if the model has no GP site or no observed site, a
         GP site is inside a data plate, inputs are not finite, observations have another
         shape than their distribution, a latent site is discrete, there are more inducing
@@ -110,6 +113,15 @@ class AutoSparseGP(autoguide.AutoGuide):
                 "a sparse GP integrates out. Use AutoDelta, AutoNormal, "
                 "AutoMultivariateNormal or another guide with parameters of its own."
             )
+        given = (
+            approximation.values() if isinstance(approximation, dict) else [approximation]
+        )
+        for option in given:
+            if isinstance(option, type) or not hasattr(option, "initial_points"):
+                raise TypeError(
+                    "approximation must be an object such as SVGP(50), or a dict of them "
+                    f"by site, got {option!r}."
+                )
         super().__init__(model, prefix=prefix)
         self.approximation = approximation
         self._base_options = {} if init_loc_fn is None else {"init_loc_fn": init_loc_fn}
@@ -132,12 +144,25 @@ class AutoSparseGP(autoguide.AutoGuide):
             self._setup_prototype(*args, **kwargs)
         with handlers.trace() as base_trace:
             values = {} if self.base_guide is None else self.base_guide(*args, **kwargs)
+        values = {name: values[name] for name in self._latents}
         plates = {k: v["value"] for k, v in base_trace.items() if v["type"] == "plate"}
-        at_sites = _AtGPSites(self._posterior, self._latents, {**values, **plates})
         rng_key = numpyro.prng_key()
-        with at_sites, _seeded(rng_key):
+        f = self._run_model(self._posterior, {**values, **plates}, rng_key, args, kwargs)
+        return {**values, **f}
+
+    def _run_model(self, at_site, given, rng_key, args, kwargs):
+        """
+        Runs the model with ``at_site`` at its GP sites; shows only these, parameters and
+        plates, and returns the values that posteriors got.
+
+        :param at_site: from a GP site's message to its new distribution and its value, or
+            None to have it drawn.
+        :param given: values of the other latents, and indices of plates.
+        """
+        at_sites = _AtGPSites(at_site, hide_others=True)
+        with at_sites, handlers.substitute(data=given), _seeded(rng_key):
             self.model(*args, **kwargs)
-        return {**{k: values[k] for k in self._latents}, **at_sites.values}
+        return at_sites.values
 
     def _posterior(self, site):
         """The posterior at a GP site, and its value where SVI is being set up."""
@@ -152,10 +177,12 @@ class AutoSparseGP(autoguide.AutoGuide):
         if prior.X.shape[-1] != initial["Z"].shape[-1]:
             raise ValueError(
                 f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but its "
-                f"inducing points have {initial['Z'].shape[-1]}."
+                f"inducing points have {initial['Z'].shape[-1]}. Make a new AutoSparseGP "
+                "for other inputs."
             )
         values, given = approximation.declare(f"{name}_{self.prefix}", initial)
         posterior = approximation.posterior(prior, values)
+        site["infer"] = {**site["infer"], "couples_rows": self.couples_rows}
         # Where no optimiser or result has given parameters yet, SVI.init wants a value of
         # the right shape only, and a joint draw would cost O(N^3).
         value = None if given else _prior_mean(site)
@@ -163,46 +190,84 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     # ---- set-up -------------------------------------------------------------------
 
+    def setup(self, *args, **kwargs):
+        """
+        Set the guide up: check the model, make the base guide and choose inducing points.
+        The first run of the guide does this by itself; call it to do so outside of jit or
+        vmap, or to use saved parameters in a new process.
+
+        :param args: arguments of the model, with the training data.
+        :raises ValueError: as the class says.
+        """
+        with handlers.block(), handlers.seed(rng_seed=0):
+            self._setup_prototype(*args, **kwargs)
+
     def _setup_prototype(self, *args, **kwargs):
-        outer_key = numpyro.prng_key()
-        base_key = jax.random.key(0) if outer_key is None else outer_key
-        with handlers.block():
-            trace = self._structure(*args, **kwargs)
-            gp_sites = [name for name, s in trace.items() if sites.is_latent_gp(s)]
-            self._approximations = self._assign(gp_sites)
-            self._latents = [
-                name
-                for name, site in trace.items()
-                if site["type"] == "sample"
-                and not site["is_observed"]
-                and name not in gp_sites
-            ]
-            values = {}
-            if self._latents:
-                self.base_guide = self._make_base(
-                    self._without_gps(gp_sites),
-                    prefix=self.prefix,
-                    **self._base_options,
-                )
-                with handlers.seed(rng_seed=base_key):
-                    values = self.base_guide(*args, **kwargs)
-            subsampled = any(
-                site["type"] == "plate" and site["value"].shape[0] != site["args"][0]
-                for site in trace.values()
+        if not all(not_jax_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs))):
+            raise ValueError(
+                "AutoSparseGP chooses its inducing points from known inputs, but the "
+                "model's arguments are traced by jit or vmap. Call guide.setup(...) with "
+                "them first."
             )
-            for name in gp_sites:
-                self._initialise(name, values, subsampled, args, kwargs)
+        base_key = numpyro.prng_key()
+        if base_key is None or not not_jax_tracer(base_key):
+            base_key = jax.random.key(0)
+        try:
+            with handlers.block(), jax.ensure_compile_time_eval():
+                self._prepare(base_key, args, kwargs)
+        except BaseException:
+            self.base_guide, self._approximations = None, {}
+            self._initial, self._setup_inputs = {}, {}
+            raise
+
+    def _prepare(self, base_key, args, kwargs):
+        trace = self._structure(*args, **kwargs)
+        gp_sites = [name for name, s in trace.items() if sites.is_latent_gp(s)]
+        self._approximations = self._assign(gp_sites)
+        self._latents = [
+            name
+            for name, site in trace.items()
+            if site["type"] == "sample" and not site["is_observed"] and name not in gp_sites
+        ]
+        values = {}
+        if self._latents:
+            rest = _WithoutGPs(self.model, gp_sites)
+            options = {"prefix": self.prefix, **self._base_options}
+            make = self._make_base
+            is_class = isinstance(getattr(make, "func", make), type)
+            self.base_guide = make(rest, **options) if is_class else make(rest)
+            with handlers.seed(rng_seed=base_key):
+                values = self.base_guide(*args, **kwargs)
+            values = {name: values[name] for name in self._latents}
+        subsampled = any(
+            site["type"] == "plate" and site["value"].shape[0] != site["args"][0]
+            for site in trace.values()
+        )
+        for name in gp_sites:
+            self._initialise(name, values, subsampled, args, kwargs)
         self.couples_rows = self._couples_rows(trace, values, args, kwargs)
         self._setup_args = None if subsampled else (args, kwargs)
-        self.prototype_trace = trace
+        # What pickles, and what NumPyro's tools ask of a guide.
+        self.prototype_trace = {
+            name: site
+            for name, site in trace.items()
+            if site["type"] in ("sample", "deterministic")
+        }
 
     def _structure(self, *args, **kwargs):
         """The model's trace with GP sites at their prior means, checked."""
-        placeholder = _AtGPSites(lambda site: (site["fn"], _prior_mean(site)))
+        placeholder = _AtGPSites(_at_prior_mean)
         with handlers.trace() as trace, placeholder, _seeded(jax.random.key(0)):
             self.model(*args, **kwargs)
         sample_sites = [s for s in trace.values() if s["type"] == "sample"]
         gp_sites = [s for s in sample_sites if sites.is_latent_gp(s)]
+        observed = [s["name"] for s in sample_sites if sites.is_observed_gp(s)]
+        if observed and not gp_sites:
+            raise ValueError(
+                f"GP site '{observed[0]}' is observed, so there is nothing to approximate. "
+                "Sample the process without obs, and observe its values with noise: "
+                "dist.Normal(f, noise)."
+            )
         if not gp_sites:
             names = [s["name"] for s in sample_sites if not s["is_observed"]]
             raise ValueError(
@@ -210,14 +275,21 @@ class AutoSparseGP(autoguide.AutoGuide):
                 f"{names or 'none'}). Sample a numpyro_sgp.GaussianProcess in it, or use "
                 "one of NumPyro's own autoguides."
             )
+        mutable = [name for name, s in trace.items() if s["type"] == "mutable"]
+        if mutable:
+            raise ValueError(
+                f"The model has mutable state {mutable}. AutoSparseGP runs the model in "
+                "the guide as well, which would update it twice in a step; use layers without "
+                "running statistics."
+            )
         for site in gp_sites:
             sites.check_inputs(site["name"], sites.unwrap(site["fn"])[0])
         sites.check_plates(trace)
         if not any(s["is_observed"] for s in sample_sites):
             raise ValueError(
                 "The model has no observed site. A guide is set up when it first runs, "
-                "which must be with the data: call svi.init or svi.run with y, not "
-                "y=None, before Predictive or guide.posterior."
+                "which must be with the data: call svi.init, svi.run or guide.setup with "
+                "y, not y=None, before Predictive or guide.posterior."
             )
         sites.check_latents(trace)
         sites.check_observations(trace)
@@ -238,20 +310,6 @@ class AutoSparseGP(autoguide.AutoGuide):
             )
         return dict(self.approximation)
 
-    def _without_gps(self, gp_sites):
-        """The model for the base guide: GP sites hidden, at their prior means."""
-
-        def model(*args, **kwargs):
-            with _AtGPSites(lambda site: (site["fn"], _prior_mean(site))):
-                return self.model(*args, **kwargs)
-
-        return handlers.block(
-            model,
-            hide_fn=lambda site: (
-                site["type"] == "deterministic" or site.get("name") in gp_sites
-            ),
-        )
-
     def _initialise(self, name, values, subsampled, args, kwargs):
         """Starting parameters of a GP site; sites before it are initialised already."""
         approximation = self._approximations[name]
@@ -269,9 +327,8 @@ class AutoSparseGP(autoguide.AutoGuide):
             return site["fn"], _prior_mean(site)
 
         def run(rng_key):
-            with handlers.block(), _AtGPSites(at_site, self._latents, values):
-                with _seeded(rng_key):
-                    self.model(*args, **kwargs)
+            with handlers.block():
+                self._run_model(at_site, values, rng_key, args, kwargs)
             return found["prior"]
 
         prior = run(jax.random.key(0))
@@ -292,33 +349,46 @@ class AutoSparseGP(autoguide.AutoGuide):
         check_cholesky(name, jittered_cholesky(Kuu, approximation.jitter)[0])
 
     def _couples_rows(self, trace, values, args, kwargs):
+        """Whether the likelihood, or the prior of a GP site, mixes rows of another."""
         shapes, dtypes = {}, []
         for name in self._initial:
             prior, _ = sites.unwrap(trace[name]["fn"])
             shapes[name] = prior.shape()
             dtypes.append(prior.X.dtype)
 
-        def log_density(f):
+        def run(f):
             def at_site(site):
                 return site["fn"], jnp.reshape(f[site["name"]], site["fn"].shape())
 
-            at_sites = _AtGPSites(at_site)
-            with handlers.block(), handlers.trace() as trace, at_sites:
+            with handlers.block(), handlers.trace() as trace, _AtGPSites(at_site):
                 with handlers.substitute(data=values), _seeded(jax.random.key(0)):
                     self.model(*args, **kwargs)
+            return trace
+
+        def log_density(f):
             return sum(
-                jnp.sum(scale_and_mask(s["fn"].log_prob(s["value"]), s["scale"]))
-                for s in trace.values()
-                if s["type"] == "sample" and s["name"] not in shapes
+                jnp.sum(scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"]))
+                for name, site in run(f).items()
+                if site["type"] == "sample" and name not in shapes
             )
 
-        return couples_rows(log_density, shapes, jnp.result_type(*dtypes))
+        def features(f):
+            """Has mixed second derivatives where inputs of a GP site mix rows of f."""
+            priors = [sites.unwrap(run(f)[name]["fn"])[0] for name in shapes]
+            leaves = jax.tree.leaves([(p.kernel, p.X, p.mean) for p in priors])
+            return sum(jnp.sum(jnp.sin(leaf)) for leaf in leaves)
+
+        dtype = jnp.result_type(*dtypes)
+        if couples_rows(log_density, shapes, dtype):
+            return True
+        return len(shapes) > 1 and couples_rows(features, shapes, dtype)
 
     # ---- results ------------------------------------------------------------------
 
     @property
     def initial_verdicts(self) -> dict[str, InducingVerdict]:
         """How good the starting inducing points of each GP site are."""
+        self._check_set_up()
         return {
             name: self._verdict(name, *self._setup_inputs[name], self._initial[name])
             for name in self._setup_inputs
@@ -369,6 +439,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         found = {}
 
         def at_site(site):
+            sites.check_inputs(site["name"], sites.unwrap(site["fn"])[0])
             fn, _ = self._posterior(site)
             posterior, _ = sites.unwrap(fn)
             check_cholesky(site["name"], posterior.chol)
@@ -377,9 +448,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         with handlers.block(), handlers.substitute(data=params):
             values = self._base_values(params, rng_key, args, kwargs)
-            with _AtGPSites(at_site, self._latents, values):
-                with _seeded(jax.random.key(0)):
-                    self.model(*args, **kwargs)
+            self._run_model(at_site, values, jax.random.key(0), args, kwargs)
         return found
 
     def _base_values(self, params, rng_key, args, kwargs):
@@ -387,8 +456,16 @@ class AutoSparseGP(autoguide.AutoGuide):
             return {}
         if rng_key is not None:
             with handlers.seed(rng_seed=rng_key):
-                return self.base_guide(*args, **kwargs)
-        values = self.base_guide.median(params)
+                values = self.base_guide(*args, **kwargs)
+        else:
+            try:
+                values = self.base_guide.median(params)
+            except NotImplementedError:
+                raise NotImplementedError(
+                    f"{type(self.base_guide).__name__} has no median to put the latents "
+                    "beside f at; draw them: guide.posterior(params, ..., rng_key=key), or "
+                    "guide.sample_posterior."
+                ) from None
         return {name: values[name] for name in self._latents}
 
     def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs) -> dict:
@@ -441,11 +518,10 @@ class AutoSparseGP(autoguide.AutoGuide):
             return site["fn"], _prior_mean(site)
 
         def run(params):
-            values = self._base_values(params, None, args, kwargs)
+            key = jax.random.key(0)
             with handlers.substitute(data=params):
-                with _AtGPSites(at_site, self._latents, values):
-                    with _seeded(jax.random.key(0)):
-                        self.model(*args, **kwargs)
+                values = self._base_values(params, key, args, kwargs)
+                self._run_model(at_site, values, key, args, kwargs)
 
         jax.eval_shape(run, params)
         return found
@@ -494,21 +570,33 @@ class AutoSparseGP(autoguide.AutoGuide):
     def _default_args(self, args, kwargs):
         if args or kwargs:
             return args, kwargs
+        self._check_set_up()
         if self._setup_args is None:
             raise ValueError(
                 "Say at which inputs: pass the model's arguments after the parameters "
-                "(this guide was set up with minibatches, or not yet)."
+                "(this guide was set up with minibatches)."
             )
         return self._setup_args
 
-    def _check_params(self, params):
+    def _check_set_up(self):
         if self.prototype_trace is None:
             raise ValueError(
-                "This guide has not been set up: run svi.init or svi.run with the "
-                "training data first."
+                "This guide has not been set up: run svi.init, svi.run or guide.setup with "
+                "the training data first."
             )
+
+    def _check_params(self, params):
+        self._check_set_up()
         for site, initial in self._initial.items():
             frozen = not self._approximations[site].train_inducing
+            own = {f"{site}_{self.prefix}_{name}" for name in initial}
+            block_names = tuple(f"{site}_{self.prefix}_{kind}" for kind in ("Z", "O", "q"))
+            extra = sorted(k for k in set(params) - own if k.startswith(block_names))
+            if extra:
+                raise ValueError(
+                    f"params has {extra}, which GP site '{site}' of this guide has not. Are "
+                    "these the parameters of another guide?"
+                )
             for name in initial:
                 full_name = f"{site}_{self.prefix}_{name}"
                 if full_name in params:
@@ -543,37 +631,50 @@ def check_cholesky(name: str, chol: jax.Array) -> None:
 
 class _AtGPSites(Messenger):
     """
-    Shows GP sites, parameters and plates of a model, and hides all else.
+    Gives GP sites another distribution and a value.
 
     :param at_site: from a GP site's message to its new distribution and its value, or
         None to have it drawn.
-    :param latents: names of the other latent sites; None to leave other sites alone.
-    :param given: values of these, and indices of plates, by name.
+    :param hide_others: whether to hide all but GP sites, parameters and plates.
     """
 
-    def __init__(self, at_site, latents=None, given=None):
+    def __init__(self, at_site, hide_others=False):
         self.at_site = at_site
-        self.latents = latents
-        self.given = given or {}
+        self.hide_others = hide_others
         self.values = {}
         super().__init__()
 
     def process_message(self, msg):
-        if msg["type"] == "plate":
-            if msg["name"] in self.given:
-                msg["value"] = self.given[msg["name"]]
-        elif msg["type"] == "sample" and sites.is_latent_gp(msg):
+        if msg["type"] == "sample" and sites.is_latent_gp(msg):
             msg["fn"], value = self.at_site(msg)
             if value is not None:
                 msg["value"] = value
-        elif msg["type"] in ("sample", "deterministic") and self.latents is not None:
+        elif self.hide_others and msg["type"] in ("sample", "deterministic"):
             msg["stop"] = True
-            if msg["name"] in self.latents:
-                msg["value"] = self.given[msg["name"]]
 
     def postprocess_message(self, msg):
         if sites.is_sparse_posterior(msg):
             self.values[msg["name"]] = msg["value"]
+
+
+class _WithoutGPs:
+    """The model for the base guide: GP sites hidden, at their prior means."""
+
+    def __init__(self, model, gp_sites):
+        self.model = model
+        self.gp_sites = gp_sites
+
+    def __call__(self, *args, **kwargs):
+        with handlers.block(hide_fn=self._hides):
+            with _AtGPSites(_at_prior_mean):
+                return self.model(*args, **kwargs)
+
+    def _hides(self, site):
+        return site["type"] == "deterministic" or site.get("name") in self.gp_sites
+
+
+def _at_prior_mean(site):
+    return site["fn"], _prior_mean(site)
 
 
 @contextmanager

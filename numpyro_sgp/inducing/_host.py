@@ -7,14 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-# The package's jitter, relative to the mean of the kernel's diagonal.
-_RELATIVE_JITTER = {np.dtype("float64"): 1e-8, np.dtype("float32"): 1e-6}
-
-
-def relative_jitter(precision: np.dtype) -> float:
-    """Jitter, relative to the kernel's mean diagonal, for values of this precision."""
-    return _RELATIVE_JITTER[precision]
-
 
 def host_inputs(X: Any, name: str) -> tuple[NDArray, np.dtype]:
     """
@@ -69,7 +61,9 @@ def kernel_matrix(kernel: Any, X1: NDArray, X2: NDArray) -> NDArray:
     if X1.shape[0] == 0:  # so that kernels need not know of empty inputs
         return np.zeros((0, X2.shape[0]))
     with jax.ensure_compile_time_eval():
-        values = _concrete(kernel(jnp.asarray(X1), jnp.asarray(X2)))
+        same = X2 is X1
+        X1 = jnp.asarray(X1)
+        values = _concrete(kernel(X1, X1 if same else jnp.asarray(X2)))
     return _checked(values, "kernel(X1, X2)", (X1.shape[0], X2.shape[0]))
 
 

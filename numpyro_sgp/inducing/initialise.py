@@ -14,9 +14,9 @@ from numpyro_sgp.inducing._host import (
     host_inputs,
     kernel_diagonal,
     kernel_matrix,
-    relative_jitter,
 )
 from numpyro_sgp.inducing.verdict import InducingVerdict, assess_inducing, verdict_rows
+from numpyro_sgp.linalg import default_jitter
 
 _METHODS = ("kmeans", "greedy", "random")
 _KMEANS_ITERATIONS = 20
@@ -243,7 +243,7 @@ def _greedy(kernel: Any, rows: NDArray, num: int) -> NDArray:
             "hyperparameters."
         )
     # Below the jitter a further point adds nothing that the model could see.
-    negligible = relative_jitter(precision) * scale
+    negligible = default_jitter(precision) * scale
     tie = 100.0 * np.finfo(precision).eps * scale
     factor = np.zeros((num, len(rows)))  # rows of Lᵀ, [M, N]
     chosen = np.zeros(num, dtype=int)

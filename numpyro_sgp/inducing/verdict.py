@@ -13,8 +13,8 @@ from numpyro_sgp.inducing._host import (
     host_inputs,
     kernel_diagonal,
     kernel_matrix,
-    relative_jitter,
 )
+from numpyro_sgp.linalg import default_jitter
 
 # Rows of X over which the explained variance is taken. For a stationary kernel its
 # standard error is then at most 0.5 / sqrt(2000), about 0.01.
@@ -79,7 +79,7 @@ class InducingVerdict(NamedTuple):
             )
         # After jitter the smallest eigenvalue is at least the jitter; a number near its
         # inverse says that some eigenvalue is nothing but jitter.
-        limit = 0.1 / relative_jitter(np.dtype(self.precision))
+        limit = 0.1 / default_jitter(np.dtype(self.precision))
         if any(number > limit for number in self.condition_number_orthogonal):
             advice.append(
                 f"C_vv is ill-conditioned (above {limit:.0e}, so held up by jitter): "
@@ -138,7 +138,7 @@ def assess_inducing(
     for later sets, the sets before.
 
     ``K_uu`` gets jitter before it is factorised, 1e-8 of the kernel's mean diagonal
-    (1e-6 where the kernel's values are float32; tenfold more where that is too little),
+    (1e-5 where the kernel's values are float32; tenfold more where that is too little),
     and so does ``C_vv``, after the subtraction. The condition number of ``K_uu`` is the
     one *before* jitter, which would hide what the number is to show; that of ``C_vv``
     is the one after jitter, because without it the small eigenvalues of a difference
@@ -201,7 +201,7 @@ def assess_inducing(
             "The kernel has no variance at X (the sum of kernel.diag(X) is not "
             "positive), so there is none to explain. Check its hyperparameters."
         )
-    jitter = relative_jitter(precision)
+    jitter = default_jitter(precision)
 
     points = sets[0][:0]  # the union so far, [M, D]
     L = np.zeros((0, 0))  # chol(K) of the union so far, [M, M]

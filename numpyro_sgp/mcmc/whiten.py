@@ -17,7 +17,7 @@ class WhitenReparam(Reparam):
     :math:`\epsilon \sim N(0, I)` at the site ``{name}_white``; f becomes deterministic.
 
     Where kernel and inputs are known numbers, L is computed once, when the model is
-    traced, and not in every leapfrog step.
+    traced, and not in every leapfrog step; the program then holds its N x N numbers.
     """
 
     def __call__(self, name, fn, obs):
@@ -48,8 +48,8 @@ def whiten(model):
     :param model: a NumPyro model with GP sites.
     :return: a model with the same arguments; it has a latent site ``{site}_white`` for
         each GP site, whose own value becomes deterministic.
-    :raises ValueError: when run, if inputs are not finite or a GP site is inside a data
-        plate.
+    :raises ValueError: when run, if inputs are not finite, a GP site is inside a data
+        plate, or observations have another shape than their distribution.
 
     **Example:**
 
@@ -71,18 +71,26 @@ def whiten(model):
         (20, 5)
     """
 
-    def config(site):
-        return WhitenReparam() if sites.is_latent_gp(site) else None
-
-    def checked(*args, **kwargs):
-        with handlers.reparam(config=config), _CheckPlates():
-            return model(*args, **kwargs)
-
-    return checked
+    return _Whitened(model)
 
 
-class _CheckPlates(handlers.trace):
-    """Refuses a GP site inside a data plate once the model has run."""
+class _Whitened:
+    """A model with its GP sites whitened."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, *args, **kwargs):
+        with handlers.reparam(config=_reparam), _Check():
+            return self.model(*args, **kwargs)
+
+
+def _reparam(site):
+    return WhitenReparam() if sites.is_latent_gp(site) else None
+
+
+class _Check(handlers.trace):
+    """Refuses a GP site inside a data plate, and data of another shape than the model's."""
 
     def __enter__(self):
         self.gps = {}
@@ -95,4 +103,6 @@ class _CheckPlates(handlers.trace):
     def __exit__(self, exc_type, exc_value, traceback):
         super().__exit__(exc_type, exc_value, traceback)
         if exc_type is None:
-            sites.check_plates({**self.trace, **self.gps})
+            trace = {**self.trace, **self.gps}
+            sites.check_plates(trace)
+            sites.check_observations(trace)

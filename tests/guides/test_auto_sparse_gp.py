@@ -1,5 +1,7 @@
 """The guide: what it does at GP sites, beside them, and with bad input."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +12,12 @@ import pytest
 from jax import random
 from numpy.testing import assert_allclose
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Predictive
 from numpyro.infer.autoguide import (
     AutoDelta,
+    AutoIAFNormal,
     AutoLaplaceApproximation,
     AutoMultivariateNormal,
     AutoNormal,
@@ -658,3 +662,215 @@ def test_duplicate_inducing_points_and_constant_columns_work():
     assert all(np.isfinite(p).all() for p in svi.get_params(state).values())
     guide, svi, state = start(helpers.gaussian_model, sgp.SVGP(5), X, y)
     assert np.isfinite(svi.update(state, X, y)[1])
+
+
+# ---- ways of NumPyro --------------------------------------------------------------------
+
+
+def scan_model(X, y=None):
+    def step(carry, _):
+        return numpyro.sample("z", dist.Normal(carry, 1.0)), None
+
+    total, _ = scan(step, 0.0, None, length=3)
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X, total))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+def test_latents_of_a_scan_are_those_of_the_guide():
+    X, y = helpers.regression_data(6)
+    guide, svi, state = start(scan_model, sgp.SVGP(3), X, y)
+    params = svi.get_params(state)
+    params["z_auto_loc"] = jnp.array([0.5, 1.0, 1.5])
+    losses = [svi.loss.loss(random.key(i), params, scan_model, guide, X, y) for i in (0, 1)]
+    assert losses[0] == losses[1]
+    assert_allclose(guide.posterior(params, X)["f"].prior.mean, 1.5)
+
+
+def test_a_wrapped_guide_still_knows_that_rows_are_tied():
+    def model(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.sample("total", dist.Normal(jnp.sum(f), 0.5), obs=y)
+        # A row known to a thousandth must not hide the coupling of the others.
+        numpyro.sample("first", dist.Normal(f[0], 1e-3), obs=y)
+
+    X, y = jnp.linspace(0, 3, 6)[:, None], jnp.array(2.0)
+    guide, svi, state = start(model, sgp.SVGP(4), X, y)
+    wrapped = handlers.scale(guide, scale=1.0)
+    elbo = sgp.TraceGP_ELBO(sgp.GaussHermite(5))
+    with pytest.raises(ValueError, match="ties rows of X together"):
+        elbo.loss(random.key(0), svi.get_params(state), model, wrapped, X, y)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_inputs_that_mix_rows_of_another_gp_tie_rows(centred):
+    def model(X, y=None):
+        h = numpyro.sample("h", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        inputs = h - h.mean() if centred else h
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), inputs[:, None]))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    X, y = helpers.regression_data(6)
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    guide.setup(X, y)
+    assert guide.couples_rows == centred
+
+
+def test_terms_of_two_functions_at_different_rows_are_no_tie():
+    def model(y):
+        X = jnp.linspace(0, 1, 4)[:, None]
+        a = numpyro.sample("a", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        b = numpyro.sample("b", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.sample("y", dist.Normal(a[:, None] + b, 0.5).to_event(2), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    guide.setup(jnp.zeros((4, 4)))
+    assert not guide.couples_rows
+
+
+def test_a_failed_set_up_leaves_no_trace():
+    def model(X, W, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(), W))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + g, 0.3), obs=y)
+
+    X, y = helpers.regression_data(8)
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
+    svi = SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    with pytest.raises(ValueError, match="GP site 'g'.*distinct"):
+        svi.init(random.key(0), X, jnp.zeros_like(X), y)
+    svi.init(random.key(0), X, X, y)
+
+
+def test_set_up_by_name_serves_saved_parameters_and_compiled_init():
+    X, y = helpers.count_data()
+    guide, svi, state = start(helpers.poisson_model, sgp.SVGP(4), X, y)
+    params = svi.get_params(state)
+    fresh = sgp.AutoSparseGP(helpers.poisson_model, sgp.SVGP(4))
+    # The loss sets a fresh guide up by itself.
+    value = svi.loss.loss(random.key(0), params, helpers.poisson_model, fresh, X, y)
+    expected = svi.loss.loss(random.key(0), params, helpers.poisson_model, guide, X, y)
+    assert_allclose(value, expected)
+    fresh = sgp.AutoSparseGP(helpers.poisson_model, sgp.SVGP(4))
+    new = SVI(helpers.poisson_model, fresh, optax.adam(0.01), sgp.TraceGP_ELBO())
+    with pytest.raises(ValueError, match=r"traced by jit or vmap. Call guide.setup"):
+        jax.jit(new.init)(random.key(0), X, y)
+    states = jax.vmap(lambda key: new.init(key, X, y))(random.split(random.key(0), 2))
+    assert jax.tree.leaves(states)[0].shape[0] == 2
+    assert np.isfinite(fresh.initial_verdicts["f"].variance_explained)
+
+
+def test_guides_and_whitened_models_pickle():
+    X, y = helpers.count_data()
+    guide, svi, state = start(
+        helpers.poisson_model, sgp.SVGP(4), X, y, base_guide=AutoNormal
+    )
+    params = svi.get_params(state)
+    again = pickle.loads(pickle.dumps(guide))
+    assert_allclose(
+        again.posterior(params, X)["f"].mean, guide.posterior(params, X)["f"].mean
+    )
+    assert isinstance(
+        pickle.loads(pickle.dumps(sgp.whiten(helpers.poisson_model))),
+        type(sgp.whiten(helpers.poisson_model)),
+    )
+
+
+def test_base_guides_without_a_median_and_by_a_function():
+    X, y = helpers.count_data()
+
+    def model(X, y=None):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        kernel = sgp.kernels.RBF(1.0, jnp.exp(loc[0]))
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X, loc[1]))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    def base(model):
+        return AutoIAFNormal(model, num_flows=1, hidden_dims=[2])
+
+    guide, svi, state = start(model, sgp.SVGP(3), X, y, base_guide=base)
+    params = svi.get_params(state)
+    draws = guide.sample_posterior(random.key(0), params, X, sample_shape=(3,))
+    assert draws["f"].shape == (3, 12)
+    with pytest.raises(NotImplementedError, match="AutoIAFNormal has no median.*rng_key"):
+        guide.posterior(params, X)
+    assert np.isfinite(guide.posterior(params, X, rng_key=random.key(0))["f"].mean).all()
+
+
+def test_a_distribution_may_broadcast_to_its_data():
+    def model(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+        numpyro.sample("z", dist.Normal(loc, 1.0), obs=y)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    X, y = helpers.regression_data(6)
+    start(model, sgp.SVGP(3), X, y)
+
+
+def test_as_many_tasks_as_rows_are_no_data_plate():
+    def model(X, y):
+        with numpyro.plate("tasks", 4, dim=-2):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+            with numpyro.plate("data", X.shape[0], dim=-1):
+                numpyro.sample("y", dist.Normal(f[:, 0], 0.3), obs=y)
+
+    X, _ = helpers.regression_data(4)
+    guide, _, _ = start(model, sgp.SVGP(3), X, jnp.zeros((4, 4)))
+    assert guide._initial["f"]["qu_mu"].shape == (4, 1, 3)
+
+
+def test_lengthscales_that_may_be_of_columns_or_of_functions():
+    def model(X, y, variance):
+        with numpyro.plate("functions", 2):
+            lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+            kernel = sgp.kernels.RBF(variance, lengthscale)
+            f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        numpyro.sample("y", dist.Normal(f.sum(0), 0.3).to_event(1), obs=y)
+
+    X, y = helpers.regression_data(8, dim=2)
+    with pytest.raises(ValueError, match=r"'f' in plate 'functions'.*may be one for each"):
+        start(model, sgp.SVGP(3), X, y, 1.0)
+    start(model, sgp.SVGP(3), X, y, jnp.ones(2))
+
+
+def test_mutable_state_is_refused():
+    def model(X, y):
+        numpyro.primitives.mutable("count", {"n": 0})
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.sample("y", dist.Normal(f, 0.3).to_event(1), obs=y)
+
+    X, y = helpers.regression_data(6)
+    with pytest.raises(ValueError, match=r"mutable state \['count'\].*twice"):
+        start(model, sgp.SVGP(3), X, y)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: sgp.SVGP(jnp.zeros((3, 1))),
+            "is an array. Pass points by name: inducing=",
+        ),
+        (lambda: sgp.SVGP("5"), "whole number, got '5'"),
+        (lambda: sgp.SVGP(True), "whole number"),
+        (lambda: sgp.AutoSparseGP(helpers.gaussian_model, "svgp"), "SVGP.50.*got 'svgp'"),
+        (lambda: sgp.AutoSparseGP(helpers.gaussian_model, {"f": sgp.SVGP}), "such as SVGP"),
+        (lambda: sgp.TraceGP_ELBO("mc"), "must be a rule such as GaussHermite.20."),
+    ],
+)
+def test_arguments_of_another_type(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_inducing_points_from_an_initialiser():
+    X, y = helpers.regression_data(10)
+    chosen = sgp.initial_inducing(X, 4, num_orthogonal=2)
+    guide, _, _ = start(helpers.gaussian_model, sgp.SOLVEGP(inducing=chosen), X, y)
+    assert_allclose(guide._initial["f"]["Z"], chosen.Z)
+    assert_allclose(guide._initial["f"]["O"], chosen.O[0])
