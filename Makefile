@@ -1,9 +1,9 @@
 # Needs make and a Python >= 3.11 with pip and venv; all else goes into .venv.
 # Another interpreter: PYTHON=python3.13 make test (rebuilds .venv when it differs).
-# Options for pytest:  make test PYTEST_ARGS="-n 2 -k coal"
+# Options for pytest:  make test PYTEST_ARGS="-n 2 -k coal"; two processes by default.
 
 PYTHON ?= python3
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -130,8 +130,8 @@ def _check_ard(name, site, prior):
                 raise ValueError(
                     f"The kernel of GP site '{name}' in plate '{frame.name}' of {Q} latent "
                     f"functions has a lengthscale of shape ({Q},), which may be one for "
-                    f"each function or one for each of {Q} columns of X. Give the variance the "
-                    f"shape ({Q},) too: then ({Q},) is one for each function, and "
+                    f"each function or one for each of {Q} columns of X. Give the variance "
+                    f"the shape ({Q},) too: then ({Q},) is one for each function, and "
                     f"lengthscale[None, :] of shape (1, {Q}) one for each column."
                 )
 

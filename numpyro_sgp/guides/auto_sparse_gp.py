@@ -279,8 +279,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         if mutable:
             raise ValueError(
                 f"The model has mutable state {mutable}. AutoSparseGP runs the model in "
-                "the guide as well, which would update it twice in a step; use layers without "
-                "running statistics."
+                "the guide as well, which would update it twice in a step; use layers "
+                "without running statistics."
             )
         for site in gp_sites:
             sites.check_inputs(site["name"], sites.unwrap(site["fn"])[0])
@@ -594,8 +594,8 @@ class AutoSparseGP(autoguide.AutoGuide):
             extra = sorted(k for k in set(params) - own if k.startswith(block_names))
             if extra:
                 raise ValueError(
-                    f"params has {extra}, which GP site '{site}' of this guide has not. Are "
-                    "these the parameters of another guide?"
+                    f"params has {extra}, which GP site '{site}' of this guide has not. "
+                    "Are these the parameters of another guide?"
                 )
             for name in initial:
                 full_name = f"{site}_{self.prefix}_{name}"

@@ -1,0 +1,21 @@
+"""The code in the README runs as it stands, with fewer steps."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+
+
+@pytest.mark.filterwarnings("ignore:There are not enough devices")
+def test_the_example_of_the_readme_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S)
+    fewer = {"X, y, batch_size=64": "X, y, batch_size=64, progress_bar=False"}
+    fewer |= {"2000": "30", "num_warmup=500, num_samples=500": "num_warmup=5, num_samples=20"}
+    fewer |= {"num_samples=500,\n": "num_samples=5,\n", "(0.0, 6.0, 200)": "(0.0, 6.0, 64)"}
+    for old, new in fewer.items():
+        assert old in code
+        code = code.replace(old, new)
+    exec(compile(code, str(README), "exec"), {})
+    assert "SOLVE-GP" in capsys.readouterr().out
