@@ -197,7 +197,7 @@ class WithoutDiag:
         (RBF, "the class RBF.*Make an instance of it"),
         (Brownian, "the class Brownian"),
     ],
-    ids=["no diag", "array", "none", "class", "user class"],
+    ids=["function", "no diag", "array", "none", "class", "user class"],
 )
 def test_stranger_is_told_what_a_kernel_must_have(stranger, match):
     with pytest.raises(TypeError, match=match):
