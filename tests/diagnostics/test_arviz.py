@@ -284,7 +284,7 @@ def test_errors(svi, mcmc):
     with pytest.raises(ValueError, match=r"shape \(12,\), but .* gives it \(11,\)"):
         to_arviz(mcmc, X[:-1], y[:-1])
     diverged = {**result.params, "f_auto_qu_mu": jnp.full(5, jnp.nan)}
-    with pytest.raises(ValueError, match="Draws of site 'f' are NaN"):
+    with pytest.raises(ValueError, match="is not finite. Training has diverged"):
         to_arviz(svi, X, y, result=result._replace(params=diverged), num_samples=2)
     by_hand = SVI(plain_model, lambda X, y: None, optax.adam(0.1), svi.loss)
     with pytest.raises(TypeError, match="no method sample_posterior"):

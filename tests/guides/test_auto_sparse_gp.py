@@ -376,10 +376,11 @@ def test_q_starts_at_the_prior(approximation):
 
 
 def test_float32_training_under_x64_stays_float32():
-    # A normal likelihood: NumPyro's Poisson scores in float64 under x64.
+    # NumPyro makes float64 of a Python number for a scale, and of Poisson counts.
     X, y = (a.astype(jnp.float32) for a in helpers.regression_data())
-    guide, svi, state = start(helpers.gaussian_model, sgp.SOLVEGP(4, 3), X, y)
-    state, value = svi.update(state, X, y)
+    args = X, y, jnp.float32(0.3)
+    guide, svi, state = start(helpers.gaussian_model, sgp.SOLVEGP(4, 3), *args)
+    state, value = svi.update(state, *args)
     assert value.dtype == jnp.float32
     assert {p.dtype for p in svi.get_params(state).values()} == {jnp.dtype("float32")}
 
