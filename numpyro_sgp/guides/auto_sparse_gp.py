@@ -1,6 +1,6 @@
 """The guide: the model itself, with a sparse posterior at each GP site."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -213,7 +213,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         if base_key is None or not not_jax_tracer(base_key):
             base_key = jax.random.key(0)
         try:
-            with handlers.block(), jax.ensure_compile_time_eval():
+            with handlers.block(), _concrete():
                 self._prepare(base_key, args, kwargs)
         except BaseException:
             self.base_guide, self._approximations = None, {}
@@ -675,6 +675,12 @@ class _WithoutGPs:
 
 def _at_prior_mean(site):
     return site["fn"], _prior_mean(site)
+
+
+def _concrete():
+    """Keeps known arrays known inside of jit; outside, it would only cost compilations."""
+    inside_jit = not not_jax_tracer(jnp.zeros(()))
+    return jax.ensure_compile_time_eval() if inside_jit else nullcontext()
 
 
 @contextmanager
