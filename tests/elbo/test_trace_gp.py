@@ -415,3 +415,39 @@ def test_guide_without_sparse_posterior_is_refused(regression):
 def test_a_number_is_no_expectation_rule():
     with pytest.raises(TypeError, match=r"GaussHermite\(20\)"):
         sgp.TraceGP_ELBO(20)
+
+
+@given(st.integers(0, 10_000))
+def test_the_order_of_the_rows_does_not_matter(seed):
+    X, y = helpers.regression_data(9)
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(9)
+    prior = sgp.GaussianProcess(sgp.kernels.Matern32(), X)
+    Z, sqrt = X[:4], jnp.asarray(np.tril(rng.normal(size=(4, 4))))
+    q = BlockGaussian((Block(jnp.asarray(rng.normal(size=4)), sqrt),))
+    elbos = []
+    for rows in (np.arange(9), order):
+        posterior = sgp.SparsePosterior(prior.at(X[rows]), (Z,), q)
+        expected = norm(posterior.mean, NOISE).logpdf(y[rows])
+        expected = expected - 0.5 * posterior.variance / NOISE**2
+        elbos.append(expected.sum() - posterior.prior_kl())
+    assert_allclose(elbos[0], elbos[1], rtol=1e-12)
+
+
+@given(
+    st.integers(0, 10_000), st.floats(0.3, 2.0), st.floats(0.2, 2.0), st.floats(0.2, 1.0)
+)
+def test_the_best_bound_with_Z_at_X_is_the_evidence(seed, lengthscale, variance, noise):
+    rng = np.random.default_rng(seed)
+    X = jnp.asarray(rng.uniform(-3, 3, size=(8, 2)))
+    y = jnp.asarray(rng.normal(size=8))
+    evidence, mean, covariance = helpers.exact_gp(X, y, X, noise, variance, lengthscale)
+    m, S = helpers.optimal_whitened_q(X, y, X, noise, variance, lengthscale)
+    q = BlockGaussian((Block(jnp.asarray(m), jnp.linalg.cholesky(S)),))
+    prior = sgp.GaussianProcess(sgp.kernels.RBF(variance, lengthscale), X)
+    posterior = sgp.SparsePosterior(prior, (X,), q)
+    expected = norm(posterior.mean, noise).logpdf(y) - 0.5 * posterior.variance / noise**2
+    # The jitter of 1e-8 costs at most rows * jitter * variance / (2 noise^2) = 2e-6.
+    assert_allclose(expected.sum() - posterior.prior_kl(), evidence, atol=2e-6, rtol=0)
+    assert_allclose(posterior.mean, mean, atol=2e-6)
+    assert_allclose(posterior.variance, np.diag(covariance), atol=2e-6)
