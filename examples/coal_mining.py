@@ -243,7 +243,7 @@ def parse_args(arguments=None):
     parser.add_argument(
         "--learn", action="store_true", help="learn the hyperparameters too (some minutes)"
     )
-    parser.add_argument("--learn-bins", type=int, default=203, help="bins for --learn")
+    parser.add_argument("--learn-bins", type=int, default=81, help="bins for --learn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--float32", action="store_true", help="instead of float64")
     parser.add_argument("--device", default="cpu", choices=["cpu", "gpu"])
