@@ -1,5 +1,7 @@
 """The evidence lower bound of models with GP sites."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ from jax import Array, random
 from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer.elbo import ELBO
-from numpyro.util import _validate_model, check_model_guide_match
+from numpyro.util import _validate_model, check_model_guide_match, find_stack_level
 
 from numpyro_sgp.distributions import sites
 from numpyro_sgp.elbo.expectation import GaussHermite, MonteCarlo
@@ -56,11 +58,6 @@ class TraceGP_ELBO(ELBO):
         vectorize_particles=True,
         sum_sites: bool = True,
     ):
-        if isinstance(expectation, int):
-            raise TypeError(
-                f"expectation must be a rule such as GaussHermite({expectation}) or "
-                f"MonteCarlo({expectation}), got the number {expectation}."
-            )
         if expectation is not None and (
             isinstance(expectation, type) or not hasattr(expectation, "nodes")
         ):
@@ -86,7 +83,12 @@ class TraceGP_ELBO(ELBO):
             keys = random.split(rng_key, self.num_particles)
             terms, mutable = self.vectorize_particles_fn(particle, keys)
             terms = jax.tree.map(lambda x: jnp.mean(x, axis=0), terms)
-            mutable = jax.tree.map(lambda x: x[-1], mutable)
+            if mutable:  # as NumPyro's ELBOs do
+                warnings.warn(
+                    "mutable state is currently ignored when num_particles > 1.",
+                    stacklevel=find_stack_level(),
+                )
+                mutable = None
         loss = jax.tree.map(jnp.negative, terms)
         if self.sum_sites:
             loss = sum(loss.values())
@@ -136,7 +138,8 @@ class TraceGP_ELBO(ELBO):
         terms, mutable = jax.vmap(at)(nodes)
         # What does not depend on f is the same at every node, and the weights sum to 1.
         terms = jax.tree.map(lambda x: jnp.dot(weights.astype(x.dtype), x), terms)
-        return terms, jax.tree.map(lambda x: x[-1], mutable)
+        # State that depends on f is that of the likeliest node, not of one in the tails.
+        return terms, jax.tree.map(lambda x: x[jnp.argmax(weights)], mutable)
 
     def _gp_shapes(self, run):
         """

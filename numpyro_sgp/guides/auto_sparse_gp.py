@@ -194,13 +194,15 @@ class AutoSparseGP(autoguide.AutoGuide):
         """
         Set the guide up: check the model, make the base guide and choose inducing points.
         The first run of the guide does this by itself; call it to do so outside of jit or
-        vmap, or to use saved parameters in a new process.
+        vmap, or to use saved parameters in a new process. A guide that is set up stays as
+        it is.
 
         :param args: arguments of the model, with the training data.
         :raises ValueError: as the class says.
         """
-        with handlers.block(), handlers.seed(rng_seed=0):
-            self._setup_prototype(*args, **kwargs)
+        if self.prototype_trace is None:
+            with handlers.block(), handlers.seed(rng_seed=0):
+                self._setup_prototype(*args, **kwargs)
 
     def _setup_prototype(self, *args, **kwargs):
         if not all(not_jax_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs))):

@@ -451,3 +451,26 @@ def test_the_best_bound_with_Z_at_X_is_the_evidence(seed, lengthscale, variance,
     assert_allclose(expected.sum() - posterior.prior_kl(), evidence, atol=2e-6, rtol=0)
     assert_allclose(posterior.mean, mean, atol=2e-6)
     assert_allclose(posterior.variance, np.diag(covariance), atol=2e-6)
+
+
+def test_mutable_state_of_a_model_is_that_of_the_likeliest_node():
+    X, y = helpers.regression_data(4)
+    block = Block(jnp.array([0.5, -0.5]), 0.3 * jnp.eye(2))
+
+    def guide(X, y):
+        prior = sgp.GaussianProcess(sgp.kernels.RBF(), X)
+        numpyro.sample("f", sgp.SparsePosterior(prior, (X[:2],), BlockGaussian((block,))))
+
+    def model(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        state = numpyro.primitives.mutable("state", {"total": jnp.array(0.0)})
+        state["total"] = jnp.sum(f)
+        numpyro.sample("y", dist.Normal(f, NOISE).to_event(1), obs=y)
+
+    elbo = sgp.TraceGP_ELBO(sgp.GaussHermite(5))
+    result = elbo.loss_with_mutable_state(random.key(0), {}, model, guide, X, y)
+    q = sgp.SparsePosterior(
+        sgp.GaussianProcess(sgp.kernels.RBF(), X), (X[:2],), BlockGaussian((block,))
+    )
+    # The middle node of an odd rule is at the mean.
+    assert_allclose(result["mutable_state"]["state"]["total"], np.sum(q.mean), rtol=1e-12)

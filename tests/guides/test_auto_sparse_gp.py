@@ -755,6 +755,9 @@ def test_set_up_by_name_serves_saved_parameters_and_compiled_init():
         jax.jit(new.init)(random.key(0), X, y)
     states = jax.vmap(lambda key: new.init(key, X, y))(random.split(random.key(0), 2))
     assert jax.tree.leaves(states)[0].shape[0] == 2
+    points = fresh._initial["f"]["Z"]
+    fresh.setup(X[:5], y[:5])
+    assert fresh._initial["f"]["Z"] is points
     assert np.isfinite(fresh.initial_verdicts["f"].variance_explained)
 
 
