@@ -1,33 +1,54 @@
 """Sparse Gaussian processes inside NumPyro programs."""
 
-from numpyro_sgp import datasets, kernels, means
+from numpyro_sgp import datasets, kernels, likelihoods, means
 from numpyro_sgp.diagnostics import Comparison, compare, to_arviz
-from numpyro_sgp.distributions import GaussianProcess, SparsePosterior
-from numpyro_sgp.elbo import GaussHermite, MonteCarlo, TraceGP_ELBO
-from numpyro_sgp.guides import ODVGP, SOLVEGP, SVGP, AutoSparseGP
+from numpyro_sgp.distributions import (
+    BlackBox,
+    BlackBoxError,
+    CoupledPosterior,
+    GaussianProcess,
+    MixturePosterior,
+    SparsePosterior,
+)
+from numpyro_sgp.elbo import GaussHermite, MonteCarlo, ScoreFunction, TraceGP_ELBO
+from numpyro_sgp.fit import FitInterrupted, fit_lbfgs
+from numpyro_sgp.guides import ODVGP, SOLVEGP, SVGP, VGP, AutoSparseGP, MixtureSVGP
 from numpyro_sgp.inducing import assess_inducing, initial_inducing
-from numpyro_sgp.mcmc import WhitenReparam, whiten
-from numpyro_sgp.predict import GPPredictive
+from numpyro_sgp.mcmc import EllipticalSlice, WhitenReparam, sparsify, whiten
+from numpyro_sgp.predict import GPPredictive, log_predictive_density
 
 __all__ = [
     "AutoSparseGP",
+    "BlackBox",
+    "BlackBoxError",
     "Comparison",
+    "EllipticalSlice",
+    "CoupledPosterior",
+    "FitInterrupted",
     "GPPredictive",
     "GaussHermite",
     "GaussianProcess",
+    "MixturePosterior",
+    "MixtureSVGP",
     "MonteCarlo",
     "ODVGP",
     "SOLVEGP",
     "SVGP",
+    "ScoreFunction",
     "SparsePosterior",
     "TraceGP_ELBO",
+    "VGP",
     "WhitenReparam",
     "assess_inducing",
     "compare",
     "datasets",
+    "fit_lbfgs",
     "initial_inducing",
     "kernels",
+    "likelihoods",
+    "log_predictive_density",
     "means",
+    "sparsify",
     "to_arviz",
     "whiten",
 ]

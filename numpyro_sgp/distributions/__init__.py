@@ -1,6 +1,18 @@
-"""The prior at a GP site, its sparse posterior, and the KL between them."""
+"""The prior at a GP site, its posteriors, and the KL between them."""
 
+from numpyro_sgp.distributions.black_box import BlackBox, BlackBoxError
+from numpyro_sgp.distributions.coupled_posterior import CoupledPosterior
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
+from numpyro_sgp.distributions.mixture_posterior import MixturePosterior
+from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 
-__all__ = ["GaussianProcess", "SparsePosterior"]
+__all__ = [
+    "BlackBox",
+    "BlackBoxError",
+    "CoupledPosterior",
+    "GPPosterior",
+    "GaussianProcess",
+    "MixturePosterior",
+    "SparsePosterior",
+]

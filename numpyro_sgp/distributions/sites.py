@@ -7,7 +7,7 @@ import numpyro.distributions as dist
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
-from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
+from numpyro_sgp.distributions.posterior import GPPosterior
 
 
 def unwrap(fn):
@@ -49,8 +49,8 @@ def is_observed_gp(site) -> bool:
 
 
 def is_sparse_posterior(site) -> bool:
-    """Whether ``site`` draws from a :class:`SparsePosterior`."""
-    return site["type"] == "sample" and isinstance(unwrap(site["fn"])[0], SparsePosterior)
+    """Whether ``site`` draws from a :class:`GPPosterior`."""
+    return site["type"] == "sample" and isinstance(unwrap(site["fn"])[0], GPPosterior)
 
 
 def check_inputs(name: str, prior: GaussianProcess) -> None:

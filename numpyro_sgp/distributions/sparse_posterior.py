@@ -4,19 +4,18 @@ import copy
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jax import Array
-from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
-from numpyro_sgp.families import BlockGaussian
+from numpyro_sgp.distributions.posterior import GPPosterior
+from numpyro_sgp.families import BlockGaussian, SiteGaussian
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
 
 
-class SparsePosterior(dist.Distribution):
+class SparsePosterior(GPPosterior):
     r"""
     :math:`q(f(X)) = \int p(f(X) \mid u)\, q(u)\, du` with q(u) a Gaussian of independent
     blocks, one for each set of inducing points (Shi, Titsias & Mnih 2020, eq. 32-34, 37
@@ -39,7 +38,7 @@ class SparsePosterior(dist.Distribution):
 
     :param prior: the process at X, with ``batch_shape`` Q (or none).
     :param inducing: points of each set, shapes ``(M_l, D)`` or ``(*batch, M_l, D)``.
-    :param q: q(u), one block for each set.
+    :param q: q(u), one block for each set, or by the sites of Theorem 2 of SAVIGP.
     :param jitter: relative jitter of the inducing covariance.
 
     **References:**
@@ -64,9 +63,6 @@ class SparsePosterior(dist.Distribution):
         ((50,), 0.0)
     """
 
-    arg_constraints = {}
-    support = constraints.real_vector
-    reparametrized_params = []
     pytree_data_fields = ("prior", "inducing", "given_q")
     pytree_aux_fields = ("jitter", "_sets", "_residual")
 
@@ -74,7 +70,7 @@ class SparsePosterior(dist.Distribution):
         self,
         prior: GaussianProcess,
         inducing: tuple[Array, ...],
-        q: BlockGaussian,
+        q: BlockGaussian | SiteGaussian,
         jitter: float | None = None,
         *,
         validate_args: bool | None = None,
@@ -105,11 +101,16 @@ class SparsePosterior(dist.Distribution):
             Kuu = inducing_covariance(prior.kernel, self.inducing)
             Kuf = cross_covariance(prior.kernel, self.inducing, prior.X)
             chol, jitter = jittered_cholesky(Kuu, self.jitter)
-            factors = chol, jitter, solve_lower(chol, Kuf), self.given_q.whitened(chol)
+            q = self.given_q.whitened(chol, self._cross)
+            factors = chol, jitter, solve_lower(chol, Kuf), q
             known = map(not_jax_tracer, jax.tree.leaves((prior, self.inducing)))
             if not_jax_tracer(factors[2]) or not all(known):
                 self._kept_factors = factors
         return factors
+
+    def _cross(self, X) -> Array:
+        """K_uf at other inputs."""
+        return cross_covariance(self.prior.kernel, self.inducing, X)
 
     @property
     def chol(self) -> Array:
@@ -221,7 +222,7 @@ class SparsePosterior(dist.Distribution):
             f = f + jnp.einsum("...mn,...m->...n", F, noise)
         return f
 
-    def prior_kl(self) -> Array:
+    def prior_kl(self, rng_key=None) -> Array:
         r"""
         :math:`\mathrm{KL}[q(f, u) \| p(f, u)] = \mathrm{KL}[q(u) \| p(u)]`, the sum of
         eq. (35) and (36); shape ``batch_shape``.
@@ -256,18 +257,6 @@ class SparsePosterior(dist.Distribution):
         expanded.prior = self.prior.expand(batch_shape)
         expanded._batch_shape = tuple(batch_shape)
         return expanded
-
-    def log_prob(self, value, intermediates=None):
-        """
-        Refused: a density over f(X) is not what the sparse bound needs.
-
-        :raises TypeError: always, with the objective to use.
-        """
-        raise TypeError(
-            "The log density of a sparse posterior q(f(X)) would give a wrong bound. Use "
-            "numpyro_sgp.TraceGP_ELBO() (or numpyro.infer.TraceMeanField_ELBO()) as the "
-            "loss of SVI: they take KL[q || p] from the inducing variables."
-        )
 
 
 @kl_divergence.register(SparsePosterior, GaussianProcess)

@@ -1,6 +1,6 @@
 """The objective, and rules for expectations under a sparse posterior."""
 
-from numpyro_sgp.elbo.expectation import GaussHermite, MonteCarlo
+from numpyro_sgp.elbo.expectation import GaussHermite, MonteCarlo, ScoreFunction
 from numpyro_sgp.elbo.trace_gp import TraceGP_ELBO
 
-__all__ = ["GaussHermite", "MonteCarlo", "TraceGP_ELBO"]
+__all__ = ["GaussHermite", "MonteCarlo", "ScoreFunction", "TraceGP_ELBO"]

@@ -1,15 +1,18 @@
 """Rules for expectations under the marginals of GP sites."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from scipy.stats import qmc
 
 from numpyro_sgp.linalg import gauss_hermite, tensor_grid
 
 _MAX_GRID_LATENTS = 3
+Sequence = Literal["random", "sobol"]
 
 
 @dataclass(frozen=True)
@@ -78,18 +81,31 @@ class MonteCarlo:
     :param joint: whether to draw f(X) jointly, which costs O(B^3) for B rows. Only needed
         where terms of the likelihood involve several rows of X (a multivariate normal
         over rows, an integral of f); draws from the marginals would be wrong there.
+    :param antithetic: whether draws come in pairs x, -x; ``num_samples`` must be even.
+    :param sequence: ``"random"``, or ``"sobol"`` for quasi-Monte Carlo: Sobol points over
+        the latent functions, shifted at random for each data point, which keeps the
+        estimate unbiased. ``num_samples`` is best a power of two.
+    :param seed: None for new draws at each step; a number for common random numbers, the
+        same at every step, which make the objective a deterministic function.
 
     >>> import numpyro_sgp as sgp
-    >>> sgp.MonteCarlo(8)
-    MonteCarlo(num_samples=8, joint=False)
+    >>> sgp.MonteCarlo(8).joint, sgp.MonteCarlo(8, sequence="sobol").num_samples
+    (False, 8)
     """
 
     num_samples: int = 10
     joint: bool = False
+    antithetic: bool = False
+    sequence: Sequence = "random"
+    seed: int | None = None
 
     def __post_init__(self):
-        if self.num_samples < 1:
-            raise ValueError(f"num_samples must be positive, got {self.num_samples}.")
+        _check_draws(self, 2 if self.antithetic else 1)
+        if self.joint and (self.antithetic or self.sequence != "random"):
+            raise ValueError(
+                "joint draws are independent: leave antithetic and sequence at their "
+                "defaults."
+            )
 
     def nodes(
         self, rng_key: Array, shapes: dict[str, tuple[int, ...]], dtype
@@ -98,13 +114,127 @@ class MonteCarlo:
         As :meth:`GaussHermite.nodes`, with draws of shape ``(S, *batch_shape, N)``, or
         with keys of shape ``(S,)`` for joint draws.
         """
-        keys = dict(zip(shapes, jax.random.split(rng_key, len(shapes)), strict=True))
         num = self.num_samples
+        rng_key = rng_key if self.seed is None else jax.random.key(self.seed)
         if self.joint:
-            nodes = {name: jax.random.split(key, num) for name, key in keys.items()}
-        else:
+            keys = jax.random.split(rng_key, len(shapes))
             nodes = {
-                name: jax.random.normal(key, (num, *shapes[name]), dtype)
-                for name, key in keys.items()
+                name: jax.random.split(key, num)
+                for name, key in zip(shapes, keys, strict=True)
             }
+        else:
+            nodes = _draws(rng_key, num, shapes, dtype, self.antithetic, self.sequence)
         return nodes, jnp.full(num, 1.0 / num, dtype)
+
+
+@dataclass(frozen=True)
+class ScoreFunction:
+    r"""
+    Black-box expectations: the log likelihood is evaluated and never differentiated with
+    respect to f [1].
+
+    The expected log likelihood depends on the marginals of each data point alone (Theorem 1
+    of [1]), so the gradients with respect to their means and variances are expectations of
+    the log likelihood :math:`\ell_n` itself (eq. 25, 74-75),
+
+    .. math::
+
+        \frac{\partial E_n}{\partial \mu_n}
+        = E\left[\frac{x}{\sigma_n} \ell_n\right], \qquad
+        \frac{\partial E_n}{\partial \sigma_n^2}
+        = E\left[\frac{x^2 - 1}{2 \sigma_n^2} \ell_n\right], \qquad
+        f_n = \mu_n + \sigma_n x,
+
+    and from there on the gradient flows by autodiff to q(u), the kernel and Z. Parameters
+    of the likelihood get theirs by autodiff where it is differentiable.
+
+    With ``control_variate`` a multiple of the score itself, whose mean is zero, is
+    subtracted for each data point and latent function (appendix F). Its coefficient is
+    estimated on one half of the draws and used on the other, which keeps the gradient
+    unbiased.
+
+    The likelihood must factorise over the rows of X: each observed site has one log
+    likelihood for each row. A site whose shape shows otherwise is refused; one that mixes
+    rows under a fitting shape cannot be detected.
+
+    :param num_samples: number of draws from each marginal, even (with ``antithetic``
+        a multiple of four).
+    :param control_variate: whether to use it.
+    :param antithetic: as in :class:`MonteCarlo`.
+    :param sequence: as in :class:`MonteCarlo`.
+    :param seed: as in :class:`MonteCarlo`.
+
+    **References:**
+
+    1. Bonilla, Krauth, Dezfouli (2018). Generic Inference in Latent Gaussian Process
+       Models. https://arxiv.org/abs/1609.00577
+
+    >>> import numpyro_sgp as sgp
+    >>> sgp.ScoreFunction(200).control_variate
+    True
+    """
+
+    num_samples: int = 1000
+    control_variate: bool = True
+    antithetic: bool = False
+    sequence: Sequence = "random"
+    seed: int | None = None
+
+    def __post_init__(self):
+        _check_draws(self, 4 if self.antithetic else 2)
+
+    def nodes(
+        self, rng_key: Array, shapes: dict[str, tuple[int, ...]], dtype
+    ) -> tuple[dict[str, Array], Array]:
+        """As :meth:`MonteCarlo.nodes`; the two halves of the draws are independent."""
+        rng_key = rng_key if self.seed is None else jax.random.key(self.seed)
+        num = self.num_samples // 2
+        halves = [
+            _draws(key, num, shapes, dtype, self.antithetic, self.sequence)
+            for key in jax.random.split(rng_key)
+        ]
+        nodes = {name: jnp.concatenate([h[name] for h in halves]) for name in shapes}
+        return nodes, jnp.full(2 * num, 0.5 / num, dtype)
+
+
+def _check_draws(rule, multiple):
+    if rule.sequence not in ("random", "sobol"):
+        raise ValueError(f"sequence must be 'random' or 'sobol', got {rule.sequence!r}.")
+    num = rule.num_samples
+    if num < 1 or num % multiple:
+        what = "positive" if multiple == 1 else f"a positive multiple of {multiple}"
+        raise ValueError(f"num_samples must be {what}, got {num}.")
+
+
+def _draws(rng_key, num, shapes, dtype, antithetic, sequence):
+    """Standard normal draws by site, each of shape ``(num, *batch_shape, N)``."""
+    count = num // 2 if antithetic else num
+    if sequence == "random":
+        keys = jax.random.split(rng_key, len(shapes))
+        draws = {
+            name: jax.random.normal(key, (count, *shape), dtype)
+            for (name, shape), key in zip(shapes.items(), keys, strict=True)
+        }
+    else:
+        draws = _sobol(rng_key, count, shapes, dtype)
+    if antithetic:
+        draws = {name: jnp.concatenate([x, -x]) for name, x in draws.items()}
+    return draws
+
+
+def _sobol(rng_key, num, shapes, dtype):
+    """Sobol points with one dimension for each latent function, shifted for each row."""
+    sizes = {name: int(np.prod(shape[:-1])) for name, shape in shapes.items()}
+    # All of the next power of two, so that the points are balanced.
+    engine = qmc.Sobol(sum(sizes.values()), scramble=True, rng=0)
+    points = engine.random_base2(int(np.ceil(np.log2(max(num, 1)))))[:num]
+    keys = jax.random.split(rng_key, len(shapes))
+    tiny = float(jnp.finfo(dtype).eps)
+    draws, end = {}, 0
+    for (name, shape), key in zip(shapes.items(), keys, strict=True):
+        start, end = end, end + sizes[name]
+        own = jnp.asarray(points[:, start:end].reshape(num, *shape[:-1], 1), dtype)
+        shift = jax.random.uniform(key, shape, dtype)
+        uniform = jnp.clip((own + shift) % 1.0, tiny, 1.0 - tiny)
+        draws[name] = jax.scipy.special.ndtri(uniform)
+    return draws

@@ -1,6 +1,8 @@
 """The evidence lower bound of models with GP sites."""
 
+import itertools
 import warnings
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,9 @@ from numpyro.infer.elbo import ELBO
 from numpyro.util import _validate_model, check_model_guide_match, find_stack_level
 
 from numpyro_sgp.distributions import sites
-from numpyro_sgp.elbo.expectation import GaussHermite, MonteCarlo
+from numpyro_sgp.elbo.expectation import GaussHermite, MonteCarlo, ScoreFunction
+from numpyro_sgp.elbo.rows import by_row, log_prob_array
+from numpyro_sgp.elbo.score import surrogate
 
 
 class TraceGP_ELBO(ELBO):
@@ -30,7 +34,11 @@ class TraceGP_ELBO(ELBO):
     particle, as in :class:`~numpyro.infer.Trace_ELBO`; subsampling plates scale the
     expected log likelihood and not the KL.
 
-    :param expectation: :class:`GaussHermite`, :class:`MonteCarlo`, or None for
+    The components of a mixture posterior (:class:`~numpyro_sgp.MixtureSVGP`) are integrated
+    one by one and weighted, so that no component is ever drawn.
+
+    :param expectation: :class:`GaussHermite`, :class:`MonteCarlo`,
+        :class:`ScoreFunction` (for a likelihood without a gradient), or None for
         ``GaussHermite(20)`` with one latent function, ``GaussHermite(10)`` with two, and
         ``MonteCarlo(10)`` with more (``joint=True`` where an
         :class:`~numpyro_sgp.AutoSparseGP` found that the likelihood ties rows together).
@@ -53,7 +61,7 @@ class TraceGP_ELBO(ELBO):
 
     def __init__(
         self,
-        expectation: GaussHermite | MonteCarlo | None = None,
+        expectation: GaussHermite | MonteCarlo | ScoreFunction | None = None,
         num_particles: int = 1,
         vectorize_particles=True,
         sum_sites: bool = True,
@@ -96,7 +104,7 @@ class TraceGP_ELBO(ELBO):
 
     def _particle(self, rng_key, param_map, model, guide, args, kwargs):
         """ELBO contributions by site, and mutable state, for one draw of the guide."""
-        model_key, guide_key, node_key = random.split(rng_key, 3)
+        model_key, guide_key, node_key, kl_key = random.split(rng_key, 4)
 
         def run(place):
             """Guide and model with f where ``place`` puts it."""
@@ -110,61 +118,152 @@ class TraceGP_ELBO(ELBO):
             ).get_trace(*args, **kwargs)
             return guide_trace, model_trace, {**mutable, **_mutable(model_trace)}
 
-        shapes, dtype, coupled = self._gp_shapes(run)
-        expectation = self.expectation or _default_expectation(shapes, coupled)
-        if coupled and not getattr(expectation, "joint", False):
+        found = self._gp_sites(run)
+        expectation = self._rule(found)
+        score = isinstance(expectation, ScoreFunction)
+
+        def at(node, component):
+            """
+            Terms of the ELBO with f at one node of one component, and what does not depend
+            on the node: log weight and marginals of the component.
+            """
+            log_weight, marginals = [], {}
+
+            def place(site):
+                if not sites.is_sparse_posterior(site):
+                    return None
+                q, _ = sites.unwrap(site["fn"])
+                name = site["name"]
+                x, k = node[name], component[name]
+                if found[name].num_components > 1:
+                    log_weight.append(q.log_weights[k])
+                if getattr(expectation, "joint", False):
+                    f = q.sample(x)
+                else:
+                    f = q.place(x, k)
+                if score:
+                    marginals[name] = q.marginals(k)
+                    f = jax.lax.stop_gradient(f)
+                return jnp.reshape(f, site["fn"].shape())
+
+            guide_trace, model_trace, mutable = run(place)
+            terms = _contributions(model_trace, guide_trace, kl_key)
+            rows = _row_values(model_trace, found) if score else {}
+            return (terms, rows, mutable), (sum(log_weight, jnp.zeros(())), marginals)
+
+        def at_component(component, key):
+            nodes, weights = expectation.nodes(key, found.shapes, found.dtype)
+            run_at = jax.vmap(lambda node: at(node, component), out_axes=(0, None))
+            try:
+                (terms, rows, mutable), (log_weight, marginals) = run_at(nodes)
+            except ValueError as error:
+                if "out_axes" not in str(error):
+                    raise
+                raise ValueError(
+                    "ScoreFunction needs GP sites whose inputs do not depend on another GP "
+                    "site; here one does (a deep GP). Use MonteCarlo(num_samples)."
+                ) from None
+            # What does not depend on f is the same at every node; the weights sum to 1.
+            terms = jax.tree.map(lambda x: jnp.dot(weights.astype(x.dtype), x), terms)
+            # State that depends on f is that of the likeliest node, not one in the tails.
+            mutable = jax.tree.map(lambda x: x[jnp.argmax(weights)], mutable)
+            for name, values in rows.items():
+                terms[name] = terms[name] + sum(
+                    surrogate(*marginals[site], nodes[site], v, expectation.control_variate)
+                    for site, v in values.items()
+                )
+            return terms, mutable, jnp.exp(log_weight)
+
+        components = found.components()
+        if len(components) == 1:
+            terms, mutable, _ = at_component(components[0], node_key)
+            return terms, mutable
+        # Stratified over the components: none of them is drawn.
+        keys = random.split(node_key, len(components))
+        stacked = jax.tree.map(lambda *k: jnp.array(k), *components)
+        terms, mutable, weights = jax.vmap(at_component)(stacked, keys)
+        terms = jax.tree.map(lambda x: jnp.dot(weights.astype(x.dtype), x), terms)
+        return terms, jax.tree.map(lambda x: x[jnp.argmax(weights)], mutable)
+
+    def _rule(self, found):
+        """The expectation rule, checked against the GP sites."""
+        coupled = any(site.couples_rows for site in found.values())
+        expectation = self.expectation or _default_expectation(found.shapes, coupled)
+        joint = getattr(expectation, "joint", False)
+        if coupled and not joint:
             raise ValueError(
                 "The likelihood ties rows of X together (a log density with mixed second "
                 f"derivatives between rows), and {expectation} uses the marginals of f "
                 "alone. Use TraceGP_ELBO(MonteCarlo(num_samples, joint=True))."
             )
-        nodes, weights = expectation.nodes(node_key, shapes, dtype)
+        for name, site in found.items():
+            if joint and site.num_components > 1:
+                raise ValueError(
+                    f"GP site '{name}' has a mixture posterior, whose components are "
+                    "integrated one by one; MonteCarlo(..., joint=True) draws from all of "
+                    "them. Use a single Gaussian (SVGP) for a likelihood that ties rows "
+                    "together."
+                )
+            if isinstance(expectation, ScoreFunction) and not site.independent_latents:
+                raise ValueError(
+                    f"GP site '{name}' has coupled latent functions, but ScoreFunction "
+                    "needs them to be independent at each row. Use "
+                    "MonteCarlo(num_samples), or covariance='full' for each function."
+                )
+        return expectation
 
-        def at(node):
-            def place(site):
-                if not sites.is_sparse_posterior(site):
-                    return None
-                q, _ = sites.unwrap(site["fn"])
-                x = node[site["name"]]
-                if getattr(expectation, "joint", False):
-                    f = q.sample(x)
-                else:
-                    f = q.mean + jnp.sqrt(q.variance) * x
-                return jnp.reshape(f, site["fn"].shape())
-
-            guide_trace, model_trace, mutable = run(place)
-            return _contributions(model_trace, guide_trace), mutable
-
-        terms, mutable = jax.vmap(at)(nodes)
-        # What does not depend on f is the same at every node, and the weights sum to 1.
-        terms = jax.tree.map(lambda x: jnp.dot(weights.astype(x.dtype), x), terms)
-        # State that depends on f is that of the likeliest node, not of one in the tails.
-        return terms, jax.tree.map(lambda x: x[jnp.argmax(weights)], mutable)
-
-    def _gp_shapes(self, run):
-        """
-        ``batch_shape + (N,)`` of each GP site, their dtype, and whether the likelihood ties
-        rows together, without computing anything.
-        """
-        shapes, dtypes, coupled = {}, [], []
+    def _gp_sites(self, run):
+        """The GP sites of a run, without computing anything."""
+        found = _GPSites()
 
         def place(site):
             if not sites.is_sparse_posterior(site):
                 return None
             q, _ = sites.unwrap(site["fn"])
-            shapes[site["name"]] = q.shape()
-            dtypes.append(q.prior.X.dtype)
-            coupled.append(site["infer"].get("couples_rows", False))
+            found[site["name"]] = _GPSite(
+                q.shape(),
+                q.prior.X.dtype,
+                site["infer"].get("couples_rows", False),
+                q.num_components,
+                q.independent_latents,
+            )
             return jnp.zeros(site["fn"].shape(), q.prior.X.dtype)
 
         def check():
             guide_trace, model_trace, _ = run(place)
             check_model_guide_match(model_trace, guide_trace)
             _validate_model(model_trace, plate_warning="loose")
-            _check_pair(model_trace, guide_trace, shapes)
+            _check_pair(model_trace, guide_trace, found)
 
         jax.eval_shape(check)
-        return shapes, jnp.result_type(*dtypes), any(coupled)
+        return found
+
+
+class _GPSite(NamedTuple):
+    """What the rules need to know of a GP site; ``shape`` is ``batch_shape + (N,)``."""
+
+    shape: tuple[int, ...]
+    dtype: object
+    couples_rows: bool
+    num_components: int
+    independent_latents: bool
+
+
+class _GPSites(dict):
+    """GP sites by name."""
+
+    @property
+    def shapes(self):
+        return {name: site.shape for name, site in self.items()}
+
+    @property
+    def dtype(self):
+        return jnp.result_type(*(site.dtype for site in self.values()))
+
+    def components(self):
+        """All combinations of one component of each site."""
+        counts = [range(site.num_components) for site in self.values()]
+        return [dict(zip(self, ks, strict=True)) for ks in itertools.product(*counts)]
 
 
 def _default_expectation(shapes, coupled):
@@ -199,15 +298,15 @@ def _check_pair(model_trace, guide_trace, shapes):
                 )
 
 
-def _contributions(model_trace, guide_trace) -> dict[str, Array]:
-    """log p - log q of each site, in closed form at GP sites."""
+def _contributions(model_trace, guide_trace, kl_key) -> dict[str, Array]:
+    """log p - log q of each site, by the KL at GP sites."""
     terms = {}
     for name, site in model_trace.items():
         if site["type"] != "sample":
             continue
         if name in guide_trace and sites.is_sparse_posterior(guide_trace[name]):
             guide_site = guide_trace[name]
-            kl = sites.unwrap(guide_site["fn"])[0].prior_kl()
+            kl = sites.unwrap(guide_site["fn"])[0].prior_kl(kl_key)
             terms[name] = -jnp.sum(scale_and_mask(kl, guide_site["scale"]))
         else:
             terms[name] = _log_prob(site)
@@ -220,8 +319,35 @@ def _contributions(model_trace, guide_trace) -> dict[str, Array]:
 
 
 def _log_prob(site) -> Array:
-    if site["intermediates"]:
-        log_prob = site["fn"].log_prob(site["value"], site["intermediates"])
-    else:
-        log_prob = site["fn"].log_prob(site["value"])
-    return jnp.sum(scale_and_mask(log_prob, site["scale"]))
+    return jnp.sum(log_prob_array(site))
+
+
+def _row_values(model_trace, found) -> dict[str, dict[str, Array]]:
+    """
+    For each site of the model that may depend on f, and each GP site, its log density at
+    each row of X, shape ``(N,)``.
+    """
+    rows = {name: site.shape[-1] for name, site in found.items()}
+    if len(set(rows.values())) > 1:
+        raise ValueError(
+            "ScoreFunction needs all GP sites at the same rows, but they have "
+            + ", ".join(f"{n} rows at '{name}'" for name, n in rows.items())
+            + ". Use MonteCarlo(num_samples)."
+        )
+    num_rows = next(iter(rows.values()))
+    values = {}
+    for name, site in model_trace.items():
+        if site["type"] != "sample" or name in found:
+            continue
+        log_prob = by_row(log_prob_array(site), num_rows)
+        if log_prob is not None:
+            values[name] = dict.fromkeys(found, log_prob)
+        elif site["is_observed"] and not site["infer"].get("is_auxiliary"):
+            raise ValueError(
+                f"ScoreFunction needs one log likelihood for each of the {num_rows} rows "
+                f"of X, but observed site '{name}' has the shape "
+                f"{jnp.shape(log_prob_array(site))}: it does not factorise over the data. "
+                "Write the likelihood inside numpyro.plate('data', N), or use "
+                "MonteCarlo(num_samples, joint=True)."
+            )
+    return values

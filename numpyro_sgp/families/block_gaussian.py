@@ -124,13 +124,15 @@ class BlockGaussian:
         ends = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
         return tuple(slice(e - m, e) for e, m in zip(ends, self.sizes, strict=True))
 
-    def whitened(self, L: Array) -> "BlockGaussian":
+    def whitened(self, L: Array, cross=None) -> "BlockGaussian":
         """
         The same q in whitened coordinates.
 
         :param L: Cholesky factor of the union's covariance, ``(*batch, M, M)``; its
             diagonal blocks are the factors of the sets' covariances.
+        :param cross: not used.
         """
+        del cross
         if self.whiten:
             return self
         blocks = tuple(

@@ -1,5 +1,6 @@
-"""What a guide does at a GP site: SVGP, SOLVE-GP and ODVGP on one block-diagonal core."""
+"""What a guide does at a GP site: SVGP, VGP, SOLVE-GP and ODVGP on one core."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,8 +10,13 @@ import numpyro
 from jax import Array
 from numpyro.distributions import constraints
 
-from numpyro_sgp.distributions import GaussianProcess, SparsePosterior
-from numpyro_sgp.families import Block, BlockGaussian
+from numpyro_sgp.distributions import (
+    CoupledPosterior,
+    GaussianProcess,
+    GPPosterior,
+    SparsePosterior,
+)
+from numpyro_sgp.families import Block, BlockGaussian, SiteGaussian
 from numpyro_sgp.guides.constraint import lower_triangular
 from numpyro_sgp.inducing import InducingStart, initial_inducing
 from numpyro_sgp.inducing.covariances import inducing_covariance
@@ -23,6 +29,11 @@ Covariance = Literal["full", "diagonal", "prior"]
 
 class _BlockApproximation:
     """Options that SVGP, SOLVEGP and ODVGP share, and what a guide asks of them."""
+
+    _covariances: tuple[str, ...] = ("full", "diagonal")
+
+    #: Whether the set-up must see all rows of the data, and not minibatches.
+    needs_all_rows = False
 
     def __init__(
         self,
@@ -48,9 +59,10 @@ class _BlockApproximation:
 
     def _check(self):
         name = type(self).__name__
-        if self.covariance not in ("full", "diagonal"):
+        if self.covariance not in self._covariances:
             raise ValueError(
-                f"{name}: covariance must be 'full' or 'diagonal', got {self.covariance!r}."
+                f"{name}: covariance must be one of {self._covariances}, got "
+                f"{self.covariance!r}."
             )
         for i, (size, start, _) in enumerate(self._sets()):
             what = _point_name(i)
@@ -148,6 +160,15 @@ class _BlockApproximation:
             points = [jnp.broadcast_to(p, (*batch, *p.shape[-2:])) for p in points]
         return tuple(points)
 
+    def constants(self, X: np.ndarray) -> dict[str, Array]:
+        """
+        What :meth:`posterior` needs beside parameters.
+
+        :param X: the inputs of the data, shape ``(N, D)``.
+        """
+        del X
+        return {}
+
     def initial_params(
         self, prior: GaussianProcess, points: tuple[Array, ...]
     ) -> dict[str, Array]:
@@ -219,12 +240,13 @@ class _BlockApproximation:
             values[name], given = value, given and not used_start
         return values, given
 
-    def posterior(self, prior: GaussianProcess, params: dict) -> SparsePosterior:
+    def posterior(self, prior: GaussianProcess, params: dict) -> GPPosterior:
         """
         q(f(X)) at a site.
 
         :param prior: the process at the site.
-        :param params: values by name, as :meth:`declare` returns them.
+        :param params: values by name, as :meth:`declare` returns them, and
+            :meth:`constants`.
         """
         points, blocks = [], []
         for i in range(len(self._sets())):
@@ -236,7 +258,7 @@ class _BlockApproximation:
 
 
 class SVGP(_BlockApproximation):
-    """
+    r"""
     One set of inducing points Z with a Gaussian q(u) [1, 2].
 
     :param num_inducing: number M of points; may be left out where ``inducing`` is an
@@ -247,7 +269,15 @@ class SVGP(_BlockApproximation):
         :func:`~numpyro_sgp.initial_inducing` returns.
     :param whiten: whether q is over :math:`L^{-1}u` with :math:`L L^T = K_{uu}`, which
         most often trains better, or over u itself.
-    :param covariance: ``"full"`` or ``"diagonal"`` (in the coordinates of q).
+    :param covariance: that of q(u), in its coordinates:
+
+        - ``"full"`` for each latent function, or ``"diagonal"``;
+        - ``"coupled"``: one full covariance over all latent functions of the site
+          together, ``(QM, QM)``, for posteriors in which they are correlated;
+        - ``"sites"``: :math:`(I + A \Lambda A^\top)^{-1}` with one parameter
+          :math:`\lambda_n` of any sign for each data point and latent function (eq. 34-35
+          and Theorem 2 of [3]), which contains the optimum for likelihoods that factorise
+          over the data. It needs all data in every step.
     :param train_inducing: whether Z is a parameter or stays where it starts.
     :param share_inducing: whether latent functions share Z or start with a copy each.
     :param jitter: relative jitter of K_uu; by dtype if None.
@@ -260,11 +290,15 @@ class SVGP(_BlockApproximation):
        Processes. AISTATS.
     2. Hensman, Matthews, Ghahramani (2015). Scalable Variational Gaussian Process
        Classification. AISTATS. https://arxiv.org/abs/1411.2005
+    3. Bonilla, Krauth, Dezfouli (2018). Generic Inference in Latent Gaussian Process
+       Models. https://arxiv.org/abs/1609.00577
 
     >>> import numpyro_sgp as sgp
     >>> sgp.SVGP(20, inducing="greedy").num_points
     20
     """
+
+    _covariances = ("full", "diagonal", "coupled", "sites")
 
     def __init__(
         self,
@@ -272,7 +306,7 @@ class SVGP(_BlockApproximation):
         inducing: Inducing = "kmeans",
         *,
         whiten: bool = True,
-        covariance: Literal["full", "diagonal"] = "full",
+        covariance: Literal["full", "diagonal", "coupled", "sites"] = "full",
         train_inducing: bool = True,
         share_inducing: bool = True,
         jitter: float | None = None,
@@ -290,7 +324,96 @@ class SVGP(_BlockApproximation):
         )
 
     def _sets(self):
-        return [(self.num_inducing, self.inducing, self.covariance)]
+        # Coupled and site covariances are parameters of their own, beside the set's mean.
+        own = self.covariance in ("coupled", "sites")
+        return [(self.num_inducing, self.inducing, "prior" if own else self.covariance)]
+
+    def _check(self):
+        super()._check()
+        if self.covariance in ("coupled", "sites") and not self.whiten:
+            raise ValueError(
+                f"{type(self).__name__}: covariance='{self.covariance}' is whitened; leave "
+                "whiten=True."
+            )
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether the set-up must see all rows of the data."""
+        return self.covariance == "sites"
+
+    def constants(self, X):
+        """See the base class."""
+        return {"X": jnp.asarray(X)} if self.covariance == "sites" else {}
+
+    def initial_params(self, prior, points):
+        """See the base class."""
+        params = super().initial_params(prior, points)
+        mu = params["qu_mu"]
+        if self.covariance == "coupled":
+            params["qu_sqrt"] = jnp.eye(math.prod(mu.shape), dtype=mu.dtype)
+        elif self.covariance == "sites":
+            params["qu_sites"] = jnp.zeros(prior.shape(), mu.dtype)
+        return params
+
+    def posterior(self, prior, params):
+        """See the base class."""
+        if self.covariance == "coupled":
+            return CoupledPosterior(
+                prior, params["Z"], params["qu_mu"], params["qu_sqrt"], self.jitter
+            )
+        if self.covariance == "sites":
+            X = params["X"].astype(prior.X.dtype)
+            q = SiteGaussian(params["qu_mu"], params["qu_sites"], X)
+            return SparsePosterior(prior, (params["Z"],), q, self.jitter)
+        return super().posterior(prior, params)
+
+
+class VGP(SVGP):
+    """
+    The dense posterior: inducing points at all (distinct) training inputs, so that nothing
+    but the form of q is approximated (SAVIGP, section 6; Opper & Archambeau 2009).
+
+    O(N^3) a step and O(N^2) memory. The marginals at the data are free parameters; with
+    ``whiten=False`` the expected log likelihood does not depend on the hyperparameters,
+    whose gradient then comes from the KL alone (eq. 109). ``covariance="sites"`` has 2N
+    parameters for each latent function in place of N (N + 3) / 2.
+
+    :param covariance: as in :class:`SVGP`.
+    :param whiten: as in :class:`SVGP`.
+    :param jitter: relative jitter of K(X, X); by dtype if None.
+
+    **References:**
+
+    1. Opper, Archambeau (2009). The Variational Gaussian Approximation Revisited. Neural
+       Computation.
+    2. Bonilla, Krauth, Dezfouli (2018). Generic Inference in Latent Gaussian Process
+       Models. https://arxiv.org/abs/1609.00577
+
+    >>> import numpyro_sgp as sgp
+    >>> sgp.VGP(covariance="sites").covariance
+    'sites'
+    """
+
+    needs_all_rows = True
+
+    def __init__(
+        self,
+        *,
+        covariance: Literal["full", "diagonal", "coupled", "sites"] = "full",
+        whiten: bool = True,
+        jitter: float | None = None,
+    ):
+        super().__init__(
+            1, covariance=covariance, whiten=whiten, jitter=jitter, train_inducing=False
+        )
+
+    def __repr__(self):
+        return f"VGP(covariance={self.covariance!r}, whiten={self.whiten})"
+
+    def initial_points(self, prior, X):
+        """All distinct rows of X."""
+        _, first = np.unique(X, axis=0, return_index=True)
+        return (jnp.asarray(X[np.sort(first)], prior.X.dtype),)
 
 
 class SOLVEGP(_BlockApproximation):

@@ -1,5 +1,6 @@
 """The guide: the model itself, with a sparse posterior at each GP site."""
 
+import warnings
 from contextlib import contextmanager, nullcontext
 
 import jax
@@ -10,11 +11,12 @@ from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import autoguide
 from numpyro.primitives import Messenger
-from numpyro.util import not_jax_tracer
+from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp.distributions import SparsePosterior, sites
 from numpyro_sgp.elbo.coupling import couples_rows
 from numpyro_sgp.guides.approximations import MeanKernel
+from numpyro_sgp.guides.parameters import parameter_blocks
 from numpyro_sgp.inducing import InducingVerdict, assess_inducing
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky, max_jitter
@@ -28,6 +30,7 @@ _DENSITY_GUIDES = (
     autoguide.AutoSurrogateLikelihoodDAIS,
 )
 _MAX_SETUP_BATCHES = 64
+_COLLAPSED = 1e-3  # a component with all but this weight is the only one
 
 
 class AutoSparseGP(autoguide.AutoGuide):
@@ -54,6 +57,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     :param model: a NumPyro model with one or more GP sites.
     :param approximation: what to put at the GP sites (:class:`~numpyro_sgp.SVGP`,
+        :class:`~numpyro_sgp.VGP`, :class:`~numpyro_sgp.MixtureSVGP`,
         :class:`~numpyro_sgp.SOLVEGP`, :class:`~numpyro_sgp.ODVGP`), or a dict from site
         name to approximation.
     :param base_guide: guide for the other latents: a class such as
@@ -129,6 +133,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         self.base_guide = None
         self._approximations = {}
         self._initial = {}
+        self._constants = {}
         self._setup_inputs = {}
         self._setup_args = None
         #: Whether the likelihood ties rows of X together; known after the set-up.
@@ -181,7 +186,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                 "for other inputs."
             )
         values, given = approximation.declare(f"{name}_{self.prefix}", initial)
-        posterior = approximation.posterior(prior, values)
+        posterior = approximation.posterior(prior, {**values, **self._constants[name]})
         site["infer"] = {**site["infer"], "couples_rows": self.couples_rows}
         # Where no optimiser or result has given parameters yet, SVI.init wants a value of
         # the right shape only, and a joint draw would cost O(N^3).
@@ -219,7 +224,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                 self._prepare(base_key, args, kwargs)
         except BaseException:
             self.base_guide, self._approximations = None, {}
-            self._initial, self._setup_inputs = {}, {}
+            self._initial, self._constants, self._setup_inputs = {}, {}, {}
             raise
 
     def _prepare(self, base_key, args, kwargs):
@@ -320,7 +325,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         def at_site(site):
             if site["name"] in self._initial:
                 prior, reinterpreted = sites.unwrap(site["fn"])
-                params = self._initial[site["name"]]
+                params = {**self._initial[site["name"]], **self._constants[site["name"]]}
                 posterior = self._approximations[site["name"]].posterior(prior, params)
                 draw = posterior.sample_parametric(jax.random.key(1))
                 return sites.rewrap(posterior, reinterpreted), draw
@@ -335,6 +340,12 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         prior = run(jax.random.key(0))
         X = prior.X.reshape(-1, prior.X.shape[-1])
+        if subsampled and approximation.needs_all_rows:
+            raise ValueError(
+                f"GP site '{name}': {approximation} has parameters for each row of the "
+                "data, so it needs all rows in every step. Train without minibatches, or "
+                "use SVGP(num_inducing)."
+            )
         if subsampled:
             wanted = max(10 * approximation.num_points, 2_000)
             num_batches = int(np.clip(-(-wanted // len(X)), 1, _MAX_SETUP_BATCHES))
@@ -345,6 +356,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             points = approximation.initial_points(prior, X)
         except ValueError as error:
             raise ValueError(f"GP site '{name}': {error}") from error
+        self._constants[name] = approximation.constants(X)
         self._initial[name] = approximation.initial_params(prior, points)
         self._setup_inputs[name] = (prior.kernel, X)
         Kuu = inducing_covariance(prior.kernel, points)
@@ -445,6 +457,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             fn, _ = self._posterior(site)
             posterior, _ = sites.unwrap(fn)
             check_cholesky(site["name"], posterior.chol)
+            _report_collapse(site["name"], posterior)
             found[site["name"]] = posterior
             return fn, jnp.reshape(posterior.mean, fn.shape())
 
@@ -452,6 +465,28 @@ class AutoSparseGP(autoguide.AutoGuide):
             values = self._base_values(params, rng_key, args, kwargs)
             self._run_model(at_site, values, jax.random.key(0), args, kwargs)
         return found
+
+    def median_of_others(self, params: dict, *args, **kwargs) -> dict:
+        """
+        Medians of the latents beside the GP sites, those of :meth:`posterior`.
+
+        :param params: parameters of the guide.
+        :param args: arguments of the model.
+        """
+        with handlers.block(), handlers.substitute(data=params):
+            return self._base_values(params, None, args, kwargs)
+
+    def parameter_blocks(self, params: dict, *args, **kwargs) -> dict[str, list[str]]:
+        """
+        Names of the parameters of guide and model by what they belong to.
+
+        :param params: parameters of the guide.
+        :param args: arguments of the model; those of the set-up if left out.
+        :return: names under ``"variational"``, ``"inducing"``, ``"kernel"``,
+            ``"likelihood"`` and ``"other"``.
+        """
+        args, kwargs = self._default_args(args, kwargs)
+        return parameter_blocks(self, params, *args, **kwargs)
 
     def _base_values(self, params, rng_key, args, kwargs):
         if self.base_guide is None:
@@ -628,6 +663,22 @@ def check_cholesky(name: str, chol: jax.Array) -> None:
             f"({dtype}). Look for NaN or infinite kernel hyperparameters (has training "
             "diverged?), or a kernel that is not positive definite; in float32, try "
             "numpyro.enable_x64()."
+        )
+
+
+def _report_collapse(name, posterior):
+    """Warns where a mixture has become a single component."""
+    if posterior.num_components == 1 or not not_jax_tracer(posterior.log_weights):
+        return
+    weights = np.exp(np.asarray(posterior.log_weights))
+    if np.max(weights) > 1 - _COLLAPSED:
+        warnings.warn(
+            f"The mixture at GP site '{name}' has collapsed to one component (weights "
+            f"{np.array2string(weights, precision=3)}): SVGP(M, covariance=...) gives the "
+            "same at less cost. Where several modes are expected, start the components "
+            "further apart (MixtureSVGP(..., spread=1.0)) or with another seed.",
+            UserWarning,
+            stacklevel=find_stack_level(),
         )
 
 

@@ -374,12 +374,16 @@ def test_numpyros_kl_divergence_finds_the_kl():
     assert_allclose(kl_divergence(*pair), 2 * (first + second), rtol=1e-9)
 
 
-def test_log_prob_is_refused():
+def test_log_prob_is_the_joint_density_and_refuses_to_be_trained_on():
     X, sets, q = problem("SVGP", True, 0)
     prior = GaussianProcess(RBF(), X)
-    posterior = SparsePosterior(prior, sets, q)
+    posterior = SparsePosterior(prior, sets, q, 1e-6)
+    f = jnp.linspace(-1.0, 1.0, N)
+    covariance = posterior.covariance_matrix + 1e-6 * jnp.eye(N)
+    dense = jax.scipy.stats.multivariate_normal.logpdf(f, posterior.mean, covariance)
+    assert_allclose(posterior.log_prob(f), dense, rtol=1e-6)
     with pytest.raises(TypeError, match="TraceGP_ELBO"):
-        posterior.log_prob(jnp.zeros(N))
+        jax.jit(jax.grad(lambda f: posterior.log_prob(f).sum()))(f)
 
 
 def test_sets_and_blocks_must_have_the_same_sizes():

@@ -1,0 +1,118 @@
+"""What every variational posterior at a GP site offers."""
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array
+from jax.custom_derivatives import SymbolicZero
+from numpyro.distributions import constraints
+
+from numpyro_sgp.linalg import jittered_cholesky, solve_lower
+
+
+class GPPosterior(dist.Distribution):
+    """
+    Base class of the distributions q(f(X)) that a guide puts at a GP site.
+
+    :class:`~numpyro_sgp.TraceGP_ELBO` asks for values of f at standard normal nodes
+    (:meth:`place`), one component of q at a time, and for :meth:`prior_kl`.
+    """
+
+    arg_constraints = {}
+    support = constraints.real_vector
+    reparametrized_params = []
+
+    #: Whether rows of different latent functions are independent under q.
+    independent_latents = True
+
+    @property
+    def num_components(self) -> int:
+        """Number K of Gaussian components."""
+        return 1
+
+    @property
+    def log_weights(self) -> Array:
+        """Log weights of the components, shape ``(K,)``."""
+        return jnp.zeros(1, self.mean.dtype)
+
+    def marginals(self, component=0) -> tuple[Array, Array]:
+        """
+        Marginal means and variances under one component.
+
+        :param component: its number, which may be traced.
+        :return: two arrays of shape ``batch_shape + (N,)``.
+        """
+        del component
+        return self.mean, self.variance
+
+    def place(self, x: Array, component=0) -> Array:
+        """
+        Values of f with the marginals of one component where x is standard normal.
+
+        :param x: nodes, broadcastable to ``batch_shape + (N,)``.
+        """
+        mean, variance = self.marginals(component)
+        return mean + jnp.sqrt(variance) * x
+
+    def prior_kl(self, rng_key: Array | None = None) -> Array:
+        """
+        KL[q(f, u) || p(f, u)], or an upper bound of it.
+
+        :param rng_key: for the families whose KL is drawn.
+        """
+        raise NotImplementedError
+
+    def _joint_log_prob(self, value) -> Array:
+        """Joint log density of f(X), O(N^3)."""
+        size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)
+        L, _ = jittered_cholesky(self.covariance_matrix, self.jitter, size)
+        return gaussian_log_prob(value - self.mean, L)
+
+    def log_prob(self, value, intermediates=None) -> Array:
+        """
+        Joint log density of f(X), O(N^3): for importance weights, as in
+        :func:`numpyro.infer.psis_diagnostic`, and not for training.
+
+        :param value: shape ``(..., *batch_shape, N)``.
+        :return: shape ``(..., *batch_shape)``.
+        :raises TypeError: when differentiated, as ``Trace_ELBO`` would, which takes the
+            wrong bound from it in minibatches and the wrong gradient for mixtures.
+        """
+        del intermediates
+        return _value_only(self._joint_log_prob(value))
+
+
+def gaussian_log_prob(centred: Array, L: Array) -> Array:
+    """
+    Log density of ``N(0, L L')``.
+
+    :param centred: shape ``(..., N)``.
+    :param L: lower factor, shape ``(..., N, N)``.
+    """
+    shape = jnp.broadcast_shapes(centred.shape[:-1], L.shape[:-2])
+    L = jnp.broadcast_to(L, (*shape, *L.shape[-2:]))
+    centred = jnp.broadcast_to(centred, (*shape, centred.shape[-1]))
+    white = solve_lower(L, centred[..., None])[..., 0]
+    log_det = jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
+    constant = 0.5 * centred.shape[-1] * jnp.log(2 * jnp.pi).astype(L.dtype)
+    return -0.5 * jnp.sum(white**2, axis=-1) - log_det - constant
+
+
+@jax.custom_jvp
+def _value_only(x):
+    return x
+
+
+def _value_only_jvp(primals, tangents):
+    (x,), (dx,) = primals, tangents
+    if not isinstance(dx, SymbolicZero):
+        raise TypeError(
+            "The log density of a sparse posterior q(f(X)) would train the wrong bound. "
+            "Use numpyro_sgp.TraceGP_ELBO() as the loss of SVI: it takes KL[q || p] from "
+            "the inducing variables. (For single Gaussians, TraceMeanField_ELBO does so "
+            "too.)"
+        )
+    return x, dx
+
+
+_value_only.defjvp(_value_only_jvp, symbolic_zeros=True)
