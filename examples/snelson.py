@@ -30,12 +30,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from jax.flatten_util import ravel_pytree
 from matplotlib.figure import Figure
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
-from scipy.optimize import minimize
-from tqdm import tqdm
 
 import numpyro_sgp as sgp
 
@@ -131,52 +128,6 @@ def approximation(name, X, inducing, seed=0):
     return sgp.ODVGP(method.num_inducing, inducing="kmeans", orthogonal=X, seed=seed)
 
 
-def run_lbfgs(svi, state, X, y, max_steps, progress=True):
-    """
-    Maximise a full-batch bound without noise by SciPy's L-BFGS.
-
-    :param svi: the inference problem; its optimiser is not used.
-    :param state: state to start from, ``svi.init(...)``.
-    :return: parameters by name, in their constrained space.
-    """
-    start, unravel = ravel_pytree(svi.optim.get_params(state.optim_state))
-
-    @jax.jit
-    def value_and_grad(flat):
-        def loss(flat):
-            params = svi.constrain_fn(unravel(flat))
-            return svi.loss.loss(state.rng_key, params, svi.model, svi.guide, X, y)
-
-        return jax.value_and_grad(loss)(flat)
-
-    def objective(flat):
-        value, grad = value_and_grad(jnp.asarray(flat, start.dtype))
-        return float(value), np.asarray(grad, np.float64)
-
-    with tqdm(total=max_steps, disable=not progress) as bar:
-
-        def callback(intermediate_result):
-            bar.update()
-            bar.set_postfix_str(f"ELBO {-intermediate_result.fun:.3f}", refresh=False)
-
-        result = minimize(
-            objective,
-            np.asarray(start, np.float64),
-            method="L-BFGS-B",
-            jac=True,
-            callback=callback,
-            options={
-                "maxiter": max_steps,
-                "maxfun": 2 * max_steps + 20,
-                "maxcor": 20,
-                "ftol": 1e-12,
-            },
-        )
-        bar.total = bar.n  # it converged, or the bar is full anyway
-        bar.refresh()
-    return svi.constrain_fn(unravel(jnp.asarray(result.x, start.dtype)))
-
-
 def fit(name, X, y, X_test, protocol=FULL_BATCH, seed=0, progress=True):
     """
     Fit one method.
@@ -191,20 +142,21 @@ def fit(name, X, y, X_test, protocol=FULL_BATCH, seed=0, progress=True):
     # Two nodes are exact: the log density of a normal is quadratic in f.
     loss = sgp.TraceGP_ELBO(sgp.GaussHermite(2))
     svi = SVI(model, guide, optax.adam(protocol.learning_rate), loss)
-    state = svi.init(jax.random.key(seed), X, y)
+    key, steps = jax.random.key(seed), protocol.steps
     if protocol.optimiser == "lbfgs":
-        params = run_lbfgs(svi, state, X, y, protocol.steps, progress)
+        result = sgp.fit_lbfgs(svi, key, X, y, max_iterations=steps, progress_bar=progress)
     else:
-        params = svi.run(
-            jax.random.key(seed),
-            protocol.steps,
+        result = svi.run(
+            key,
+            steps,
             X,
             y,
             batch_size=protocol.batch_size,
             progress_bar=progress,
-            init_state=state,
-        ).params
-    elbo = -loss.loss(jax.random.key(seed), params, model, guide, X, y)
+            init_state=svi.init(key, X, y),
+        )
+    params = result.params
+    elbo = -loss.loss(key, params, model, guide, X, y)
     posterior = guide.posterior(params, X_test)["f"]
     no_points = jnp.zeros((0, 1))
     return Fit(
@@ -230,9 +182,9 @@ def fit_exact(X, y, X_test, max_steps=DEFAULT_STEPS["lbfgs"], progress=True):
         """Nothing is latent."""
 
     svi = SVI(exact_model, guide, optax.adam(0.0), Trace_ELBO())
-    state = svi.init(jax.random.key(0), X, y)
-    params = run_lbfgs(svi, state, X, y, max_steps, progress)
-    evidence = -svi.loss.loss(jax.random.key(0), params, exact_model, guide, X, y)
+    key = jax.random.key(0)
+    result = sgp.fit_lbfgs(svi, key, X, y, max_iterations=max_steps, progress_bar=progress)
+    params, evidence = result.params, -result.losses[-1]
     noise, lengthscale, variance = (params[k] for k in ("noise", "lengthscale", "variance"))
     kernel = sgp.kernels.RBF(variance, lengthscale) + sgp.kernels.White(noise)
     at_test = sgp.GaussianProcess(kernel, X, jitter=0.0).condition(y, X_test)

@@ -1,7 +1,13 @@
 """Sparse Gaussian processes inside NumPyro programs."""
 
 from numpyro_sgp import datasets, kernels, likelihoods, means
-from numpyro_sgp.diagnostics import Comparison, compare, to_arviz
+from numpyro_sgp.diagnostics import (
+    Calibration,
+    Comparison,
+    calibrate,
+    compare,
+    to_arviz,
+)
 from numpyro_sgp.distributions import (
     BlackBox,
     BlackBoxError,
@@ -21,6 +27,7 @@ __all__ = [
     "AutoSparseGP",
     "BlackBox",
     "BlackBoxError",
+    "Calibration",
     "Comparison",
     "EllipticalSlice",
     "CoupledPosterior",
@@ -40,6 +47,7 @@ __all__ = [
     "VGP",
     "WhitenReparam",
     "assess_inducing",
+    "calibrate",
     "compare",
     "datasets",
     "fit_lbfgs",

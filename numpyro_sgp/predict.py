@@ -93,13 +93,9 @@ def log_predictive_density(
         chunk = int(np.clip(_MAX_NODE_NUMBERS / (num_rows * functions), 1, len(weights)))
         values = jax.lax.map(lambda x, k=component: at(x, k), nodes, batch_size=chunk)
         log_weight = sum(q.log_weights[component[name]] for name, q in posteriors.items())
+        log_weights = (jnp.log(weights) + log_weight)[:, None]
         total.append(
-            jax.tree.map(
-                lambda v, w=log_weight: (
-                    logsumexp(v + jnp.log(weights)[:, None], axis=0) + w
-                ),
-                values,
-            )
+            {name: logsumexp(v + log_weights, axis=0) for name, v in values.items()}
         )
     return jax.tree.map(lambda *parts: logsumexp(jnp.stack(parts), axis=0), *total)
 
@@ -114,7 +110,8 @@ def _observed_rows(trace, num_rows) -> dict:
         if values[name] is None:
             raise ValueError(
                 f"Observed site '{name}' has log likelihoods of shape "
-                f"{jnp.shape(log_prob_array(site))}, not one for each of the {num_rows} rows."
+                f"{jnp.shape(log_prob_array(site))}, not one for each of the {num_rows} "
+                "rows."
             )
     if not values:
         raise ValueError(

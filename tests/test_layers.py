@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 LEVELS = {
     "linalg": 0,
     "kernels": 1,
+    "likelihoods": 1,
     "means": 1,
     "inducing": 2,
     "families": 3,

@@ -18,6 +18,9 @@ from numpyro import handlers
 from numpyro.infer import MCMC, SVI
 from numpyro.primitives import Messenger
 
+from numpyro_sgp.diagnostics.calibration import Calibration
+from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
+
 if TYPE_CHECKING:
     from xarray import Dataset, DataTree
 
@@ -35,6 +38,8 @@ def to_arviz(
     coords: dict | None = None,
     dims: dict | None = None,
     keep_white: bool = False,
+    khat: bool | None = None,
+    calibration: Calibration | None = None,
     **kwargs,
 ) -> DataTree:
     r"""
@@ -54,7 +59,10 @@ def to_arviz(
     ``seconds`` if given. For SVI it has ``elbo`` and ``elbo_se`` too: mean and standard
     error of the bound at ``result.params`` over 10 keys, all data. (They differ only
     where the bound is random, under a base guide that draws or
-    :class:`~numpyro_sgp.MonteCarlo`.)
+    :class:`~numpyro_sgp.MonteCarlo`.) It may have ``khat``, the PSIS k-hat of the guide
+    (:func:`~numpyro_sgp.diagnostics.khat.guide_khat`): above 0.7, the guide is far from
+    the joint posterior of all latents. And ``sbc_p``, ``sbc_verdict`` and
+    ``sbc_num_simulations`` of a calibration.
 
     Dimensions are named after plates, ``f_dim_0`` and so on where there is none.
 
@@ -75,14 +83,19 @@ def to_arviz(
         before the names of plates.
     :param keep_white: whether to keep the sites ``f_white`` of
         :func:`~numpyro_sgp.whiten` beside ``f``.
+    :param khat: whether to compute k-hat, for SVI only, from 1000 draws at a cost of
+        O(N^3) for N rows of f(X) (of each draw, where the guide draws hyperparameters);
+        if None, where N is at most 1000, or 200 where each draw costs that or in float32.
+        It is NaN, with a warning, where the guide's draws cannot be weighted.
+    :param calibration: what :func:`~numpyro_sgp.calibrate` found of this SVI.
     :param kwargs: keyword arguments of the model.
     :return: a :class:`xarray.DataTree`.
-    :raises TypeError: if ``fit`` is neither MCMC nor SVI, or its guide cannot be
-        sampled.
+    :raises TypeError: if ``fit`` is neither MCMC nor SVI, its guide cannot be sampled, or
+        ``calibration`` is something else.
     :raises ValueError: if an MCMC was not run, an SVI comes without its result or an
-        MCMC with one, ``result`` is of another guide, draws do not fit the arguments or
-        are NaN, the arguments have no data or make the model take a minibatch, or
-        ``dims`` names a site that is not there.
+        MCMC with one, with k-hat or a calibration, ``result`` is of another guide, draws
+        do not fit the arguments or are NaN, the arguments have no data or make the model
+        take a minibatch, or ``dims`` names a site that is not there.
 
     **Example:**
 
@@ -115,6 +128,8 @@ def to_arviz(
     if isinstance(fit, MCMC):
         if result is not None:
             raise ValueError("result is for an SVI; an MCMC object has its own draws.")
+        if khat or calibration is not None:
+            raise ValueError("khat and calibration are of guides; leave them out for MCMC.")
         found = _of_mcmc(fit, args, kwargs)
     elif isinstance(fit, SVI):
         if isinstance(result, dict):
@@ -134,6 +149,12 @@ def to_arviz(
     log_likelihood, predictive, observed = _at_observed_sites(found, trace, k_sites)
     if isinstance(fit, SVI):
         found.attrs.update(_elbo(fit, result.params, k_elbo, args, kwargs))
+        given = (result.params, fit.model, fit.guide, *args)
+        if khat or (khat is None and is_cheap(*given, **kwargs)):
+            k_khat = jax.random.fold_in(rng_key, 3)
+            found.attrs["khat"] = guide_khat(k_khat, *given, **kwargs)
+        if calibration is not None:
+            found.attrs.update(_calibration(calibration))
     else:
         found.attrs["num_parameters"] = sum(
             int(np.prod(np.shape(trace[name]["value"])))
@@ -251,6 +272,19 @@ def _elbo(svi, params, rng_key, args, kwargs) -> dict:
     bounds = np.asarray(bounds, dtype=float)
     se = np.std(bounds, ddof=1) / np.sqrt(_NUM_ELBO_KEYS)
     return {"elbo": float(np.mean(bounds)), "elbo_se": float(se)}
+
+
+def _calibration(calibration) -> dict:
+    if not isinstance(calibration, Calibration):
+        raise TypeError(
+            "calibration must be what numpyro_sgp.calibrate returned, got "
+            f"{type(calibration).__name__}."
+        )
+    return {
+        "sbc_p": calibration.p_value,
+        "sbc_verdict": calibration.verdict,
+        "sbc_num_simulations": calibration.num_simulations,
+    }
 
 
 class _Given(Messenger):

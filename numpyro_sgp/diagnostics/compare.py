@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from xarray import DataArray, Dataset, DataTree
 
 _BAD_K = 0.7
+_SMALL_P = 0.05
+_GUIDE_COLUMNS = ("guide_khat", "sbc_p")
 _BAND = (0.05, 0.95)
 _MAX_LINES = 10
 _NUM_DECIMALS = {
     "k_max": 2,
     "r_hat": 3,
     "ess_bulk": 0,
+    "guide_khat": 2,
+    "sbc_p": 3,
     "mean_diff_sd": 3,
     "sd_ratio": 3,
     "w1_sd": 3,
@@ -34,6 +38,9 @@ _LEGEND = {
     "k_max": f"largest Pareto k (k_bad: share above {_BAD_K}, where LOO is unreliable)",
     "elbo": "bound on the log evidence",
     "r_hat": "largest R-hat (ess_bulk: smallest effective sample size), MCMC only",
+    "guide_khat": "PSIS k-hat of the guide's joint draws of all latents (k_max is of "
+    "single observations)",
+    "sbc_p": "p value of simulation-based calibration, adjusted for all tests",
     "mean_diff": "mean |difference of posterior means|",
     "mean_diff_sd": "that in sds of the reference",
     "sd_ratio": "mean of posterior sd / reference sd",
@@ -61,6 +68,10 @@ def compare(
       variational fit this is the cross-validation of q(f) as if it were the posterior;
     - ``elbo, seconds``: as :func:`to_arviz` was told or computed them;
     - ``r_hat, ess_bulk``: the worst of all variables in the posterior; NaN for SVI;
+    - ``guide_khat``: PSIS k-hat of a guide, if :func:`to_arviz` computed it. Above 0.7 the
+      guide is too far from the joint posterior of all latents for importance weights to
+      mend it, which the text then says; ``sbc_p``: p value of simulation-based
+      calibration, from :func:`~numpyro_sgp.calibrate` by way of :func:`to_arviz`;
     - for each compared variable, say f: ``mean_diff[f]``, the absolute difference of
       the posterior means; ``mean_diff_sd[f]``, that in standard deviations of the
       reference; ``sd_ratio[f]``, standard deviation over the reference's; ``w1_sd[f]``,
@@ -140,7 +151,10 @@ def compare(
         for name, tree in fits.items()
     }
     table = DataFrame.from_dict(rows, orient="index", dtype=float)
-    return Comparison(table, reference, tuple(var_names), draws)
+    remarks = tuple(
+        remark for name, tree in fits.items() for remark in _remarks(name, tree)
+    )
+    return Comparison(table, reference, tuple(var_names), draws, remarks)
 
 
 def _check_fits(fits):
@@ -270,7 +284,24 @@ def _fit_columns(tree, loo, reference_loo) -> dict[str, float]:
     row["r_hat"], row["ess_bulk"] = nan, nan
     if _is_mcmc(tree):
         row["r_hat"], row["ess_bulk"] = convergence(tree["posterior"].to_dataset())
+    row["guide_khat"] = tree.attrs.get("khat", nan)
+    row["sbc_p"] = tree.attrs.get("sbc_p", nan)
     return row
+
+
+def _remarks(name, tree):
+    """Verdicts on a guide, in words."""
+    if tree.attrs.get("khat", 0.0) > _BAD_K:
+        yield (
+            f"{name}: guide k-hat {tree.attrs['khat']:.2f} is above {_BAD_K}, so the guide "
+            "is too far from the joint posterior for importance weights to mend it; "
+            "marginals may still be good."
+        )
+    if tree.attrs.get("sbc_p", 1.0) <= _SMALL_P:
+        yield (
+            f"{name}: not calibrated in {tree.attrs['sbc_num_simulations']} simulations "
+            f"({tree.attrs['sbc_verdict']})."
+        )
 
 
 def _distances(draws: np.ndarray, reference: np.ndarray) -> dict[str, float]:
@@ -311,19 +342,25 @@ class Comparison:
     :param reference: name of the fit that distances are measured from.
     :param var_names: names of the compared variables.
     :param draws: for each fit, draws of these by name, shape ``(S, ...)``.
+    :param remarks: sentences on guides that are far from the posterior.
     """
 
     table: DataFrame
     reference: str
     var_names: tuple[str, ...]
     draws: dict[str, dict[str, np.ndarray]] = field(repr=False)
+    remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        blocks = [self._text("fit", lambda c: not c.endswith("]"))]
+        of_guides = {*_GUIDE_COLUMNS}
+        blocks = [self._text("fit", lambda c: not c.endswith("]") and c not in of_guides)]
+        if self.table[[*_GUIDE_COLUMNS]].notna().any(axis=None):
+            blocks.append(self._text("guide", lambda c: c in of_guides))
         blocks += [
             self._text(f"{v} against {self.reference}", lambda c, v=v: f"[{v}]" in c)
             for v in self.var_names
         ]
+        blocks += [fill(remark, 96) for remark in self.remarks]
         return "\n\n".join([*blocks, fill(self._legend(), 96)])
 
     __repr__ = __str__
@@ -332,7 +369,8 @@ class Comparison:
         from html import escape
 
         shown = self._rounded(self.table)
-        return f"{shown.to_html()}<p>{escape(self._legend())}</p>"
+        text = "".join(f"<p>{escape(part)}</p>" for part in (*self.remarks, self._legend()))
+        return shown.to_html() + text
 
     def _text(self, heading, wanted) -> str:
         part = self.table[[c for c in self.table.columns if wanted(c)]]

@@ -171,7 +171,8 @@ def _call(function, rows, dims, arrays):
         # Parameters of each batch: one call each.
         arrays = [np.broadcast_to(a, batch + a.shape[batch_dims:]) for a in arrays]
         values = [
-            _checked(function, *(a[index] for a in arrays)) for index in np.ndindex(batch)
+            _checked(function, *(a[(*index, ...)] for a in arrays))
+            for index in np.ndindex(batch)
         ]
         return np.reshape(values, (*batch, rows)).astype(f.dtype)
     parameters = [p.reshape(p.shape[batch_dims:]) for p in parameters]

@@ -1,6 +1,7 @@
 """q(f(X)) of a sparse Gaussian process whose q(u) is a mixture of Gaussians (SAVIGP)."""
 
 import copy
+import math
 
 import jax
 import jax.numpy as jnp
@@ -197,7 +198,7 @@ class MixturePosterior(GPPosterior):
         total = logsumexp(log_prob + self.log_weights, axis=-1)
         # One number for all latent functions, shared out among the batch.
         total = total.reshape(*lead, *(1,) * len(self.batch_shape))
-        count = max(1, int(jnp.prod(jnp.array(self.batch_shape))))
+        count = math.prod(self.batch_shape)
         return jnp.broadcast_to(total / count, (*lead, *self.batch_shape))
 
     def expand(self, batch_shape) -> "MixturePosterior":

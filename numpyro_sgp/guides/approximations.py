@@ -274,10 +274,11 @@ class SVGP(_BlockApproximation):
         - ``"full"`` for each latent function, or ``"diagonal"``;
         - ``"coupled"``: one full covariance over all latent functions of the site
           together, ``(QM, QM)``, for posteriors in which they are correlated;
-        - ``"sites"``: :math:`(I + A \Lambda A^\top)^{-1}` with one parameter
-          :math:`\lambda_n` of any sign for each data point and latent function (eq. 34-35
-          and Theorem 2 of [3]), which contains the optimum for likelihoods that factorise
-          over the data. It needs all data in every step.
+        - ``"sites"``: q(u) is the posterior under one Gaussian pseudo-observation of each
+          data point, two parameters each (eq. 34-35 and Theorem 2 of [3]). It contains the
+          optimum for likelihoods that factorise over the data, follows the kernel's
+          hyperparameters and suits :func:`~numpyro_sgp.fit_lbfgs`; it needs all data in
+          every step. See :class:`~numpyro_sgp.families.SiteGaussian`.
     :param train_inducing: whether Z is a parameter or stays where it starts.
     :param share_inducing: whether latent functions share Z or start with a copy each.
     :param jitter: relative jitter of K_uu; by dtype if None.
@@ -352,7 +353,10 @@ class SVGP(_BlockApproximation):
         if self.covariance == "coupled":
             params["qu_sqrt"] = jnp.eye(math.prod(mu.shape), dtype=mu.dtype)
         elif self.covariance == "sites":
-            params["qu_sites"] = jnp.zeros(prior.shape(), mu.dtype)
+            del params["qu_mu"]
+            params["qu_linear"] = params["qu_precision"] = jnp.zeros(
+                prior.shape(), mu.dtype
+            )
         return params
 
     def posterior(self, prior, params):
@@ -363,7 +367,8 @@ class SVGP(_BlockApproximation):
             )
         if self.covariance == "sites":
             X = params["X"].astype(prior.X.dtype)
-            q = SiteGaussian(params["qu_mu"], params["qu_sites"], X)
+            num_inducing = params["Z"].shape[-2]
+            q = SiteGaussian(params["qu_linear"], params["qu_precision"], X, num_inducing)
             return SparsePosterior(prior, (params["Z"],), q, self.jitter)
         return super().posterior(prior, params)
 
@@ -376,7 +381,7 @@ class VGP(SVGP):
     O(N^3) a step and O(N^2) memory. The marginals at the data are free parameters; with
     ``whiten=False`` the expected log likelihood does not depend on the hyperparameters,
     whose gradient then comes from the KL alone (eq. 109). ``covariance="sites"`` has 2N
-    parameters for each latent function in place of N (N + 3) / 2.
+    parameters for each latent function in place of N (N + 3) / 2, and the same optimum.
 
     :param covariance: as in :class:`SVGP`.
     :param whiten: as in :class:`SVGP`.

@@ -93,7 +93,7 @@ def mcmc_tree(mcmc):
 @pytest.fixture(scope="module")
 def svi_tree(svi):
     svi, result = svi
-    return to_arviz(svi, X, y, result=result, num_samples=400)
+    return to_arviz(svi, X, y, result=result, num_samples=400, khat=False)
 
 
 def test_mcmc_gives_all_groups_with_chains_apart(mcmc, mcmc_tree):
@@ -202,7 +202,7 @@ def several():
     data = np.sin(np.asarray(X)[:, 0])
     svi, result = start(several_sites, X, data, y, mask)
     result.params["noise"] = jnp.array(0.2)
-    tree = to_arviz(svi, X, data, y, mask, result=result, num_samples=200)
+    tree = to_arviz(svi, X, data, y, mask, result=result, num_samples=200, khat=False)
     return tree, data, mask
 
 
@@ -255,7 +255,7 @@ def test_factors_are_no_data_and_undrawable_sites_not_predicted():
             numpyro.sample("y", _OnlyDensity(f, 1.0), obs=y)
 
     svi, result = start(model, X, y)
-    tree = to_arviz(svi, X, y, result=result, num_samples=3)
+    tree = to_arviz(svi, X, y, result=result, num_samples=3, khat=False)
     assert list(tree.log_likelihood.data_vars) == ["y"]
     assert list(tree.observed_data.data_vars) == ["y"]
     assert "posterior_predictive" not in tree.children

@@ -1,0 +1,386 @@
+"""Elliptical slice sampling of GP values, for likelihoods with or without a gradient."""
+
+import copy
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from jax.extend.core import Literal
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions.util import is_identically_one, scale_and_mask
+from numpyro.infer import init_to_sample
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG, subsample_plate_sizes
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.infer.util import find_valid_initial_params
+from numpyro.util import identity, is_prng_key, not_jax_tracer
+
+from numpyro_sgp.mcmc.whiten import _Whitened, whiten
+
+
+class EllipticalSliceState(NamedTuple):
+    """
+    State of :class:`EllipticalSlice`; each field may be in ``extra_fields``.
+
+    :param i: number of steps done.
+    :param z: whitened values by site.
+    :param log_likelihood: of ``z``.
+    :param num_evaluations: of the likelihood in the last step.
+    :param mean_num_evaluations: mean over the steps of warm-up, or those since then.
+    :param rng_key: key for the next step.
+    """
+
+    i: Array
+    z: dict[str, Array]
+    log_likelihood: Array
+    num_evaluations: Array
+    mean_num_evaluations: Array
+    rng_key: Array
+
+
+class EllipticalSlice(MCMCKernel):
+    r"""
+    Elliptical slice sampling [1] of the whitened GP values of a model, by BlackJAX.
+
+    Each step draws from an ellipse through the current values and a draw from the prior
+    N(0, I), and shrinks to the former until the likelihood is above the slice. It needs
+    no gradient, has nothing to tune and never rejects: use it where the likelihood is a
+    black box (:func:`jax.pure_callback`) or not smooth. Where it has a gradient and data
+    are informative, NUTS most often mixes better.
+
+    Other latents are sampled by another kernel, with both on the same whitened model::
+
+        white = sgp.whiten(model)
+        kernel = Gibbs([(EllipticalSlice(white), ["f_white"]), (NUTS(white), None)])
+
+    :param model: a NumPyro model, whitened by :func:`~numpyro_sgp.whiten` here if it is
+        not. Its latents (those that :class:`~numpyro.infer.gibbs.Gibbs` gives to this
+        kernel) must be N(0, I): whitened GP sites, ``{site}_u_white`` of
+        :func:`~numpyro_sgp.sparsify`, or your own. Values where the log likelihood is not
+        finite are taken to have no probability.
+    :param init_strategy: where to start, as in NumPyro's kernels: a draw from the prior by
+        default, zero with :func:`numpyro.infer.init_to_feasible`. Redrawn where the
+        likelihood is not finite.
+    :raises ImportError: if BlackJAX is not installed.
+    :raises ValueError: when run, if another latent site is left to it, the likelihood is
+        not finite at 100 starts, or the model subsamples its data.
+
+    **References:**
+
+    1. Murray, Adams, MacKay (2010). Elliptical slice sampling. AISTATS.
+       https://arxiv.org/abs/1001.0175
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+        >>> kernel = sgp.EllipticalSlice(model)
+        >>> mcmc = MCMC(kernel, num_warmup=10, num_samples=20, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), X, y)
+        >>> mcmc.get_samples()["f"].shape
+        (20, 5)
+    """
+
+    sample_field = "z"
+
+    def __init__(self, model, *, init_strategy=init_to_sample):
+        if not callable(model):
+            raise TypeError(f"model must be a NumPyro model, a function, got {model!r}.")
+        _blackjax()
+        self._model = model
+        self._init_strategy = init_strategy
+        self._num_warmup = 0
+        self._sample_fn = None
+
+    @property
+    def model(self):
+        """The model as it was given (Gibbs asks that its blocks have the same one)."""
+        return self._model
+
+    def init(
+        self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None
+    ) -> EllipticalSliceState:
+        """See :meth:`numpyro.infer.mcmc.MCMCKernel.init`."""
+        self._num_warmup = num_warmup
+        model_kwargs = {} if model_kwargs is None else model_kwargs
+        single = is_prng_key(rng_key)
+        keys = rng_key[None] if single else rng_key
+        keys, init_keys = jnp.swapaxes(jax.vmap(jax.random.split)(keys), 0, 1)
+        trace = self._prototype(init_keys[0], model_args, model_kwargs)
+        names = self._check_sites(trace, init_params, model_kwargs)
+        if single:
+            keys, init_keys = keys[0], init_keys[0]
+        prototype = {name: trace[name]["value"] for name in names}
+
+        def init_one(rng_key, z):
+            none = jnp.zeros((), int)
+            log_likelihood = self._log_likelihood(z, model_args, model_kwargs)
+            return EllipticalSliceState(
+                none, z, log_likelihood, none, jnp.zeros(()), rng_key
+            )
+
+        if not single:
+            init_one = jax.vmap(init_one)
+            self._sample_fn = jax.vmap(self._step, in_axes=(0, None, None))
+        else:
+            self._sample_fn = self._step
+        if init_params:
+            z = {
+                name: jnp.asarray(init_params[name], prototype[name].dtype)
+                for name in names
+            }
+            state = init_one(keys, z)
+            known = not_jax_tracer(state.log_likelihood)
+            if known and np.isfinite(state.log_likelihood).all():
+                return state
+            if GIBBS_SITES_KWARG not in model_kwargs:
+                if known:
+                    self._refuse_start(z, "init_params", single, model_args, model_kwargs)
+                return state
+        model = handlers.seed(self._white, jax.random.key(0))
+        (z, _, _), valid = find_valid_initial_params(
+            init_keys,
+            model,
+            init_strategy=self._init_strategy,
+            model_args=model_args,
+            model_kwargs=model_kwargs,
+            prototype_params=prototype,
+            validate_grad=False,
+        )
+        if not_jax_tracer(valid) and not np.all(valid):
+            what = "100 draws from init_strategy"
+            self._refuse_start(z, what, single, model_args, model_kwargs)
+        return init_one(keys, z)
+
+    def sample(self, state, model_args, model_kwargs) -> EllipticalSliceState:
+        """See :meth:`numpyro.infer.mcmc.MCMCKernel.sample`."""
+        return self._sample_fn(state, model_args, model_kwargs)
+
+    def refresh(self, state, model_args, model_kwargs) -> EllipticalSliceState:
+        """See :meth:`numpyro.infer.mcmc.MCMCKernel.refresh`."""
+        log_likelihood = self._log_likelihood(state.z, model_args, model_kwargs)
+        return state._replace(log_likelihood=log_likelihood)
+
+    def wrap_model(self, wrapper) -> "EllipticalSlice":
+        """See :meth:`numpyro.infer.mcmc.MCMCKernel.wrap_model`."""
+        kernel = copy.copy(self)
+        kernel._model = wrapper(self._model)
+        kernel._sample_fn = None
+        return kernel
+
+    def get_constrain_fn(self, model_args, model_kwargs):
+        """Nothing to constrain."""
+        return identity
+
+    def postprocess_fn(self, model_args, model_kwargs):
+        """From whitened values to these and the deterministic sites, f among them."""
+
+        def with_deterministic(z):
+            trace = self._trace(z, model_args, model_kwargs)
+            found = {
+                k: s["value"] for k, s in trace.items() if s["type"] == "deterministic"
+            }
+            return {**z, **found}
+
+        return with_deterministic
+
+    def get_diagnostics_str(self, state) -> str:
+        """Likelihood evaluations a step; the fewer, the larger the steps."""
+        return f"{float(state.mean_num_evaluations):.1f} likelihood evaluations a step"
+
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        state["_sample_fn"] = None
+        return state
+
+    # ---- the model ----------------------------------------------------------------
+
+    @property
+    def _white(self):
+        # Under a wrapper, such as Gibbs's conditioning, it may be whitened already:
+        # whitening twice is whitening once.
+        return self._model if isinstance(self._model, _Whitened) else whiten(self._model)
+
+    def _trace(self, z, model_args, model_kwargs):
+        model = handlers.substitute(handlers.seed(self._white, jax.random.key(0)), data=z)
+        model_kwargs = {} if model_kwargs is None else model_kwargs
+        with handlers.block():
+            return handlers.trace(model).get_trace(*model_args, **model_kwargs)
+
+    def _log_likelihood(self, z, model_args, model_kwargs):
+        """What the observed sites, and those that Gibbs conditions on, score."""
+        terms = _site_log_likelihoods(self._trace(z, model_args, model_kwargs))
+        total = jnp.asarray(sum(terms.values(), 0.0), jnp.result_type(float))
+        return jnp.where(jnp.isfinite(total), total, -jnp.inf)
+
+    def _step(self, state, model_args, model_kwargs):
+        rng_key, step_key = jax.random.split(state.rng_key)
+        old = state.z
+        flat, _ = ravel_pytree(old)
+        tolerance = jnp.finfo(flat.dtype).eps
+        likelihood = _with_constants_done(
+            lambda z: self._log_likelihood(z, model_args, model_kwargs), old
+        )
+
+        def log_likelihood(z):
+            z = jax.tree.map(lambda new, old: new.astype(old.dtype), z, old)
+            # The bracket shrinks to the current values, which rounding errors of the
+            # likelihood could put below the slice: then it would shrink forever.
+            moved = jnp.max(jnp.abs(ravel_pytree(z)[0] - flat)) > tolerance
+            return jnp.where(moved, likelihood(z), jnp.inf)
+
+        module = _blackjax()
+        kernel = module.build_kernel(jnp.ones_like(flat), jnp.zeros_like(flat))
+        start = module.EllipSliceState(old, state.log_likelihood)
+        new, info = kernel(step_key, start, log_likelihood)
+        moved = jnp.isfinite(new.logdensity)
+        z = jax.tree.map(
+            lambda new, old: jnp.where(moved, new.astype(old.dtype), old), new.position, old
+        )
+        count = jnp.asarray(info.subiter, int)
+        i = state.i + 1
+        n = jnp.where(i <= self._num_warmup, i, i - self._num_warmup)
+        mean = state.mean_num_evaluations
+        return EllipticalSliceState(
+            i,
+            z,
+            jnp.where(moved, new.logdensity, state.log_likelihood),
+            count,
+            mean + (count - mean) / n,
+            rng_key,
+        )
+
+    # ---- set-up -------------------------------------------------------------------
+
+    def _prototype(self, rng_key, model_args, model_kwargs):
+        model = handlers.seed(self._white, rng_key)
+        model = handlers.substitute(model, substitute_fn=self._init_strategy)
+        with handlers.block():
+            return handlers.trace(model).get_trace(*model_args, **model_kwargs)
+
+    def _check_sites(self, trace, init_params, model_kwargs):
+        """Names of the latent sites, all of them N(0, I)."""
+        if subsample_plate_sizes(trace):
+            raise ValueError(
+                f"The model subsamples {sorted(subsample_plate_sizes(trace))}, but "
+                "elliptical slice sampling needs all data in each step: leave "
+                "subsample_size out."
+            )
+        latent = [
+            name
+            for name, site in trace.items()
+            if site["type"] == "sample" and not site["is_observed"]
+        ]
+        others = [name for name in latent if not _is_standard_normal(trace[name], trace)]
+        white = [name for name in latent if name not in others]
+        if others:
+            raise ValueError(
+                f"EllipticalSlice samples whitened GP sites only, but {others} "
+                f"{'is' if len(others) == 1 else 'are'} latent too. Fix the value: "
+                f"handlers.condition(model, data={{{others[0]!r}: ...}}); or sample with "
+                "NUTS beside it:\n"
+                "    white = numpyro_sgp.whiten(model)\n"
+                f"    Gibbs([(EllipticalSlice(white), {white}), (NUTS(white), None)])"
+            )
+        if not latent:
+            raise ValueError("The model has no latent GP site for EllipticalSlice.")
+        if init_params and set(init_params) != set(latent):
+            hint = ""
+            if GIBBS_SITES_KWARG in model_kwargs:
+                hint = (
+                    " Build all blocks of Gibbs on white = numpyro_sgp.whiten(model), and "
+                    f"give EllipticalSlice(white) the sites {latent}."
+                )
+            raise ValueError(
+                f"EllipticalSlice samples the sites {latent}, but got initial values (or, "
+                f"from Gibbs, the sites) {sorted(init_params)}.{hint}"
+            )
+        return latent
+
+    def _refuse_start(self, z, what, single, model_args, model_kwargs):
+        def terms(z):
+            return _site_log_likelihoods(self._trace(z, model_args, model_kwargs))
+
+        terms = terms(z) if single else jax.vmap(terms)(z)
+        bad = {k: np.asarray(v) for k, v in terms.items() if not np.isfinite(v).all()}
+        raise ValueError(
+            f"The log likelihood is not finite at {what}, the last of which scores "
+            f"{bad or terms}. Look for responses outside of the support of their "
+            "distribution and for an overflow in the link; or start elsewhere "
+            "(init_strategy=init_to_feasible: at zero)."
+        )
+
+
+def _with_constants_done(fn, z):
+    """
+    ``fn`` with all that does not depend on z computed here, once: a covariance is then
+    factorised in each step and not, by a loop that XLA leaves as it is, on each trial.
+
+    :param fn: from z to an array.
+    :param z: arrays of the shapes and dtypes it will be called with.
+    """
+    closed = jax.make_jaxpr(fn)(z)
+    jaxpr = closed.jaxpr
+    now, later, known = [], [], set(jaxpr.constvars)
+    for eqn in jaxpr.eqns:
+        if all(isinstance(v, Literal) or v in known for v in eqn.invars):
+            now.append(eqn)
+            known.update(eqn.outvars)
+        else:
+            later.append(eqn)
+    atoms = [v for eqn in later for v in eqn.invars] + list(jaxpr.outvars)
+    needed = {v for v in atoms if not isinstance(v, Literal)}
+    made = [v for eqn in now for v in eqn.outvars if v in needed]
+    first = jaxpr.replace(invars=[], outvars=made, eqns=now)
+    rest = jaxpr.replace(constvars=[*jaxpr.constvars, *made], eqns=later)
+    consts = [*closed.consts, *jax.core.eval_jaxpr(first, closed.consts)]
+
+    def call(z):
+        (out,) = jax.core.eval_jaxpr(rest, consts, *jax.tree.leaves(z))
+        return out
+
+    return call
+
+
+def _site_log_likelihoods(trace):
+    return {
+        name: jnp.sum(scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"]))
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"]
+    }
+
+
+def _is_standard_normal(site, trace) -> bool:
+    if site["scale"] is not None and not is_identically_one(site["scale"]):
+        return False
+    fn = site["fn"]
+    while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
+        fn = fn.base_dist
+    if not isinstance(fn, dist.Normal):
+        return False
+    if not_jax_tracer(fn.loc) and not_jax_tracer(fn.scale):
+        return bool(np.all(np.asarray(fn.loc) == 0) and np.all(np.asarray(fn.scale) == 1))
+    # Inside of jit (chains in parallel) even constants are unknown: go by the name.
+    return site["name"].endswith("_white")
+
+
+def _blackjax():
+    try:
+        from blackjax.mcmc import elliptical_slice
+    except ImportError as error:
+        raise ImportError(
+            "EllipticalSlice needs BlackJAX: pip install numpyro-sgp[mcmc]"
+        ) from error
+    return elliptical_slice

@@ -1,0 +1,473 @@
+"""Variationally sparse MCMC: a model whose GP sites are inducing values."""
+
+from contextlib import nullcontext
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions.util import scale_and_mask
+from numpyro.infer import init_to_median
+from numpyro.ops.provenance import eval_provenance
+from numpyro.primitives import Messenger
+from numpyro.util import not_jax_tracer
+
+from numpyro_sgp.distributions import SparsePosterior, sites
+from numpyro_sgp.elbo import GaussHermite, MonteCarlo
+from numpyro_sgp.elbo.coupling import couples_rows
+from numpyro_sgp.elbo.trace_gp import _default_expectation
+from numpyro_sgp.families import Block, BlockGaussian
+from numpyro_sgp.inducing.covariances import inducing_covariance
+from numpyro_sgp.linalg import jittered_cholesky
+
+FACTOR = "expected_log_likelihood"
+
+
+def sparsify(model, approximation, expectation=None):
+    r"""
+    The model with inducing values in the place of each GP site, for NUTS at the cost of a
+    sparse GP, :math:`O(N M^2)` a step [1].
+
+    Its density is
+
+    .. math::
+
+        p(\theta)\, N(v; 0, I)\,
+        \exp E_{p(f \mid u, \theta)}[\log p(y \mid f, \theta)], \qquad u = L_\theta v,
+
+    with :math:`L_\theta L_\theta^\top = K_{uu}` at fixed inducing points: the best
+    *free-form* variational posterior of inducing values and hyperparameters together. It
+    is exact where the inducing points are the inputs. The expectation is taken over any
+    model code, as in :class:`~numpyro_sgp.TraceGP_ELBO`.
+
+    The new model has a site ``{site}_u_white`` of shape ``batch_shape + (M,)`` for v, and
+    the other latents as they are. Without its data (``y=None``) it draws each GP site
+    jointly from :math:`p(f(X) \mid u, \theta)`, so that
+    :class:`numpyro.infer.Predictive` predicts at new inputs. With data, deterministic
+    sites that depend on f are left out: f has no value there.
+
+    :param model: a NumPyro model with GP sites (not whitened), and the data as an argument
+        or by :func:`numpyro.handlers.condition`.
+    :param approximation: :class:`~numpyro_sgp.SVGP`, of which the inducing points are
+        used (an array, or chosen when the model is first run, or by ``.setup``, with the
+        hyperparameters at their prior medians) and the options of q(u) are not; or a
+        dict from site name to approximation.
+    :param expectation: :class:`~numpyro_sgp.GaussHermite` or
+        :class:`~numpyro_sgp.MonteCarlo`, which draws its nodes once for all steps; None for
+        ``GaussHermite(20)`` with one latent function, ``GaussHermite(10)`` with two, and
+        ``MonteCarlo(10)`` with more.
+    :return: a model with the arguments of ``model``; ``.setup(*args)`` chooses inducing
+        points outside of jit, and ``.inducing`` has them by site.
+    :raises TypeError: if ``approximation`` or ``expectation`` is something else.
+    :raises ValueError: for several sets of inducing points; when run, if the model has no
+        GP site or no data, subsamples its data, has another latent site that depends on f,
+        or its likelihood ties rows of X together (``MonteCarlo(S, joint=True)`` lifts
+        that).
+
+    **References:**
+
+    1. Hensman, Matthews, Filippone, Ghahramani (2015). MCMC for Variationally Sparse
+       Gaussian Processes. NeurIPS. https://arxiv.org/abs/1506.04000
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC, NUTS, Predictive
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
+        >>> y = jnp.round(2.0 + jnp.sin(3.0 * X[:, 0]))
+        >>> sparse = sgp.sparsify(model, sgp.SVGP(5))
+        >>> mcmc = MCMC(NUTS(sparse), num_warmup=10, num_samples=20, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), X, y)
+        >>> mcmc.get_samples()["f_u_white"].shape
+        (20, 5)
+        >>> predictive = Predictive(sparse, mcmc.get_samples(), return_sites=["f", "y"])
+        >>> predictive(jax.random.key(1), jnp.array([[0.5], [4.0]]))["f"].shape
+        (20, 2)
+    """
+    return _Sparsified(model, approximation, expectation)
+
+
+class _Sparsified:
+    """What :func:`sparsify` returns."""
+
+    def __init__(self, model, approximation, expectation):
+        given = (
+            approximation.values() if isinstance(approximation, dict) else [approximation]
+        )
+        for option in given:
+            if isinstance(option, type) or not hasattr(option, "initial_points"):
+                raise TypeError(
+                    "approximation must be an object such as SVGP(50), or a dict of them "
+                    f"by site, got {option!r}."
+                )
+            if getattr(option, "num_orthogonal", None) is not None:
+                raise ValueError(_one_set(option))
+        if not isinstance(expectation, GaussHermite | MonteCarlo | None):
+            raise TypeError(
+                "expectation must be GaussHermite(20), MonteCarlo(10) or the like, or "
+                f"None, got {expectation!r}."
+            )
+        self.model = model
+        self.approximation = approximation
+        self.expectation = expectation
+        #: Inducing points by GP site, of shape (M, D) or (*batch, M, D).
+        self.inducing = {}
+        self._observed = frozenset()
+        self._on_f = frozenset()
+
+    def __call__(self, *args, **kwargs):
+        """Run the model: with its data for inference, without for predictions."""
+        if not self.inducing:
+            self._set_up(args, kwargs)
+        with_data = self._observed <= _observed(self._run(_prior_mean, {}, args, kwargs))
+        replace = _InducingValues(self, with_data)
+        with replace:
+            out = self.model(*args, **kwargs)
+        if not with_data:
+            return out
+
+        @jax.jit  # the first run of a model is outside of jit: many small compilations
+        def expected(values):
+            return self._expected_log_likelihood(replace.shapes, values, args, kwargs)
+
+        numpyro.factor(FACTOR, expected(replace.values))
+        return None
+
+    # ---- set-up -------------------------------------------------------------------
+
+    def setup(self, *args, **kwargs):
+        """
+        Check the model and choose inducing points. The first run does this by itself; call
+        it to do so outside of jit or vmap, or to predict in a new process. What is set up
+        stays as it is.
+
+        :param args: arguments of the model, with the data.
+        :return: this model.
+        """
+        if not self.inducing:
+            self._set_up(args, kwargs)
+        return self
+
+    def _set_up(self, args, kwargs):
+        if not all(not_jax_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs))):
+            raise ValueError(
+                "A sparsified model chooses its inducing points from known inputs, but its "
+                "arguments are traced by jit or vmap. Call sparse.setup(X, y), with the "
+                "model's arguments, first."
+            )
+        try:
+            with _concrete():
+                self._prepare(args, kwargs)
+        except BaseException:
+            self.inducing = {}
+            raise
+
+    def _prepare(self, args, kwargs):
+        trace = self._checked_structure(args, kwargs)
+        values, chosen = {}, {}
+        key = jax.random.key(0)
+
+        def place(site):
+            name = site["name"]
+            prior, _ = sites.unwrap(site["fn"])
+            chosen[name] = self._choose(name, prior)
+            shape = (*prior.batch_shape, chosen[name].shape[-2])
+            white = jax.random.normal(key, shape, chosen[name].dtype)
+            # Inputs of a GP site that takes this one's values are then spread out.
+            return _given(prior, chosen[name], white, self._jitter(name)).mean
+
+        for name, site in self._run(place, {}, args, kwargs).items():
+            if site["type"] == "sample" and not site["is_observed"]:
+                values[name] = site["value"]
+        f = {name: values.pop(name) for name in chosen}
+        self._on_f = self._sites_on_f(f, values, args, kwargs)
+        latent_on_f = sorted(self._on_f & set(values))
+        if latent_on_f:
+            raise ValueError(
+                f"Latent sites {latent_on_f} depend on f, whose value a sparsified model "
+                "does not have. (If they are responses, pass their data: y, not y=None, or "
+                "sparsify(handlers.condition(model, data={...}), ...).)"
+            )
+        if not getattr(self.expectation, "joint", False):
+            self._check_coupling(f, values, args, kwargs)
+        self._observed = _observed(trace)
+        self.inducing = chosen
+
+    def _checked_structure(self, args, kwargs):
+        trace = self._run(_prior_mean, {}, args, kwargs)
+        names = [name for name, site in trace.items() if sites.is_latent_gp(site)]
+        if not names:
+            raise ValueError(
+                "The model has no latent GP site to sparsify. Sample a GaussianProcess in "
+                "it, and pass the model itself, not whiten(model)."
+            )
+        if isinstance(self.approximation, dict) and set(self.approximation) != set(names):
+            raise ValueError(
+                f"The approximations are for the sites {sorted(self.approximation)}, but "
+                f"the model has the GP sites {sorted(names)}."
+            )
+        for name in names:
+            sites.check_inputs(name, sites.unwrap(trace[name]["fn"])[0])
+        sites.check_plates(trace)
+        _check_subsampling(trace)
+        if not _observed(trace):
+            raise ValueError(
+                "The model has no observed site. A sparsified model is set up when it "
+                "first runs, which must be with the data: run MCMC, or call "
+                "sparse.setup(X, y), before Predictive."
+            )
+        sites.check_observations(trace)
+        return trace
+
+    def _choose(self, name, prior):
+        X = np.asarray(prior.X).reshape(-1, prior.X.shape[-1])
+        try:
+            points = self._approximation(name).initial_points(prior, X)
+        except ValueError as error:
+            raise ValueError(f"GP site '{name}': {error}") from error
+        if len(points) != 1:
+            raise ValueError(_one_set(self._approximation(name)))
+        Kuu = inducing_covariance(prior.kernel, points)
+        if not np.isfinite(jittered_cholesky(Kuu, self._jitter(name))[0]).all():
+            raise ValueError(
+                f"The inducing covariance K_uu of GP site '{name}' has no Cholesky factor "
+                "at the prior medians of the hyperparameters. Look for a kernel that is "
+                "not positive definite; in float32, try numpyro.enable_x64()."
+            )
+        return points[0]
+
+    def _sites_on_f(self, f, values, args, kwargs):
+        """Names of sites whose value or density depends on f."""
+
+        def run(**f):
+            out = {}
+            for name, site in self._run(_at(f), values, args, kwargs).items():
+                if site["type"] == "deterministic":
+                    out[name] = site["value"]
+                elif name in values:
+                    out[name] = site["fn"].log_prob(site["value"])
+            return out
+
+        found = {}
+        for name, origin in eval_provenance(run, **f).items():
+            found[name] = frozenset().union(*jax.tree.leaves(origin, is_leaf=_is_origin))
+        return frozenset(name for name, origin in found.items() if origin)
+
+    def _check_coupling(self, f, values, args, kwargs):
+        shapes = {name: value.shape for name, value in f.items()}
+        dtype = jnp.result_type(*f.values())
+
+        def log_density(f):
+            return _score(self._run(_at(f), values, args, kwargs))
+
+        def features(f):
+            """Has mixed second derivatives where inputs of a GP site mix rows of f."""
+            trace = self._run(_at(f), values, args, kwargs)
+            priors = [sites.unwrap(trace[name]["fn"])[0] for name in f]
+            leaves = jax.tree.leaves([(p.kernel, p.X, p.mean) for p in priors])
+            return sum(jnp.sum(jnp.sin(leaf)) for leaf in leaves)
+
+        if couples_rows(log_density, shapes, dtype) or (
+            len(f) > 1 and couples_rows(features, shapes, dtype)
+        ):
+            raise ValueError(
+                "The likelihood ties rows of X together (a log density with mixed second "
+                "derivatives between rows), and quadrature uses the marginals of f alone. "
+                "Use NUTS(whiten(model)), or sparsify(..., MonteCarlo(num_samples, "
+                "joint=True)), whose fixed joint draws are a rough approximation."
+            )
+
+    # ---- running the model ---------------------------------------------------------
+
+    def _run(self, place, values, args, kwargs):
+        """The trace with GP sites where ``place`` puts them; seen by no outer handler."""
+
+        def value(site):
+            if site.get("name") in values:
+                return values[site["name"]]
+            if site["type"] != "sample" or sites.is_latent_gp(site):
+                return None
+            return init_to_median(site)
+
+        with handlers.block(), handlers.trace() as trace:
+            with handlers.substitute(substitute_fn=value), handlers.seed(rng_seed=0):
+                with _AtGPSites(place):
+                    self.model(*args, **kwargs)
+        return trace
+
+    def _expected_log_likelihood(self, shapes, values, args, kwargs):
+        rule = self.expectation or _default_expectation(shapes, False)
+        dtype = jnp.result_type(*(values[f"{name}_u_white"] for name in shapes))
+        # The same nodes in each step: the density must be a function.
+        nodes, weights = rule.nodes(jax.random.key(0), shapes, dtype)
+
+        def at(node):
+            def place(site):
+                q = self._posterior(site, values[f"{site['name']}_u_white"])
+                x = node[site["name"]]
+                if getattr(rule, "joint", False):
+                    return q.sample(x)
+                return q.mean + jnp.sqrt(q.variance) * x
+
+            return _score(self._run(place, values, args, kwargs))
+
+        return jnp.dot(weights, jax.vmap(at)(nodes))
+
+    def _posterior(self, site, white):
+        """p(f(X) | u) at a GP site."""
+        name = site["name"]
+        if name not in self.inducing:
+            raise ValueError(
+                f"GP site '{name}' was not in the model when it was set up. Sparsify this "
+                "model anew."
+            )
+        prior, _ = sites.unwrap(site["fn"])
+        columns = self.inducing[name].shape[-1]
+        if prior.X.shape[-1] != columns:
+            raise ValueError(
+                f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but its "
+                f"inducing points have {columns}. Sparsify the model anew for other inputs."
+            )
+        return _given(prior, self.inducing[name], white, self._jitter(name))
+
+    def _approximation(self, name):
+        given = self.approximation
+        return given[name] if isinstance(given, dict) else given
+
+    def _jitter(self, name):
+        return getattr(self._approximation(name), "jitter", None)
+
+
+class _InducingValues(Messenger):
+    """
+    Samples whitened inducing values at GP sites, and hides what is not a part of the
+    sparsified model.
+
+    :param sparse: the sparsified model.
+    :param with_data: whether the likelihood is left to the expectation.
+    """
+
+    def __init__(self, sparse, with_data):
+        self.sparse = sparse
+        self.with_data = with_data
+        self.values = {}
+        self.shapes = {}
+        self.hidden = set()
+        super().__init__()
+
+    def process_message(self, msg):
+        if msg["type"] == "plate":
+            _check_subsampling({msg["name"]: msg})
+        elif sites.is_latent_gp(msg) if msg["type"] == "sample" else False:
+            self._replace(msg)
+        elif self.with_data and (
+            (msg["type"] == "sample" and msg["is_observed"])
+            or (msg["type"] == "deterministic" and msg["name"] in self.sparse._on_f)
+        ):
+            self._hide(msg)
+
+    def _replace(self, msg):
+        name = msg["name"]
+        prior, reinterpreted = sites.unwrap(msg["fn"])
+        sites.check_inputs(name, prior)
+        points = self.sparse.inducing.get(name)
+        if points is None:
+            self.sparse._posterior(msg, None)  # refuses the site
+        white = dist.Normal(jnp.zeros((), points.dtype), jnp.ones((), points.dtype))
+        white = white.expand((*prior.batch_shape, points.shape[-2]))
+        v = numpyro.sample(f"{name}_u_white", white.to_event(1 + reinterpreted))
+        self.shapes[name] = prior.shape()
+        if self.with_data:
+            msg["value"] = _prior_mean(msg)  # of no effect on what is not hidden
+            self._hide(msg)
+        else:
+            msg["fn"] = sites.rewrap(self.sparse._posterior(msg, v), reinterpreted)
+
+    def _hide(self, msg):
+        self.hidden.add(msg["name"])
+        msg["stop"] = True
+
+    def postprocess_message(self, msg):
+        if msg["type"] in ("sample", "param") and msg["name"] not in self.hidden:
+            self.values[msg["name"]] = msg["value"]
+
+
+class _AtGPSites(Messenger):
+    """Gives GP sites the value that ``place`` returns for their message."""
+
+    def __init__(self, place):
+        self.place = place
+        super().__init__()
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and sites.is_latent_gp(msg):
+            msg["value"] = jnp.reshape(self.place(msg), msg["fn"].shape())
+
+
+def _given(prior, points, white, jitter):
+    """p(f(X) | u): the sparse posterior whose q(u) is a point."""
+    q = BlockGaussian((Block(white, jnp.zeros_like(white)),))
+    return SparsePosterior(prior, (points,), q, jitter)
+
+
+def _prior_mean(site):
+    prior, _ = sites.unwrap(site["fn"])
+    return jnp.reshape(prior.mean, site["fn"].shape())
+
+
+def _at(f):
+    return lambda site: f[site["name"]]
+
+
+def _score(trace):
+    """Log density of the observed sites."""
+    terms = [
+        jnp.sum(scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"]))
+        for site in trace.values()
+        if site["type"] == "sample" and site["is_observed"]
+    ]
+    return sum(terms, 0.0)
+
+
+def _observed(trace):
+    return frozenset(
+        name
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"]
+    )
+
+
+def _check_subsampling(trace):
+    for name, site in trace.items():
+        if site["type"] == "plate":
+            size, subsample_size = site["args"]
+            if subsample_size is not None and subsample_size != size:
+                raise ValueError(
+                    f"Plate '{name}' subsamples {subsample_size} of {size} rows, but MCMC "
+                    "needs all data in each step: leave subsample_size out (or use SVI "
+                    "with AutoSparseGP)."
+                )
+
+
+def _one_set(option):
+    return f"sparsify takes one set of inducing points, SVGP(...), and {option!r} has more."
+
+
+def _is_origin(x):
+    return isinstance(x, frozenset)
+
+
+def _concrete():
+    """Keeps known arrays known inside of jit."""
+    inside_jit = not not_jax_tracer(jnp.zeros(()))
+    return jax.ensure_compile_time_eval() if inside_jit else nullcontext()

@@ -1,0 +1,243 @@
+"""k-hat of guides: NumPyro's against dense weights by hand, and in reports."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpy.testing import assert_allclose
+from numpyro import handlers
+from numpyro.infer import SVI, psis_diagnostic
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.importance import _psis_khat
+from numpyro.infer.svi import SVIRunResult
+from scipy import stats
+from scipy.stats import multivariate_normal
+
+import numpyro_sgp as sgp
+from numpyro_sgp.diagnostics import khat
+from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
+from tests.helpers import optimal_whitened_q
+
+N, NOISE, DRAWS, JITTER = 8, 0.4, 200, 1e-8
+X = jnp.linspace(-3.0, 3.0, N)[:, None]
+y = jnp.asarray(np.sin(2 * X[:, 0]) + 0.2 * np.random.default_rng(0).normal(size=N))
+
+
+def model(X, y=None, latents=None):
+    """Regression on the sum of some functions, with a prior on the lengthscale."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.3))
+    process = sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X)
+    if latents == "expand":
+        process = process.expand([2])
+    if latents == "plate":
+        with numpyro.plate("latents", 2):
+            f = numpyro.sample("f", process)
+    else:
+        f = numpyro.sample("f", process)
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f.reshape(-1, X.shape[0]).sum(0), NOISE), obs=y)
+
+
+def fixed_model(X, y=None):
+    """The same with one function of lengthscale 1."""
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+
+def start(model, guide, *args, **kwargs):
+    """An SVI at its first parameters, q(u) moved from the prior."""
+    svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    state = svi.init(jax.random.key(0), *args, **kwargs)
+    params = svi.get_params(state)
+    for name, value in params.items():
+        if name.endswith("qu_mu"):
+            params[name] = value + 0.5 * jnp.cos(jnp.arange(value.size)).reshape(
+                value.shape
+            )
+        elif name.endswith("qu_sqrt"):
+            params[name] = 0.8 * value
+    return svi, SVIRunResult(params, state, np.array([2.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("approximation", "base_guide", "latents"),
+    [
+        (sgp.SOLVEGP(4, 3), AutoNormal, "expand"),
+        (sgp.SVGP(5), AutoDelta, "plate"),
+    ],
+)
+def test_psis_diagnostic_has_the_weights_of_dense_densities(
+    approximation, base_guide, latents
+):
+    guide = sgp.AutoSparseGP(model, approximation, base_guide)
+    _, (params, *_) = start(model, guide, X, y, latents=latents)
+    rng_key = jax.random.key(1)
+    found = psis_diagnostic(
+        rng_key, params, model, guide, X, y, num_particles=DRAWS, latents=latents
+    )
+
+    def draw(key):
+        seeded = handlers.seed(guide, jax.random.split(key)[1])  # as psis_diagnostic does
+        with handlers.block(), handlers.substitute(data=params):
+            return seeded(X, y, latents=latents)
+
+    values = jax.vmap(draw)(jax.random.split(rng_key, DRAWS))
+    f = np.asarray(values["f"]).reshape(DRAWS, -1, N)
+    log_weights = np.zeros(DRAWS)
+    difference = np.asarray(X) - np.asarray(X).T
+    for i, lengthscale in enumerate(np.asarray(values["lengthscale"])):
+        K = np.exp(-0.5 * (difference / lengthscale) ** 2) + JITTER * np.eye(N)
+        log_p = multivariate_normal(np.zeros(N), K).logpdf(f[i]).sum()
+        log_p += stats.norm.logpdf(y, f[i].sum(axis=0), NOISE).sum()
+        log_p += stats.lognorm(0.3).logpdf(lengthscale)
+        mean, covariance = dense_q(params, lengthscale)
+        log_q = 0.0
+        for latent in range(f.shape[1]):
+            log_q += multivariate_normal(mean[latent], covariance[latent]).logpdf(
+                f[i, latent]
+            )
+        if base_guide is AutoNormal:
+            loc, scale = (
+                float(params["lengthscale_auto_" + name]) for name in ("loc", "scale")
+            )
+            log_q += stats.lognorm(scale, scale=np.exp(loc)).logpdf(lengthscale)
+        log_weights[i] = log_p - log_q
+    assert log_weights.std() > 0.1
+    assert_allclose(found, _psis_khat(log_weights), rtol=1e-5)
+
+
+def dense_q(params, lengthscale):
+    """Means and covariances of q(f(X)), by inverses, of each latent function."""
+
+    def kernel(A, B):
+        return np.exp(-0.5 * ((A - B.T) / lengthscale) ** 2)
+
+    names = [("Z", "qu"), ("O", "qv")]
+    names = [pair for pair in names if f"f_auto_{pair[0]}" in params]
+    Z = [np.asarray(params[f"f_auto_{n}"]) for n, _ in names]
+    Z = np.concatenate([z.reshape(-1, *z.shape[-2:])[0] for z in Z])
+    M = len(Z)
+    L = np.linalg.cholesky(kernel(Z, Z) + JITTER * np.eye(M))
+    A = np.linalg.solve(L, kernel(Z, np.asarray(X)))
+    mu = [np.asarray(params[f"f_auto_{n}_mu"]) for _, n in names]
+    sqrt = [np.asarray(params[f"f_auto_{n}_sqrt"]) for _, n in names]
+    means, covariances = [], []
+    for latent in range(mu[0].size // mu[0].shape[-1]):
+        m = np.concatenate([v.reshape(-1, v.shape[-1])[latent] for v in mu])
+        S, at = np.zeros((M, M)), 0
+        for factors in sqrt:
+            P = np.tril(factors.reshape(-1, *factors.shape[-2:])[latent])
+            S[at : at + len(P), at : at + len(P)] = P @ P.T
+            at += len(P)
+        K = kernel(np.asarray(X), np.asarray(X)) + JITTER * np.eye(N)
+        means.append(A.T @ m)
+        covariances.append(K + A.T @ (S - np.eye(M)) @ A)
+    return means, covariances
+
+
+def conjugate_params(scale=1.0):
+    """Parameters of the exact posterior, its factor times a number."""
+    mu, S = optimal_whitened_q(np.asarray(X), np.asarray(y), np.asarray(X), NOISE, 1.0, 1.0)
+    sqrt = scale * jnp.asarray(np.linalg.cholesky(S))
+    return {"f_auto_qu_mu": jnp.asarray(mu), "f_auto_qu_sqrt": sqrt}
+
+
+def exact_guide(X=X):
+    guide = sgp.AutoSparseGP(fixed_model, sgp.SVGP(N, inducing=X, train_inducing=False))
+    guide.setup(X, jnp.zeros(N, X.dtype))
+    return guide
+
+
+def test_exact_guide_has_a_low_khat_and_a_narrow_one_a_high_one():
+    given = (fixed_model, exact_guide(), X, y)
+    assert guide_khat(jax.random.key(0), conjugate_params(), *given) < 0.3
+    assert guide_khat(jax.random.key(0), conjugate_params(0.4), *given) > 0.7
+
+
+def test_float32_tells_the_same():
+    with jax.enable_x64(False):
+        X32, y32 = X.astype(jnp.float32), y.astype(jnp.float32)
+        guide = exact_guide(X32)
+        for scale, expected in ((1.0, (-np.inf, 0.4)), (0.4, (0.7, np.inf))):
+            params = {k: v.astype(jnp.float32) for k, v in conjugate_params(scale).items()}
+            found = guide_khat(jax.random.key(0), params, fixed_model, guide, X32, y32)
+            assert expected[0] < found < expected[1]
+
+
+def test_draws_with_a_covariance_each_go_in_chunks(monkeypatch):
+    chunks = []
+
+    def recording(*args, num_particles, chunk_size):
+        chunks.append(chunk_size)
+        return 0.0
+
+    monkeypatch.setattr(khat, "psis_diagnostic", recording)
+    monkeypatch.setattr(khat, "_CHUNK_NUMBERS", 50 * khat._MATRICES * N**2)
+    for base_guide in (AutoNormal, AutoDelta):
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(5), base_guide)
+        _, (params, *_) = start(model, guide, X, y)
+        guide_khat(jax.random.key(0), params, model, guide, X, y)
+    assert chunks == [50, 1000]
+
+
+def test_it_is_computed_unasked_where_it_is_cheap():
+    def rows(number, model, guide):
+        X = jnp.zeros((number, 1))
+        return is_cheap({}, model, guide, X, jnp.zeros(number))
+
+    points = sgp.AutoSparseGP(model, sgp.SVGP(2))
+    draws = sgp.AutoSparseGP(model, sgp.SVGP(2), AutoNormal)
+    fixed = sgp.AutoSparseGP(fixed_model, sgp.SVGP(2))
+    for guide in (points, draws, fixed):
+        guide.setup(X, y)
+    assert rows(1000, model, points) and not rows(1001, model, points)
+    assert rows(1000, fixed_model, fixed) and not rows(1001, fixed_model, fixed)
+    assert rows(200, model, draws) and not rows(201, model, draws)
+    with jax.enable_x64(False):
+        assert not rows(201, fixed_model, fixed)
+
+
+def test_to_arviz_and_compare_report_it():
+    guide = exact_guide()
+    svi = SVI(fixed_model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    fits = {}
+    for name, scale in (("exact", 1.0), ("narrow", 0.4)):
+        result = SVIRunResult(conjugate_params(scale), None, np.array([2.0, 1.0]))
+        fits[name] = sgp.to_arviz(svi, X, y, result=result, num_samples=50)
+    off = sgp.to_arviz(svi, X, y, result=result, num_samples=50, khat=False)
+    assert "khat" not in off.attrs
+    comparison = sgp.compare({**fits, "off": off})
+    assert_allclose(
+        comparison.table["guide_khat"], [*(t.attrs["khat"] for t in fits.values()), np.nan]
+    )
+    assert comparison.table.loc["narrow", "guide_khat"] > 0.7
+    text = str(comparison)
+    assert "narrow: guide k-hat" in text and "exact: guide k-hat" not in text
+    assert "is above 0.7" in comparison._repr_html_()
+    assert "guide k-hat" not in str(sgp.compare({"exact": fits["exact"], "off": off}))
+
+
+def test_guide_that_cannot_be_scored_is_nan_with_a_reason(monkeypatch):
+    def no_density(self, value):
+        raise NotImplementedError("a mixture without a density")
+
+    monkeypatch.setattr(sgp.SparsePosterior, "_joint_log_prob", no_density)
+    with pytest.warns(UserWarning, match="no k-hat.*NotImplementedError: a mixture"):
+        found = guide_khat(
+            jax.random.key(0), conjugate_params(), fixed_model, exact_guide(), X, y
+        )
+    assert np.isnan(found)
+
+
+def test_errors():
+    guide = exact_guide()
+    svi = SVI(fixed_model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    result = SVIRunResult(conjugate_params(), None, np.array([2.0, 1.0]))
+    with pytest.raises(TypeError, match="calibration must be what .* got dict"):
+        sgp.to_arviz(
+            svi, X, y, result=result, num_samples=2, khat=False, calibration={"a": 1}
+        )
