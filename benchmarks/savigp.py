@@ -273,7 +273,7 @@ def run(name, method, factor, split, folder, whiten, progress):
         family = approximation(method, data.X_train, factor, split, whiten)
         guide = sgp.AutoSparseGP(model, family, init_loc_fn=initial)
         svi = SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO(experiment.rule))
-    options = {"max_iterations": experiment.iterations, "tol": 1e-9}
+    options = {"max_iterations": experiment.iterations, "tol": 1e-8}
     fit = sgp.fit_lbfgs(svi, jax.random.key(0), X, y, progress_bar=progress, **options)
     seconds = time.perf_counter() - start
     hyper = dict(fit.params)

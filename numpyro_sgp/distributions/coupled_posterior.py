@@ -113,7 +113,7 @@ class CoupledPosterior(SparsePosterior):
         ).reshape(num, rows, rows)
         total = total + jax.scipy.linalg.block_diag(*residual)
         size = jnp.mean(self.prior.kernel.diag(self.prior.X))
-        L, _ = jittered_cholesky(total, self.jitter, size)
+        L, _ = jittered_cholesky(total, self.prior.jitter, size)
         lead = jnp.shape(value)[: jnp.ndim(value) - 1 - len(self.batch_shape)]
         centred = (value - self.mean).reshape(*lead, -1)
         log_prob = gaussian_log_prob(centred, L)

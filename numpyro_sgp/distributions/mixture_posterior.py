@@ -152,7 +152,7 @@ class MixturePosterior(GPPosterior):
         f = self.sample_parametric(key_u, sample_shape)
         residual = self.components._residual_covariance()
         size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)
-        L, _ = jittered_cholesky(residual, self.jitter, size)
+        L, _ = jittered_cholesky(residual, self.prior.jitter, size)
         noise = jax.random.normal(key_f, self.shape(sample_shape), L.dtype)
         return f + jnp.einsum("...ij,...j->...i", L, noise)
 
@@ -190,7 +190,7 @@ class MixturePosterior(GPPosterior):
         """Over all latent functions together: the batch shape is in the mixture."""
         components = self.components
         size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)
-        L, _ = jittered_cholesky(components.covariance_matrix, self.jitter, size)
+        L, _ = jittered_cholesky(components.covariance_matrix, self.prior.jitter, size)
         lead = jnp.shape(value)[: jnp.ndim(value) - 1 - len(self.batch_shape)]
         value = jnp.reshape(value, (*lead, 1, *self.shape()))
         log_prob = gaussian_log_prob(value - components.mean, L)

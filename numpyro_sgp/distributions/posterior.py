@@ -65,7 +65,7 @@ class GPPosterior(dist.Distribution):
     def _joint_log_prob(self, value) -> Array:
         """Joint log density of f(X), O(N^3)."""
         size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)
-        L, _ = jittered_cholesky(self.covariance_matrix, self.jitter, size)
+        L, _ = jittered_cholesky(self.covariance_matrix, self.prior.jitter, size)
         return gaussian_log_prob(value - self.mean, L)
 
     def log_prob(self, value, intermediates=None) -> Array:

@@ -202,7 +202,7 @@ class SparsePosterior(GPPosterior):
             return f
         residual = self._residual_covariance()
         size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)
-        L, _ = jittered_cholesky(residual, self.jitter, size)
+        L, _ = jittered_cholesky(residual, self.prior.jitter, size)
         noise = jax.random.normal(key_f, self.shape(sample_shape), L.dtype)
         return f + jnp.einsum("...ij,...j->...i", L, noise)
 

@@ -83,7 +83,7 @@ class TraceGP_ELBO(ELBO):
             guide.setup(*args, **kwargs)  # not inside eval_shape, where X is unknown
 
         def particle(rng_key):
-            return self._particle(rng_key, param_map, model, guide, args, kwargs)
+            return self._particle(rng_key, param_map, model, guide, args, kwargs)[:2]
 
         if self.num_particles == 1:
             terms, mutable = particle(rng_key)
@@ -102,8 +102,38 @@ class TraceGP_ELBO(ELBO):
             loss = sum(loss.values())
         return {"loss": loss, "mutable_state": mutable or None}
 
-    def _particle(self, rng_key, param_map, model, guide, args, kwargs):
-        """ELBO contributions by site, and mutable state, for one draw of the guide."""
+    def marginal_gradients(self, rng_key, param_map, model, guide, *args, **kwargs):
+        r"""
+        The loss, and the derivatives of the expected log likelihood with respect to the
+        marginals of f at each row: what natural gradients are made of. The random numbers
+        are those of the loss with the same key.
+
+        :return: the loss, and for each GP site :math:`\mu_n`,
+            :math:`\partial E / \partial \mu_n` and
+            :math:`\partial E / \partial \sigma_n^2`, arrays of shape
+            ``batch_shape + (N,)``.
+        """
+        if self.num_particles != 1:
+            raise ValueError("marginal_gradients needs num_particles=1.")
+
+        def elbo(shift):
+            terms, _, marginals = self._particle(
+                rng_key, param_map, model, guide, args, kwargs, shift
+            )
+            return sum(terms.values()), marginals
+
+        found = jax.eval_shape(lambda: elbo({})[1])
+        shift = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), found)
+        (total, marginals), slopes = jax.value_and_grad(elbo, has_aux=True)(shift)
+        return -total, {name: (marginals[name][0], *slopes[name]) for name in slopes}
+
+    def _particle(self, rng_key, param_map, model, guide, args, kwargs, shift=None):
+        """
+        ELBO contributions by site, and mutable state, for one draw of the guide.
+
+        :param shift: what is added to the marginal means and variances of GP sites, whose
+            marginals are then returned too; an empty dict stands for zeros.
+        """
         model_key, guide_key, node_key, kl_key = random.split(rng_key, 4)
 
         def run(place):
@@ -141,8 +171,13 @@ class TraceGP_ELBO(ELBO):
                     f = q.sample(x)
                 else:
                     f = q.place(x, k)
+                if score or shift is not None:
+                    mean, variance = q.marginals(k)
+                    if shift:
+                        mean, variance = mean + shift[name][0], variance + shift[name][1]
+                        f = mean + jnp.sqrt(variance) * x
+                    marginals[name] = (mean, variance)
                 if score:
-                    marginals[name] = q.marginals(k)
                     f = jax.lax.stop_gradient(f)
                 return jnp.reshape(f, site["fn"].shape())
 
@@ -172,18 +207,20 @@ class TraceGP_ELBO(ELBO):
                     surrogate(*marginals[site], nodes[site], v, expectation.control_variate)
                     for site, v in values.items()
                 )
-            return terms, mutable, jnp.exp(log_weight)
+            return terms, mutable, jnp.exp(log_weight), marginals
 
         components = found.components()
         if len(components) == 1:
-            terms, mutable, _ = at_component(components[0], node_key)
-            return terms, mutable
+            terms, mutable, _, marginals = at_component(components[0], node_key)
+            return terms, mutable, marginals
+        if shift is not None:
+            raise ValueError("Derivatives by marginals are for single Gaussians.")
         # Stratified over the components: none of them is drawn.
         keys = random.split(node_key, len(components))
         stacked = jax.tree.map(lambda *k: jnp.array(k), *components)
-        terms, mutable, weights = jax.vmap(at_component)(stacked, keys)
+        terms, mutable, weights, _ = jax.vmap(at_component)(stacked, keys)
         terms = jax.tree.map(lambda x: jnp.dot(weights.astype(x.dtype), x), terms)
-        return terms, jax.tree.map(lambda x: x[jnp.argmax(weights)], mutable)
+        return terms, jax.tree.map(lambda x: x[jnp.argmax(weights)], mutable), {}
 
     def _rule(self, found):
         """The expectation rule, checked against the GP sites."""

@@ -317,7 +317,7 @@ def test_the_user_may_interrupt(monkeypatch):
 
         return stop
 
-    monkeypatch.setattr("numpyro_sgp.fit._show", show)
+    monkeypatch.setattr("numpyro_sgp.fit.lbfgs._show", show)
     with pytest.raises(sgp.FitInterrupted, match="after 2 iterations") as caught:
         fit(fragile_svi(calls=0))
     assert isinstance(caught.value.__cause__, KeyboardInterrupt)

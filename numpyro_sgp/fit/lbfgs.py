@@ -12,9 +12,12 @@ from numpyro.primitives import Messenger
 from scipy.optimize import minimize
 from tqdm import tqdm
 
+from numpyro_sgp.fit.natural import natural_steps, site_names
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.parameters import GROUPS, parameter_blocks
 
+_NATURAL_STEPS = 50  # before each evaluation, at most
+_NATURAL_TOL = 1e-11  # of the loss
 _CORRECTIONS = 20  # pairs of steps that L-BFGS remembers
 _ABNORMAL = 2  # SciPy's status where a line search failed
 
@@ -47,6 +50,7 @@ def fit_lbfgs(
     sweeps: int = 50,
     tol: float = 1e-12,
     sweep_tol: float = 1e-6,
+    natural: bool | None = None,
     init_params: dict | None = None,
     init_state: SVIState | None = None,
     progress_bar: bool = True,
@@ -84,6 +88,10 @@ def fit_lbfgs(
         relative to the loss (or to 1, if larger); at least the resolution of the dtype.
     :param sweep_tol: the sweeps end where one lowers the loss by less than this, relative
         to the same.
+    :param natural: whether q(u) goes to its optimum by natural gradients before each
+        evaluation, so that L-BFGS sees the other parameters alone. It takes few iterations
+        then, and most often far less time. For guides whose q(u) is given by sites
+        (``covariance="sites"``), where it is the default; not with ``blocks``.
     :param init_params: starting values, as in ``svi.run``.
     :param init_state: state to start from, of ``svi.init`` or another result.
     :param progress_bar: whether to show block, iteration and loss.
@@ -127,7 +135,11 @@ def fit_lbfgs(
         fresh = svi.init(rng_key, *args, init_params=init_params, **kwargs)
         state = fresh if state is None else state
     state = state._replace(rng_key=jax.random.split(rng_key, 3)[0])
-    descent = _Descent(svi, state, args, {**kwargs, **svi.static_kwargs})
+    if natural is None:
+        natural = blocks is None and _has_sites(svi.guide)
+    if natural and blocks is not None:
+        raise ValueError("natural=True trains q(u) by itself; leave out blocks.")
+    descent = _Descent(svi, state, args, {**kwargs, **svi.static_kwargs}, natural)
     visits = _visits(descent, blocks, max_iterations)
     if blocks is None:
         sweeps = 1
@@ -165,9 +177,10 @@ class _Descent:
     :param state: where to start.
     :param args: arguments of the model.
     :param kwargs: keyword arguments of the model, the static ones too.
+    :param natural: whether q(u) is at its optimum for the other parameters.
     """
 
-    def __init__(self, svi, state, args, kwargs):
+    def __init__(self, svi, state, args, kwargs, natural=False):
         self.svi, self.args, self.kwargs = svi, args, kwargs
         self.free = svi.optim.get_params(state.optim_state)
         flat, self._unravel = ravel_pytree(self.free)
@@ -180,15 +193,27 @@ class _Descent:
         # As svi.evaluate does, so that it gives the same number.
         _, loss_key = jax.random.split(state.rng_key)
 
+        self.sites = []
+        if natural:
+            self.sites = [name for pair in site_names(svi.guide).values() for name in pair]
+
         def loss(flat):
             given = (svi.model, svi.guide, *args)
             params = svi.constrain_fn(self._unravel(flat))
             with _WholePlates():
+                if natural:
+                    # At the optimum of q(u) the derivative of its sites is zero.
+                    fixed = jax.lax.stop_gradient(params)
+                    limits = (_NATURAL_STEPS, _NATURAL_TOL)
+                    moved = natural_steps(svi, loss_key, fixed, *limits, args, kwargs)
+                    params.update({name: moved[name] for name in self.sites})
+                sites = {name: params[name] for name in self.sites}
                 if not jax.tree.leaves(state.mutable_state):
-                    return svi.loss.loss(loss_key, params, *given, **kwargs), None
+                    loss = svi.loss.loss(loss_key, params, *given, **kwargs)
+                    return loss, (None, sites)
                 params.update(jax.lax.stop_gradient(state.mutable_state))
                 out = svi.loss.loss_with_mutable_state(loss_key, params, *given, **kwargs)
-                return out["loss"], out["mutable_state"]
+                return out["loss"], (out["mutable_state"], sites)
 
         self._value_and_grad = jax.jit(jax.value_and_grad(loss, has_aux=True))
 
@@ -227,10 +252,12 @@ class _Descent:
         """Loss and gradient; where both are finite, perhaps the best point."""
         with np.errstate(over="ignore"):
             x = np.asarray(x, self._dtype)
-        (value, mutable), gradient = self._value_and_grad(x)
+        (value, (mutable, sites)), gradient = self._value_and_grad(x)
         value, gradient = float(value), np.asarray(gradient, np.float64)
         if np.isfinite(value) and np.isfinite(gradient).all() and value < self.loss:
-            self.x, self.loss, self.gradient = x.astype(np.float64), value, gradient
+            if sites:
+                x = ravel_pytree({**self._unravel(jnp.asarray(x)), **sites})[0]
+            self.x, self.loss, self.gradient = np.asarray(x, np.float64), value, gradient
             self.mutable = mutable
         return value, gradient
 
@@ -275,10 +302,9 @@ class _Descent:
 
     def _along(self, index):
         """What SciPy minimises: the loss as a function of some entries."""
-        base = self.x.copy()
 
         def function(entries):
-            x = base.copy()
+            x = self.x.copy()
             x[index] = entries
             value, gradient = self.evaluate(x)
             if not (np.isfinite(value) and np.isfinite(gradient).all()):
@@ -308,12 +334,24 @@ class _Descent:
         return SVIRunResult(self.svi.get_params(state), state, losses)
 
 
+def _has_sites(guide) -> bool:
+    """Whether natural gradients can train q(u) of a guide."""
+    try:
+        site_names(guide)
+    except ValueError:
+        return False
+    return True
+
+
 def _visits(descent, blocks, max_iterations):
     """Label, place in the vector and iterations of each block."""
     if blocks is None:
         if isinstance(max_iterations, Mapping):
             raise ValueError("max_iterations is a dict by block, but blocks is None.")
-        visits = [("all", np.arange(descent.x.size), max_iterations)]
+        others = set(descent.free) - set(descent.sites)
+        if not others:  # natural gradients alone find the optimum
+            others = set(descent.free)
+        visits = [("all", descent.index(others), max_iterations)]
     else:
         blocks = [[b] if isinstance(b, str) else list(b) for b in blocks]
         names = _names(descent, [name for block in blocks for name in block])

@@ -1,0 +1,120 @@
+"""Natural gradients on q(u) by sites: exact, robust, and the optimum of L-BFGS."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpy.testing import assert_allclose
+from numpyro.distributions import constraints
+from numpyro.infer import SVI
+from scipy.special import roots_hermitenorm
+
+import numpyro_sgp as sgp
+from numpyro_sgp.fit.natural import natural_steps
+from tests.helpers import rbf
+
+N, NOISE = 12, 0.3
+X = np.linspace(0.0, 3.0, N)[:, None]
+Y = np.sin(2.0 * X[:, 0]) + 0.1 * np.cos(9.0 * X[:, 0])
+COUNTS = np.array([0, 1, 2, 4, 6, 9, 5, 3, 2, 0, 0, 1.0])
+Z = X[::3] + 0.1
+
+
+def model(X, y=None, poisson=False):
+    lengthscale = numpyro.param("lengthscale", 1.0, constraint=constraints.positive)
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(2.0, lengthscale), X))
+    with numpyro.plate("data", X.shape[0]):
+        if poisson:
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        else:
+            numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+
+def make_svi(approximation, rule=None):
+    guide = sgp.AutoSparseGP(model, approximation)
+    return SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO(rule))
+
+
+def sites(**options):
+    return sgp.SVGP(inducing=Z, train_inducing=False, covariance="sites", **options)
+
+
+def test_one_step_is_the_optimum_of_a_gaussian_likelihood():
+    svi = make_svi(sites())
+    params = svi.get_params(svi.init(jax.random.key(0), X, Y))
+    moved = natural_steps(svi, jax.random.key(0), params, 1, 0.0, (X, Y), {})
+    loss = svi.loss.loss(jax.random.key(0), moved, model, svi.guide, X, Y)
+    # Titsias (2009), eq. (9), by dense matrices; the jitter of K_uu is 2e-8.
+    Kzz, Kzx = rbf(Z, Z, 2.0, 1.0), rbf(Z, X, 2.0, 1.0)
+    Q = Kzx.T @ np.linalg.solve(Kzz, Kzx)
+    A = Q + NOISE**2 * np.eye(N)
+    evidence = -0.5 * (
+        N * np.log(2 * np.pi) + np.linalg.slogdet(A)[1] + Y @ np.linalg.solve(A, Y)
+    )
+    assert_allclose(-loss, evidence - (2.0 * N - np.trace(Q)) / (2 * NOISE**2), rtol=1e-6)
+    assert_allclose(moved["f_auto_qu_precision"], NOISE**-2, rtol=1e-10)
+    assert_allclose(moved["f_auto_qu_linear"], Y / NOISE**2, rtol=1e-8, atol=1e-8)
+
+
+def test_derivatives_by_marginals_are_those_of_the_expected_log_likelihood():
+    svi = make_svi(sites(), sgp.GaussHermite(20))
+    params = svi.get_params(svi.init(jax.random.key(0), X, COUNTS, poisson=True))
+    _, slopes = svi.loss.marginal_gradients(
+        jax.random.key(0), params, model, svi.guide, X, COUNTS, poisson=True
+    )
+    mean, to_mean, to_variance = slopes["f"]
+    # q is the prior: E[y f - exp(f)] with N(0, 2), by a rule of SciPy's.
+    nodes, weights = roots_hermitenorm(60)
+    rate = np.sum(weights * np.exp(np.sqrt(2.0) * nodes)) / weights.sum()
+    assert_allclose(mean, 0.0, atol=1e-12)
+    assert_allclose(to_mean, COUNTS - rate, rtol=1e-6)
+    assert_allclose(to_variance, -0.5 * rate, rtol=1e-6)
+
+
+def test_natural_gradients_reach_the_optimum_of_a_free_gaussian():
+    best = {}
+    for family in (sites(), sgp.SVGP(inducing=Z, train_inducing=False)):
+        svi = make_svi(family, sgp.GaussHermite(20))
+        start = svi.init(jax.random.key(0), X, COUNTS, poisson=True)
+        if family.covariance == "sites":
+            params = svi.get_params(start)
+            args = ((X, COUNTS), {"poisson": True})
+            params = natural_steps(svi, jax.random.key(0), params, 100, 1e-13, *args)
+            loss = svi.loss.loss(
+                jax.random.key(0), params, model, svi.guide, *args[0], poisson=True
+            )
+        else:
+            options = {"blocks": ["variational"], "progress_bar": False, "sweeps": 5}
+            fit = sgp.fit_lbfgs(svi, jax.random.key(0), X, COUNTS, poisson=True, **options)
+            loss = fit.losses[-1]
+        best[family.covariance] = float(loss)
+    # L-BFGS stops where an iteration gains less than 1e-12 of the loss.
+    assert_allclose(best["sites"], best["full"], rtol=1e-8)
+    assert best["sites"] <= best["full"] + 1e-9
+
+
+def test_lbfgs_on_the_optimal_q_finds_the_joint_optimum_in_fewer_iterations():
+    fits = {}
+    for natural in (True, False):
+        svi = make_svi(sites(), sgp.GaussHermite(20))
+        options = {"natural": natural, "progress_bar": False, "max_iterations": 300}
+        fits[natural] = sgp.fit_lbfgs(
+            svi, jax.random.key(0), X, COUNTS, poisson=True, **options
+        )
+    a, b = fits[True], fits[False]
+    assert_allclose(a.losses[-1], b.losses[-1], rtol=1e-6)
+    assert_allclose(a.params["lengthscale"], b.params["lengthscale"], rtol=1e-2)
+    assert len(a.losses) < len(b.losses) / 2
+
+
+def test_natural_gradients_need_sites():
+    svi = make_svi(sgp.SVGP(inducing=Z))
+    with pytest.raises(ValueError, match="covariance='sites' at every GP site, but 'f'"):
+        sgp.fit_lbfgs(svi, jax.random.key(0), X, Y, natural=True, progress_bar=False)
+    svi = make_svi(sites())
+    with pytest.raises(ValueError, match="leave out blocks"):
+        options = {"natural": True, "blocks": ["kernel"]}
+        sgp.fit_lbfgs(svi, jax.random.key(0), X, Y, progress_bar=False, **options)
