@@ -98,6 +98,11 @@ class CoupledPosterior(SparsePosterior):
         f = jnp.einsum("qnk,...k->...qn", rows, noise)
         return self.mean + f.reshape(self.shape(sample_shape))
 
+    def _part(self, sets, residual):
+        raise NotImplementedError(
+            "parallel() and orthogonal() are for latent functions with a q(u) of their own."
+        )
+
     def prior_kl(self, rng_key=None) -> Array:
         """KL[q(u) || p(u)] of all latent functions together, shape ``()``."""
         (block,) = self.q.blocks

@@ -134,6 +134,28 @@ class MixturePosterior(GPPosterior):
         between = self._average((means - self._average(means)) ** 2)
         return self._average(self.components.variance) + between
 
+    def quantile(self, level) -> Array:
+        """See :meth:`GPPosterior.quantile`; by bisection of the distribution function."""
+        means, scales = self.components.mean, jnp.sqrt(self.components.variance)
+        level = jnp.asarray(level, means.dtype)
+        target = level.reshape(*level.shape, *(1,) * (means.ndim - 1))
+        axis = level.ndim
+        z = jax.scipy.stats.norm.ppf(level).reshape(*level.shape, *(1,) * means.ndim)
+        each = means + scales * z
+
+        def halve(_, bounds):
+            low, high = bounds
+            middle = 0.5 * (low + high)
+            z = (jnp.expand_dims(middle, axis) - means) / scales
+            weights = self.weights.astype(means.dtype).reshape(-1, *(1,) * (means.ndim - 1))
+            below = jnp.sum(weights * jax.scipy.stats.norm.cdf(z), axis=axis) < target
+            return jnp.where(below, middle, low), jnp.where(below, high, middle)
+
+        # The quantile of a mixture lies among those of its components.
+        bounds = jnp.min(each, axis=axis), jnp.max(each, axis=axis)
+        low, high = jax.lax.fori_loop(0, 60, halve, bounds)
+        return 0.5 * (low + high)
+
     @property
     def covariance_matrix(self) -> Array:
         """Joint covariance over X, shape ``batch_shape + (N, N)``."""

@@ -54,6 +54,18 @@ class GPPosterior(dist.Distribution):
         mean, variance = self.marginals(component)
         return mean + jnp.sqrt(variance) * x
 
+    def quantile(self, level) -> Array:
+        """
+        Marginal quantiles of f.
+
+        :param level: between 0 and 1, of any shape.
+        :return: shape ``level.shape + batch_shape + (N,)``.
+        """
+        mean, variance = self.mean, self.variance
+        level = jnp.asarray(level, mean.dtype)
+        z = jax.scipy.stats.norm.ppf(level).reshape(*level.shape, *(1,) * mean.ndim)
+        return mean + jnp.sqrt(variance) * z
+
     def prior_kl(self, rng_key: Array | None = None) -> Array:
         """
         KL[q(f, u) || p(f, u)], or an upper bound of it.

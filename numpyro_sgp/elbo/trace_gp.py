@@ -182,8 +182,9 @@ class TraceGP_ELBO(ELBO):
                 return jnp.reshape(f, site["fn"].shape())
 
             guide_trace, model_trace, mutable = run(place)
-            terms = _contributions(model_trace, guide_trace, kl_key)
-            rows = _row_values(model_trace, found) if score else {}
+            log_probs = _log_prob_arrays(model_trace, found)
+            terms = _contributions(model_trace, guide_trace, kl_key, log_probs)
+            rows = _row_values(model_trace, found, log_probs) if score else {}
             return (terms, rows, mutable), (sum(log_weight, jnp.zeros(())), marginals)
 
         def at_component(component, key):
@@ -335,7 +336,16 @@ def _check_pair(model_trace, guide_trace, shapes):
                 )
 
 
-def _contributions(model_trace, guide_trace, kl_key) -> dict[str, Array]:
+def _log_prob_arrays(model_trace, found) -> dict[str, Array]:
+    """Log densities of the sites beside GPs, each evaluated once."""
+    return {
+        name: log_prob_array(site)
+        for name, site in model_trace.items()
+        if site["type"] == "sample" and name not in found
+    }
+
+
+def _contributions(model_trace, guide_trace, kl_key, log_probs) -> dict[str, Array]:
     """log p - log q of each site, by the KL at GP sites."""
     terms = {}
     for name, site in model_trace.items():
@@ -346,7 +356,7 @@ def _contributions(model_trace, guide_trace, kl_key) -> dict[str, Array]:
             kl = sites.unwrap(guide_site["fn"])[0].prior_kl(kl_key)
             terms[name] = -jnp.sum(scale_and_mask(kl, guide_site["scale"]))
         else:
-            terms[name] = _log_prob(site)
+            terms[name] = jnp.sum(log_probs[name])
     for name, site in guide_trace.items():
         if site["type"] != "sample" or sites.is_sparse_posterior(site):
             continue
@@ -359,7 +369,7 @@ def _log_prob(site) -> Array:
     return jnp.sum(log_prob_array(site))
 
 
-def _row_values(model_trace, found) -> dict[str, dict[str, Array]]:
+def _row_values(model_trace, found, log_probs) -> dict[str, dict[str, Array]]:
     """
     For each site of the model that may depend on f, and each GP site, its log density at
     each row of X, shape ``(N,)``.
@@ -376,14 +386,14 @@ def _row_values(model_trace, found) -> dict[str, dict[str, Array]]:
     for name, site in model_trace.items():
         if site["type"] != "sample" or name in found:
             continue
-        log_prob = by_row(log_prob_array(site), num_rows)
+        log_prob = by_row(log_probs[name], num_rows)
         if log_prob is not None:
             values[name] = dict.fromkeys(found, log_prob)
         elif site["is_observed"] and not site["infer"].get("is_auxiliary"):
             raise ValueError(
                 f"ScoreFunction needs one log likelihood for each of the {num_rows} rows "
                 f"of X, but observed site '{name}' has the shape "
-                f"{jnp.shape(log_prob_array(site))}: it does not factorise over the data. "
+                f"{jnp.shape(log_probs[name])}: it does not factorise over the data. "
                 "Write the likelihood inside numpyro.plate('data', N), or use "
                 "MonteCarlo(num_samples, joint=True)."
             )

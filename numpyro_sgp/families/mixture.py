@@ -27,7 +27,8 @@ def mixture_kl(
       loses :math:`(1 - \log 2) / 2` for each dimension even where K = 1;
     - ``"pairwise"``: :math:`\sum_k \pi_k H_k - \sum_k \pi_k \log \sum_l \pi_l e^{-B_{kl}}`
       with the Bhattacharyya distances B of the components [2], a lower bound that is exact
-      for K = 1, for equal and for well separated components;
+      for K = 1, for equal and for well separated components; or Jensen's, where that is
+      larger (in one or two dimensions it can be);
     - ``"monte_carlo"``: unbiased, with draws from each component.
 
     K = 1 is exact by every method.
@@ -62,18 +63,21 @@ def mixture_kl(
         )
         return within + jnp.sum(weights * jnp.mean(ratios, axis=1))
     quadratic, half_log_det = _pairs(block)
-    if entropy == "jensen":
-        size = block.mu[0].size
-        log_normal = -0.5 * quadratic - half_log_det - 0.5 * size * jnp.log(2 * jnp.pi)
-        bound = -jnp.sum(weights * logsumexp(log_normal + log_weights, axis=1))
-        own = _sum_batch(_half_log_det(block)) + 0.5 * size * (1 + jnp.log(2 * jnp.pi))
-        return within + jnp.sum(weights * own) - bound
-    # B = (m_k - m_l)' (S_k + S_l)^-1 (m_k - m_l) / 4 + log(|(S_k + S_l) / 2|) / 2 - ...
     own = _sum_batch(_half_log_det(block))
     size = block.mu[0].size
+    log_2pi = jnp.log(2 * jnp.pi).astype(own.dtype)
+    log_normal = -0.5 * quadratic - half_log_det - 0.5 * size * log_2pi
+    jensen = within + jnp.sum(
+        weights
+        * (own + 0.5 * size * (1 + log_2pi) + logsumexp(log_normal + log_weights, axis=1))
+    )
+    if entropy == "jensen":
+        return jensen
+    # B = (m_k - m_l)' (S_k + S_l)^-1 (m_k - m_l) / 4 + log(|(S_k + S_l) / 2|) / 2 - ...
     distance = 0.25 * quadratic + half_log_det - 0.5 * size * jnp.log(2.0)
     distance = distance - 0.5 * (own[:, None] + own[None, :])
-    return within + jnp.sum(weights * logsumexp(log_weights - distance, axis=1))
+    pairwise = within + jnp.sum(weights * logsumexp(log_weights - distance, axis=1))
+    return jnp.minimum(pairwise, jensen)
 
 
 def _sum_batch(x):

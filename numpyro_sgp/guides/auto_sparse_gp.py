@@ -575,7 +575,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         args, kwargs = self._default_args(args, kwargs)
         posteriors = self.posterior(params, *args, **kwargs)
         values = self._base_values(params, None, args, kwargs)
-        return {**values, **{name: q.mean for name, q in posteriors.items()}}
+        return {**values, **{name: q.quantile(0.5) for name, q in posteriors.items()}}
 
     def quantiles(self, params, quantiles, *args, **kwargs) -> dict:
         """
@@ -600,8 +600,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             values = self.base_guide.quantiles(params, quantiles)
         values = {name: values[name] for name in self._latents}
         for name, q in self.posterior(params, *args, **kwargs).items():
-            z = jax.scipy.stats.norm.ppf(levels).reshape(-1, *(1,) * q.mean.ndim)
-            values[name] = q.mean + jnp.sqrt(q.variance) * z.astype(q.mean.dtype)
+            values[name] = q.quantile(levels)
         return values
 
     def _default_args(self, args, kwargs):

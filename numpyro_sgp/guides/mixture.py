@@ -13,7 +13,7 @@ from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.families.mixture import ENTROPIES
 from numpyro_sgp.guides.approximations import SVGP, Inducing
 from numpyro_sgp.inducing.covariances import inducing_covariance
-from numpyro_sgp.linalg import jittered_cholesky
+from numpyro_sgp.linalg import jittered_cholesky, solve_lower
 
 
 class MixtureSVGP(SVGP):
@@ -32,11 +32,12 @@ class MixtureSVGP(SVGP):
     :param num_components: number K of components.
     :param inducing: as in :class:`SVGP`.
     :param covariance: ``"diagonal"`` or ``"full"`` for each component and latent function.
-    :param entropy: how the KL is bounded: ``"pairwise"``, the tightest bound here;
+    :param entropy: how the KL is bounded: ``"pairwise"``, the tighter of two bounds;
         ``"jensen"``, the paper's (eq. 18); ``"monte_carlo"``, unbiased and noisy. All are
         exact for K = 1. See :func:`~numpyro_sgp.families.mixture.mixture_kl`.
-    :param spread: standard deviation of the starting means around the prior mean, in prior
-        standard deviations. Equal components would stay equal.
+    :param spread: how far apart components start: their means are the prior mean shifted by
+        constants of about this many prior standard deviations (and some noise). Equal
+        components would stay equal.
     :param whiten: as in :class:`SVGP`; the paper's is ``False``.
     :param train_inducing: as in :class:`SVGP`.
     :param share_inducing: as in :class:`SVGP`.
@@ -64,7 +65,7 @@ class MixtureSVGP(SVGP):
         *,
         covariance: Literal["diagonal", "full"] = "diagonal",
         entropy: Literal["pairwise", "jensen", "monte_carlo"] = "pairwise",
-        spread: float = 0.3,
+        spread: float = 0.5,
         whiten: bool = True,
         train_inducing: bool = True,
         share_inducing: bool = True,
@@ -113,12 +114,21 @@ class MixtureSVGP(SVGP):
         params["Z"] = points[0]
         if K > 1:
             mu = params["qu_mu"]
-            noise = jax.random.normal(jax.random.key(self.seed), mu.shape, mu.dtype)
+            L, _ = jittered_cholesky(inducing_covariance(prior.kernel, points), self.jitter)
+            variance = prior.kernel.diag(points[0])[..., None]
+            shift = self.spread * jnp.sqrt(variance) * jnp.ones((*L.shape[:-1], 1), L.dtype)
+            shift = solve_lower(L, shift) if self.whiten else shift
+            key_k, key_noise = jax.random.split(jax.random.key(self.seed))
+            levels = jax.scipy.stats.norm.ppf((jnp.arange(K) + 0.5) / K).astype(mu.dtype)
+            levels = jnp.broadcast_to(
+                levels.reshape(K, *(1,) * len(prior.batch_shape)), mu.shape[:-1]
+            )
+            # Latent functions go up and down in different orders.
+            levels = jax.random.permutation(key_k, levels, axis=0, independent=True)
+            noise = 0.1 * self.spread * jax.random.normal(key_noise, mu.shape, mu.dtype)
             if not self.whiten:
-                Kuu = inducing_covariance(prior.kernel, points)
-                L, _ = jittered_cholesky(Kuu, self.jitter)
                 noise = jnp.einsum("...mk,...k->...m", L, noise)
-            params["qu_mu"] = mu + self.spread * noise
+            params["qu_mu"] = mu + levels[..., None] * shift[..., 0] + noise
         params["qu_logits"] = jnp.zeros(K, params["qu_mu"].dtype)
         return params
 

@@ -1,0 +1,90 @@
+"""q(u) by sites, Theorem 2 of SAVIGP, against eq. (34-35) with dense matrices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.testing import assert_allclose
+
+import numpyro_sgp as sgp
+from numpyro_sgp.families import SiteGaussian
+from tests.helpers import rbf
+
+X = np.linspace(-2.0, 2.0, 6)[:, None]
+Z = np.array([-1.5, 0.1, 1.4])[:, None]
+X_NEW = np.array([-0.7, 2.5])[:, None]
+LENGTHSCALES = (0.8, 1.5)
+rng = np.random.default_rng(0)
+LINEAR = rng.normal(size=(2, 6))
+SITES = rng.uniform(-0.4, 1.2, size=(2, 6))
+
+
+def equation_34(sites, lengthscale):
+    """S by its formula, of one latent function."""
+    Kzz, Kzx = rbf(Z, Z, 1.0, lengthscale), rbf(Z, X, 1.0, lengthscale)
+    return Kzz @ np.linalg.inv(Kzz + Kzx @ np.diag(sites) @ Kzx.T) @ Kzz
+
+
+@jax.jit
+def posterior_moments(linear, sites):
+    """Whitened square root, and the posterior of two latent functions at new inputs."""
+    prior = sgp.GaussianProcess(
+        sgp.kernels.RBF(jnp.ones(2), jnp.array(LENGTHSCALES)), X_NEW
+    )
+    q = SiteGaussian(linear, sites, jnp.asarray(X), 3)
+    posterior = sgp.SparsePosterior(prior, (jnp.asarray(Z),), q, jitter=0.0)
+    (block,) = posterior.q.blocks
+    moments = posterior.mean, posterior.variance, posterior.covariance_matrix
+    return block.sqrt, posterior.chol, moments, posterior.prior_kl()
+
+
+def test_moments_are_those_of_equation_34_with_sites_of_either_sign():
+    assert (SITES.min(axis=1) < -0.2).all()
+    sqrt, chol, (mean, variance, covariance), kl = posterior_moments(LINEAR, SITES)
+    for q, lengthscale in enumerate(LENGTHSCALES):
+        S = equation_34(SITES[q], lengthscale)
+        root = chol[q] @ sqrt[q]
+        # The condition number of K_zz is below 20.
+        assert_allclose(root @ root.T, S, rtol=1e-10, atol=1e-12)
+        Kzz, Knz = rbf(Z, Z, 1.0, lengthscale), rbf(X_NEW, Z, 1.0, lengthscale)
+        A = Knz @ np.linalg.inv(Kzz)
+        m = S @ np.linalg.solve(Kzz, rbf(Z, X, 1.0, lengthscale) @ LINEAR[q])
+        dense = rbf(X_NEW, X_NEW, 1.0, lengthscale) - A @ Knz.T + A @ S @ A.T
+        assert_allclose(mean[q], A @ m, rtol=1e-10)
+        assert_allclose(covariance[q], dense, rtol=1e-10, atol=1e-12)
+        assert_allclose(variance[q], np.diag(dense), rtol=1e-10)
+        log_dets = np.linalg.slogdet(Kzz)[1] - np.linalg.slogdet(S)[1]
+        quadratic = np.trace(np.linalg.solve(Kzz, S)) + m @ np.linalg.solve(Kzz, m)
+        assert_allclose(kl[q], 0.5 * (quadratic - 3 + log_dets), rtol=1e-10)
+
+
+def test_sites_of_zero_are_the_prior():
+    _, _, (mean, variance, _), kl = posterior_moments(np.zeros((2, 6)), np.zeros((2, 6)))
+    assert_allclose(mean, 0.0)
+    assert_allclose(variance, 1.0, rtol=1e-12)
+    assert_allclose(kl, 0.0, atol=1e-12)
+
+
+def test_result_is_nan_where_there_is_no_such_gaussian():
+    sites = SITES.copy()
+    sites[1] = -5.0  # of one function only
+    assert np.linalg.eigvalsh(equation_34(sites[1], LENGTHSCALES[1])).min() < 0
+    sqrt, _, (_, variance, _), kl = posterior_moments(LINEAR, sites)
+    assert np.isnan(kl[1]) and np.isnan(variance[1]).all()
+    assert np.isfinite(kl[0]) and np.isfinite(variance[0]).all()
+    assert np.isfinite(sqrt[0]).all()
+
+
+def test_gaussian_sites_give_the_posterior_of_sparse_gp_regression():
+    noise, y = 0.5, LINEAR
+    given = y / noise**2, np.full((2, 6), noise**-2)
+    _, _, (mean, _, covariance), _ = posterior_moments(*given)
+    for q, lengthscale in enumerate(LENGTHSCALES):
+        # Titsias (2009): S = K_zz (K_zz + K_zx K_xz / noise^2)^-1 K_zz.
+        Kzz, Kzx = rbf(Z, Z, 1.0, lengthscale), rbf(Z, X, 1.0, lengthscale)
+        Knz = rbf(X_NEW, Z, 1.0, lengthscale)
+        residual = rbf(X_NEW, X_NEW, 1.0, lengthscale) - Knz @ np.linalg.solve(Kzz, Knz.T)
+        precision = Kzz + Kzx @ Kzx.T / noise**2
+        expected = residual + Knz @ np.linalg.solve(precision, Knz.T)
+        assert_allclose(covariance[q], expected, rtol=1e-10, atol=1e-12)
+        expected = Knz @ np.linalg.solve(precision, Kzx @ y[q]) / noise**2
+        assert_allclose(mean[q], expected, rtol=1e-10)

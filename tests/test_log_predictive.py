@@ -1,0 +1,166 @@
+"""Log predictive densities of a guide against closed forms and quadrature by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpy.testing import assert_allclose
+from numpyro import handlers
+from scipy.special import logsumexp
+from scipy.stats import norm
+
+import numpyro_sgp as sgp
+
+X = jnp.array([-1.5, -0.4, 0.7, 1.6])[:, None]
+Y = jnp.array([0.4, -0.9, 1.3, 0.2])
+X_NEW = jnp.array([-2.1, -0.9, 0.0, 2.2])[:, None]
+Y_NEW = np.array([0.1, -1.4, 0.8, 3.0])
+Z = jnp.array([-1.0, 1.1])[:, None]
+NOISE = 0.6
+rng = np.random.default_rng(0)
+
+
+def normal(X, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    with numpyro.plate("data", 4):
+        numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+
+def two_latents(X, y=None):
+    kernel = sgp.kernels.RBF(jnp.ones(2), jnp.array([1.0, 2.0]))
+    f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+    with numpyro.plate("data", 4):
+        numpyro.sample("y", dist.Normal(f[0], jnp.exp(0.3 * f[1])), obs=y)
+
+
+def params_of(*batch):
+    noise = np.tril(rng.normal(size=(*batch, 2, 2)), -1)
+    return {
+        "f_auto_Z": Z,
+        "f_auto_qu_mu": jnp.asarray(rng.normal(size=(*batch, 2))),
+        "f_auto_qu_sqrt": jnp.asarray(0.5 * np.eye(2) + 0.2 * noise),
+    }
+
+
+def set_up(model, approximation):
+    guide = sgp.AutoSparseGP(model, approximation)
+    guide.setup(X, Y)
+    return guide
+
+
+@pytest.fixture(scope="module")
+def single():
+    """A guide with one Gaussian, its parameters and its posterior at the new inputs."""
+    guide, params = set_up(normal, sgp.SVGP(inducing=Z)), params_of()
+    return guide, params, guide.posterior(params, X_NEW)["f"]
+
+
+def test_a_gaussian_likelihood_is_its_closed_form(single):
+    guide, params, q = single
+    got = sgp.log_predictive_density(guide, params, X_NEW, Y_NEW)
+    assert list(got) == ["y"] and got["y"].shape == (4,)
+    expected = norm(q.mean, np.sqrt(q.variance + NOISE**2)).logpdf(Y_NEW)
+    # A hundred nodes for a likelihood as wide as q.
+    assert_allclose(got["y"], expected, rtol=1e-6)
+
+
+def test_rules_that_draw_depend_on_the_key(single):
+    guide, params, q = single
+    expected = norm(q.mean, np.sqrt(q.variance + NOISE**2)).logpdf(Y_NEW)
+    rule, S = sgp.MonteCarlo(20_000), 20_000
+    draws = [
+        sgp.log_predictive_density(
+            guide, params, X_NEW, Y_NEW, expectation=rule, rng_key=jax.random.key(seed)
+        )["y"]
+        for seed in range(2)
+    ]
+    assert np.abs(draws[0] - draws[1]).min() > 0
+    # The variance of the density of one draw, by E[N(y; f, s)^2] = N(y; m, v + s^2 / 2) /
+    # (2 s sqrt(pi)); eight numbers within five standard errors: one key in 2e5 fails.
+    square = norm(q.mean, np.sqrt(q.variance + NOISE**2 / 2)).pdf(Y_NEW)
+    square = square / (2 * NOISE * np.sqrt(np.pi))
+    error = np.sqrt((square / np.exp(2 * expected) - 1) / S)
+    for values in draws:
+        assert (np.abs(values - expected) < 5 * error + 1e-3 * error).all()
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_a_mixture_is_the_mixture_of_its_components(covariance):
+    guide = set_up(normal, sgp.MixtureSVGP(2, 2, inducing=Z, covariance=covariance))
+    params = {**params_of(2), "f_auto_qu_logits": jnp.array([0.5, -1.0])}
+    if covariance == "diagonal":
+        params["f_auto_qu_sqrt"] = jnp.full((2, 2), 0.4)
+    q = guide.posterior(params, X_NEW)["f"]
+    parts = []
+    for k, log_weight in enumerate(np.log([1, np.exp(-1.5)]) - np.log(1 + np.exp(-1.5))):
+        mean, variance = q.marginals(k)
+        sd = np.sqrt(variance + NOISE**2)
+        parts.append(log_weight + norm(mean, sd).logpdf(Y_NEW))
+    got = sgp.log_predictive_density(guide, params, X_NEW, Y_NEW)["y"]
+    assert_allclose(got, logsumexp(parts, axis=0), rtol=1e-6)
+
+
+def test_two_latent_functions_are_integrated_on_a_grid():
+    guide = set_up(two_latents, sgp.SVGP(inducing=Z))
+    params = params_of(2)
+    q = guide.posterior(params, X_NEW)["f"]
+    # f[0] in closed form, and f[1] by eighty nodes.
+    x, weights = np.polynomial.hermite_e.hermegauss(80)
+    log_sd = 0.3 * (np.asarray(q.mean)[1] + np.sqrt(np.asarray(q.variance))[1] * x[:, None])
+    sd = np.sqrt(np.asarray(q.variance)[0] + np.exp(2 * log_sd))
+    expected = np.log(weights @ norm(np.asarray(q.mean)[0], sd).pdf(Y_NEW) / weights.sum())
+    got = sgp.log_predictive_density(guide, params, X_NEW, Y_NEW)["y"]
+    # Thirty nodes for each function, and likelihoods about as wide as q.
+    assert_allclose(got, expected, atol=1e-3)
+
+
+def test_coupled_functions_are_integrated_with_their_covariance():
+    guide = set_up(two_latents, sgp.SVGP(inducing=Z, covariance="coupled"))
+    sqrt = np.eye(4) * 0.5
+    sqrt[2:, :2] = [[0.6, 0.0], [0.0, -0.6]]
+    params = {**params_of(2), "f_auto_qu_sqrt": jnp.asarray(sqrt)}
+    q = guide.posterior(params, X_NEW)["f"]
+    mean, covariance = np.asarray(q.mean), np.asarray(q.row_covariance)
+    assert (np.abs(covariance[:, 0, 1]) > 0.1).sum() >= 2
+    # f[0] given f[1] is normal.
+    x, weights = np.polynomial.hermite_e.hermegauss(80)
+    second = mean[1] + np.sqrt(covariance[:, 1, 1]) * x[:, None]
+    slope = covariance[:, 0, 1] / covariance[:, 1, 1]
+    first = mean[0] + slope * (second - mean[1])
+    variance = covariance[:, 0, 0] - slope * covariance[:, 0, 1] + np.exp(0.6 * second)
+    expected = np.log(weights @ norm(first, np.sqrt(variance)).pdf(Y_NEW) / weights.sum())
+    got = sgp.log_predictive_density(guide, params, X_NEW, Y_NEW)["y"]
+    assert_allclose(got, expected, atol=1e-3)
+
+
+def test_other_latents_are_at_their_median_and_data_are_not_scaled():
+    def model(X, y=None):
+        noise = numpyro.sample("noise", dist.LogNormal())
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with handlers.scale(scale=2.0), numpyro.plate("data", 4):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    guide = set_up(model, sgp.SVGP(inducing=Z))
+    params = {**params_of(), "noise_auto_loc": jnp.array(0.8)}
+    q = guide.posterior(params, X_NEW)["f"]
+    got = sgp.log_predictive_density(guide, params, X_NEW, Y_NEW)["y"]
+    expected = norm(q.mean, np.sqrt(q.variance + 0.8**2)).logpdf(Y_NEW)
+    assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_missing_observations_are_an_error(single):
+    guide, params, _ = single
+    with pytest.raises(ValueError, match="no observed site with these arguments"):
+        sgp.log_predictive_density(guide, params, X_NEW)
+
+
+def test_a_site_without_rows_is_an_error():
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.sample("y", dist.Normal(f, NOISE).to_event(1), obs=y)
+
+    guide = set_up(model, sgp.SVGP(inducing=Z))
+    with pytest.raises(ValueError, match=r"'y' has log likelihoods of shape \(\), not one"):
+        sgp.log_predictive_density(guide, params_of(), X_NEW, Y_NEW)
