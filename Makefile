@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # What tells one interpreter from another; runs on any Python, to refuse the old ones.
 IDENTITY := import sys; print(sys.version.split()[0] + " " + getattr(sys, "base_prefix", sys.prefix))
 
-.PHONY: help install test slow demo lint clean distclean FORCE
+.PHONY: help install test slow demo experiments lint clean distclean FORCE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -20,6 +20,7 @@ help:
 	@echo "make test       install with the test extra, then run the tests"
 	@echo "make slow       the tests marked slow, which make test leaves out"
 	@echo "make demo       the coal-mining example with its default options"
+	@echo "make experiments DATA=folder    the SAVIGP paper's experiments (hours)"
 	@echo "make lint       ruff"
 	@echo "make clean      remove caches and build outputs"
 	@echo "make distclean  the same, and $(VENV)"
@@ -34,6 +35,11 @@ slow: $(VENV)/.installed-test
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/coal_mining.py
+
+experiments: $(VENV)/.installed
+	@test -n "$(DATA)" || { echo "error: make experiments DATA=folder-with-the-data" >&2; exit 1; }
+	$(BIN)/python benchmarks/savigp.py --data "$(DATA)"
+	$(BIN)/python benchmarks/savigp_large.py --data "$(DATA)"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .
