@@ -1,0 +1,128 @@
+"""The seismic example on surveys so small that they take seconds, and without its data."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from numpyro_sgp.datasets import Seismic
+from numpyro_sgp.likelihoods import seismic_travel_times
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def seismic():
+    spec = importlib.util.spec_from_file_location("seismic", EXAMPLES / "seismic.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def survey(num_sites, num_layers):
+    """Times of a prior draw with independent sites."""
+    rng = np.random.default_rng(0)
+    depth_mean = np.array([200.0, 500.0, 1600.0, 2200.0])[:num_layers]
+    velocity_mean = np.array([1950.0, 2300.0, 2750.0, 3650.0])[:num_layers]
+    noise_sd = np.array([0.025, 0.05, 0.075, 0.1])[:num_layers]
+    depth, velocity, noise = rng.normal(size=(3, num_layers, num_sites))
+    times = seismic_travel_times(
+        depth_mean[:, None] * (1 + 0.15 * depth),
+        velocity_mean[:, None] * (1 + 0.1 * velocity),
+    )
+    return Seismic(
+        X=400.0 * np.arange(num_sites)[:, None],
+        times=np.asarray(times) + noise_sd[:, None] * noise,
+        depth_mean=depth_mean,
+        depth_sd=0.15 * depth_mean,
+        velocity_mean=velocity_mean,
+        velocity_sd=0.1 * velocity_mean,
+        noise_sd=noise_sd,
+    )
+
+
+TINY = "--quiet --num-nodes 16 --max-iterations 5 --num-draws 40"
+TINY += " --num-warmup 100 --num-samples 100"
+
+
+@pytest.mark.slow
+def test_example_prints_its_tables_and_saves_its_figure(seismic, tmp_path, capsys):
+    options = [*TINY.split(), "--paper", "--output", str(tmp_path)]
+    seismic.main(seismic.parse_args(options), survey(6, 4))
+    printed = capsys.readouterr().out
+    for text in ["NUTS (reference)", "SVI coupled", "on new ones", "k_max", "rms", "vel4"]:
+        assert text in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["seismic_paper.png"]
+
+
+@pytest.mark.parametrize("paper", [False, True])
+def test_table_of_sds_has_ratios_and_published_ones_for_independent_sites(
+    seismic, capsys, paper
+):
+    data = survey(5, 4)
+    mean, sd = (np.broadcast_to(m, (8, 5)) for m in seismic.prior_moments(data))
+    moments = {"SVI coupled": (mean, 0.9 * sd), "NUTS": (mean, sd)}
+    seismic.print_sds(data, moments, paper)
+    printed = capsys.readouterr().out
+    assert "at most 10.0 % from NUTS, single sites at most 10.0 %" in printed
+    assert printed.count(" 0.900") == 8
+    for name in ("exact, sites apart", "published SAVIGP", "published MCMC"):
+        assert printed.count(name) == (2 if paper else 1)
+
+
+def test_figure_has_a_column_for_each_method(seismic, tmp_path, monkeypatch):
+    data = survey(5, 4)
+    mean, sd = (np.broadcast_to(m, (8, 5)) for m in seismic.prior_moments(data))
+    figures = []
+    monkeypatch.setattr(seismic.plt, "close", figures.append)
+    seismic.plot(data, {"SVI coupled": (mean, sd), "NUTS": (mean, sd)}, tmp_path / "a.png")
+    assert (tmp_path / "a.png").exists()
+    (figure,) = figures
+    assert len(figure.axes) == 2 * 5
+    assert figure.axes[0].yaxis_inverted()  # depth points down
+
+
+def test_missing_data_are_named(seismic, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"seismic/seismic\.csv\.gz in the folder"):
+        seismic.main(seismic.parse_args(["--data", str(tmp_path)]))
+
+
+def test_exact_sds_are_those_of_a_dense_grid(seismic):
+    data = survey(2, 1)
+    z = np.linspace(-6, 6, 801)
+    depth = data.depth_mean + data.depth_sd * z[:, None]
+    velocity = data.velocity_mean + data.velocity_sd * z
+    sds = []
+    for time in data.times[0]:
+        residual = (time - 2 * depth / velocity) / data.noise_sd
+        density = np.exp(-0.5 * (z[:, None] ** 2 + z**2 + residual**2))
+        density /= density.sum()
+        for value in (depth, velocity):
+            mean = np.sum(density * value)
+            sds.append(np.sqrt(np.sum(density * (value - mean) ** 2)))
+    expected = np.mean(np.reshape(sds, (2, 2)), axis=0)
+    # The standard error of a weighted sd is below 0.6 % at 40000 draws; three of them.
+    np.testing.assert_allclose(seismic.exact_sds(data), expected, rtol=0.018)
+
+
+def test_residuals_are_zero_at_the_true_depths_and_velocities(seismic):
+    data = survey(3, 4)
+    mean = np.broadcast_to(seismic.prior_moments(data)[0], (8, 3))
+    times = seismic_travel_times(mean[:4], mean[4:]) + 2 * data.noise_sd[:, None]
+    residuals = seismic.standardized_residuals(data._replace(times=times), mean)
+    np.testing.assert_allclose(residuals, 2.0, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_coupled_gaussian_has_the_exact_sds_and_independent_ones_are_too_small(seismic):
+    data = survey(6, 2)
+    options = "--quiet --num-nodes 1024 --max-iterations 100 --num-draws 20".split()
+    args = seismic.parse_args(options)
+    sds = {}
+    for covariance in ("full", "coupled"):
+        _, (_, sd) = seismic.run_svi(covariance, data, 1.0, args)
+        sds[covariance] = np.mean(sd, axis=-1)
+    exact = seismic.exact_sds(data)
+    np.testing.assert_allclose(sds["coupled"], exact, rtol=0.03)
+    assert np.all(sds["full"] < 0.97 * exact)
