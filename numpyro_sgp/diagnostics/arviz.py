@@ -489,7 +489,16 @@ def leave_one_out(tree: DataTree) -> LOO | None:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # high values of k are shown in the table
-        loo = arviz_stats.loo(DataTree.from_dict(both), pointwise=True)
+        try:
+            loo = arviz_stats.loo(DataTree.from_dict(both), pointwise=True)
+        except ValueError as error:
+            if "tail values are the same" not in str(error):
+                raise
+            raise ValueError(
+                "LOO cannot be computed: the draws of this fit repeat each other, so that "
+                "importance weights tie. A chain has not moved; run it longer, or look at "
+                "its acceptance and step size."
+            ) from error
     return LOO(
         float(loo.elpd),
         float(loo.se),
