@@ -66,10 +66,11 @@ def make_model(num_latents, variance, lengthscale, observe, mean=None):
             positive("variance", jnp.full(batch, variance)),
             positive("lengthscale", jnp.broadcast_to(lengthscale, batch + columns)),
         )
-        with numpyro.plate("data", X.shape[0], subsample_size=batch_size, dim=-1) as idx:
+        data = numpyro.plate("data", X.shape[0], subsample_size=batch_size, dim=-1)
+        with data as idx:
             X_batch, y_batch = X[idx], None if y is None else y[..., idx]
         f = numpyro.sample("f", sgp.GaussianProcess(kernel, X_batch, mean))
-        with numpyro.plate("data", X.shape[0], subsample_size=batch_size, dim=-1):
+        with data:
             observe(f, y_batch)
 
     return model

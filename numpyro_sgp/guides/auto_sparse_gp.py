@@ -265,7 +265,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         """The model's trace with GP sites at their prior means, checked."""
         placeholder = _AtGPSites(_at_prior_mean)
         with handlers.trace() as trace, placeholder, _seeded(jax.random.key(0)):
-            self.model(*args, **kwargs)
+            with _OnePlateEach():
+                self.model(*args, **kwargs)
         sample_sites = [s for s in trace.values() if s["type"] == "sample"]
         gp_sites = [s for s in sample_sites if sites.is_latent_gp(s)]
         observed = [s["name"] for s in sample_sites if sites.is_observed_gp(s)]
@@ -707,6 +708,28 @@ class _AtGPSites(Messenger):
     def postprocess_message(self, msg):
         if sites.is_sparse_posterior(msg):
             self.values[msg["name"]] = msg["value"]
+
+
+class _OnePlateEach(Messenger):
+    """Refuses a subsampled plate that is made twice, which draws two minibatches."""
+
+    def __enter__(self):
+        self.seen = set()
+        return super().__enter__()
+
+    def process_message(self, msg):
+        if msg["type"] != "plate":
+            return
+        name, (size, subsample_size) = msg["name"], msg["args"]
+        if name in self.seen and subsample_size not in (None, size):
+            raise ValueError(
+                f"The model makes the subsampled plate '{name}' twice, and each draws a "
+                "minibatch of its own, so that rows of X and y would not match. Make it "
+                f"once and enter it as often as needed: data = numpyro.plate('{name}', "
+                f"{size}, subsample_size={subsample_size}); with data as idx: ...; with "
+                "data: ..."
+            )
+        self.seen.add(name)
 
 
 class _WithoutGPs:

@@ -873,3 +873,16 @@ def test_inducing_points_from_an_initialiser():
     guide, _, _ = start(helpers.gaussian_model, sgp.SOLVEGP(inducing=chosen), X, y)
     assert_allclose(guide._initial["f"]["Z"], chosen.Z)
     assert_allclose(guide._initial["f"]["O"], chosen.O[0])
+
+
+def test_a_subsampled_plate_made_twice_is_refused():
+    def model(X, y):
+        with numpyro.plate("data", 12, subsample_size=4) as idx:
+            X_batch, y_batch = X[idx], y[idx]
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X_batch))
+        with numpyro.plate("data", 12, subsample_size=4):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y_batch)
+
+    X, y = helpers.regression_data(12)
+    with pytest.raises(ValueError, match="'data' twice"):
+        sgp.AutoSparseGP(model, sgp.SVGP(3)).setup(X, y)
