@@ -16,6 +16,7 @@ from numpyro_sgp.fit.natural import natural_steps, site_names
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.parameters import GROUPS, parameter_blocks
 
+_DATA_SIZE = 256  # numbers in an array of data, rather than an option
 _NATURAL_STEPS = 50  # before each evaluation, at most
 _NATURAL_TOL = 1e-11  # of the loss
 _CORRECTIONS = 20  # pairs of steps that L-BFGS remembers
@@ -197,7 +198,14 @@ class _Descent:
         if natural:
             self.sites = [name for pair in site_names(svi.guide).values() for name in pair]
 
-        def loss(flat):
+        # Data are arguments of the compiled program: as constants they slow its compilation.
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if _is_data(leaf)]
+        self._data = [leaves[i] for i in places]
+
+        def loss(flat, data):
+            filled = dict(enumerate(leaves)) | dict(zip(places, data, strict=True))
+            args, kwargs = jax.tree.unflatten(structure, filled.values())
             given = (svi.model, svi.guide, *args)
             params = svi.constrain_fn(self._unravel(flat))
             with _WholePlates():
@@ -252,7 +260,7 @@ class _Descent:
         """Loss and gradient; where both are finite, perhaps the best point."""
         with np.errstate(over="ignore"):
             x = np.asarray(x, self._dtype)
-        (value, (mutable, sites)), gradient = self._value_and_grad(x)
+        (value, (mutable, sites)), gradient = self._value_and_grad(x, self._data)
         value, gradient = float(value), np.asarray(gradient, np.float64)
         if np.isfinite(value) and np.isfinite(gradient).all() and value < self.loss:
             if sites:
@@ -332,6 +340,10 @@ class _Descent:
         state = SVIState(self.svi.optim.init(free), self.mutable, self.rng_key)
         losses = jnp.asarray(self.losses, jnp.result_type(float))
         return SVIRunResult(self.svi.get_params(state), state, losses)
+
+
+def _is_data(leaf) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray) and np.size(leaf) >= _DATA_SIZE
 
 
 def _has_sites(guide) -> bool:
