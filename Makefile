@@ -33,7 +33,7 @@ test: $(VENV)/.installed-test
 slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.installed-mcmc
 	$(BIN)/python examples/coal_mining.py
 
 experiments: $(VENV)/.installed

@@ -63,13 +63,14 @@ METHODS = {
     "ess": "elliptical slice sampling (needs BlackJAX)",
     "sparse": "NUTS over the values at inducing points",
     "svgp": "SVGP, full Gaussian",
+    "natural": "the same at fixed inducing points, by natural gradients on sites",
     "solve": "SOLVE-GP",
     "mog1": "one diagonal Gaussian over u, as in the paper",
     "mog2": "a mixture of two",
     "mog1-white": "one diagonal Gaussian over whitened u",
     "black-box": "SVGP by score functions of a NumPy likelihood",
 }
-DEFAULT_METHODS = ["nuts", "hmc", "ess", "svgp", "solve", "mog1"]
+DEFAULT_METHODS = ["nuts", "hmc", "ess", "svgp", "natural", "solve", "mog1"]
 
 
 def model(X, y=None, learn=False):
@@ -216,6 +217,11 @@ def sparse_fits(M, methods):
     half = M // 2
     found = {
         "svgp": (f"SVGP {M}", sgp.SVGP(M), {}),
+        "natural": (
+            f"SVGP {M}, natural",
+            sgp.SVGP(M, covariance="sites", train_inducing=False),
+            lbfgs,
+        ),
         "solve": (f"SOLVE-GP {M - half}+{half}", sgp.SOLVEGP(M - half, half), {}),
         "mog1": (f"MoG1 {M}", mixture(M, 1, **paper), lbfgs),
         "mog2": (f"MoG2 {M}", mixture(M, 2, **paper), lbfgs),

@@ -20,6 +20,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_sgp.diagnostics.calibration import Calibration
 from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
+from numpyro_sgp.distributions.sites import is_latent_gp
 
 if TYPE_CHECKING:
     from xarray import Dataset, DataTree
@@ -360,12 +361,13 @@ def _first_trace(found):
 
 
 def _white_sites(trace, draws) -> set[str]:
-    sites = (name for name in draws if name.endswith(_WHITE))
-    return {
-        name
-        for name in sites
-        if trace.get(name.removesuffix(_WHITE), {}).get("type") == "deterministic"
-    }
+    names = (name for name in draws if name.endswith(_WHITE))
+    return {name for name in names if _is_whitened(trace.get(name.removesuffix(_WHITE)))}
+
+
+def _is_whitened(site) -> bool:
+    """Whether a site is f of a whitened model, or of one that its sampler whitens."""
+    return site is not None and (site["type"] == "deterministic" or is_latent_gp(site))
 
 
 def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict]:

@@ -198,7 +198,7 @@ class _Descent:
         if natural:
             self.sites = [name for pair in site_names(svi.guide).values() for name in pair]
 
-        # Data are arguments of the compiled program: as constants they slow its compilation.
+        # Data are arguments of the compiled program: as constants they slow compilation.
         leaves, structure = jax.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if _is_data(leaf)]
         self._data = [leaves[i] for i in places]

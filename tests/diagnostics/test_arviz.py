@@ -301,3 +301,19 @@ def test_importing_the_package_does_not_import_arviz():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert out.stdout.strip() == "[]"
+
+
+def test_white_values_of_a_sampler_that_whitens_are_left_out():
+    X = jnp.arange(4.0)[:, None]
+    y = jnp.array([1, 2, 4, 2])
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    kernel = sgp.EllipticalSlice(model)
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=10, progress_bar=False)
+    mcmc.run(jax.random.key(0), X, y)
+    tree = sgp.to_arviz(mcmc, X, y)
+    assert set(tree.posterior.data_vars) == {"f"}

@@ -886,3 +886,12 @@ def test_a_subsampled_plate_made_twice_is_refused():
     X, y = helpers.regression_data(12)
     with pytest.raises(ValueError, match="'data' twice"):
         sgp.AutoSparseGP(model, sgp.SVGP(3)).setup(X, y)
+
+
+def test_adadelta_as_in_savigp_trains():
+    X, y = helpers.regression_data(12)
+    guide = sgp.AutoSparseGP(helpers.gaussian_model, sgp.SVGP(4))
+    optimiser = optax.adadelta(1.0, rho=0.95, eps=1e-6)
+    svi = SVI(helpers.gaussian_model, guide, optimiser, sgp.TraceGP_ELBO())
+    result = svi.run(jax.random.key(0), 200, X, y, batch_size=6, progress_bar=False)
+    assert np.mean(result.losses[-50:]) < 0.7 * np.mean(result.losses[:5])
