@@ -267,10 +267,12 @@ def run(name, method, factor, split, folder, whiten, progress):
             "noise": np.sqrt(variance) / 3,
         }
     model = make_model(experiment, X.shape[1], warp, exact, priors)
+    batch = () if experiment.latents == 1 else (experiment.latents,)
+    columns = (X.shape[1],) if experiment.ard else ()
     initial = init_to_value(
         values={
-            "lengthscale": jnp.full(X.shape[1] if experiment.ard else (), 1.0),
-            "variance": experiment.variance,
+            "lengthscale": jnp.full(batch + columns, experiment.lengthscale),
+            "variance": jnp.full(batch, experiment.variance),
             "noise": experiment.noise,
         }
     )

@@ -11,7 +11,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_sgp.distributions import sites
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
-from numpyro_sgp.elbo.rows import by_row, log_prob_array
+from numpyro_sgp.elbo.rows import by_row, log_prob_array, sites_on_f
 
 _MAX_NODE_NUMBERS = 3e6
 
@@ -60,6 +60,12 @@ def log_predictive_density(
         >>> sgp.log_predictive_density(guide, result.params, X, y)["y"].shape
         (5,)
     """
+    if getattr(expectation, "joint", False) or guide.couples_rows:
+        raise ValueError(
+            "log_predictive_density integrates the marginals of f, row by row, but the "
+            "likelihood ties rows together (or joint draws were asked for). Draw f by "
+            "guide.sample_posterior and average the density of all rows over the draws."
+        )
     posteriors = guide.posterior(params, *args, **kwargs)
     others = guide.median_of_others(params, *args, **kwargs)
     shapes = {name: q.shape() for name, q in posteriors.items()}
@@ -71,19 +77,26 @@ def log_predictive_density(
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     num_rows = max(shape[-1] for shape in shapes.values())
 
-    def at(node, component):
+    def run(f):
+        """The model's trace with these values of its GP sites."""
+
         def at_site(msg):
             if msg["type"] != "sample" or msg["name"] not in posteriors:
                 return others.get(msg["name"]) if msg["type"] == "sample" else None
-            name = msg["name"]
-            f = posteriors[name].place(node[name], component[name])
-            return jnp.reshape(f, msg["fn"].shape())
+            return jnp.reshape(f[msg["name"]], msg["fn"].shape())
 
         model = handlers.seed(guide.model, 0)
         model = handlers.substitute(model, data=params)
         with handlers.block(), handlers.trace() as trace:
             handlers.substitute(model, substitute_fn=at_site)(*args, **kwargs)
-        return _observed_rows(trace, num_rows)
+        return trace
+
+    means = {name: q.mean for name, q in posteriors.items()}
+    on_f = sites_on_f(lambda f: _by_site(_checked(run(f)), posteriors), means)
+
+    def at(node, component):
+        f = {name: q.place(node[name], component[name]) for name, q in posteriors.items()}
+        return _observed_rows(run(f), num_rows, on_f)
 
     counts = [range(q.num_components) for q in posteriors.values()]
     total = []
@@ -100,11 +113,43 @@ def log_predictive_density(
     return jax.tree.map(lambda *parts: logsumexp(jnp.stack(parts), axis=0), *total)
 
 
-def _observed_rows(trace, num_rows) -> dict:
-    """Log likelihood of each observed site by row."""
+def _checked(trace):
+    """A trace whose data plates are whole and whose observations have the right shape."""
+    for name, site in trace.items():
+        if site["type"] == "plate" and site["value"].shape[0] != site["args"][0]:
+            raise ValueError(
+                f"With these arguments the model takes a minibatch of plate '{name}'. Call "
+                "log_predictive_density without a batch size."
+            )
+    sites.check_observations(trace)
+    return trace
+
+
+def _by_site(trace, posteriors) -> dict:
+    """Log densities of observed sites; of GP sites what their prior is made of."""
+    found = {}
+    for name, site in trace.items():
+        if name in posteriors:
+            prior, _ = sites.unwrap(site["fn"])
+            leaves = jax.tree.leaves((prior.kernel, prior.X))
+            found[name] = sum(jnp.sum(leaf) for leaf in leaves)
+        elif site["type"] == "sample" and site["is_observed"]:
+            found[name] = log_prob_array(site, scaled=False)
+    return found
+
+
+def _observed_rows(trace, num_rows, on_f) -> dict:
+    """Log likelihood of each observed site that depends on f, by row."""
+    deep = [name for name in on_f if not trace[name]["is_observed"]]
+    if deep:
+        raise ValueError(
+            f"The inputs of GP site '{deep[0]}' depend on another GP site, whose values "
+            "would have to be integrated too. Draw by guide.sample_posterior, and average "
+            "the densities over the draws."
+        )
     values = {}
     for name, site in trace.items():
-        if site["type"] != "sample" or not site["is_observed"]:
+        if name not in on_f:
             continue
         values[name] = by_row(log_prob_array(site, scaled=False), num_rows)
         if values[name] is None:

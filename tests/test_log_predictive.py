@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 from numpy.testing import assert_allclose
 from numpyro import handlers
+from numpyro.infer import SVI
 from scipy.special import logsumexp
 from scipy.stats import norm
 
@@ -164,3 +166,46 @@ def test_a_site_without_rows_is_an_error():
     guide = set_up(model, sgp.SVGP(inducing=Z))
     with pytest.raises(ValueError, match=r"'y' has log likelihoods of shape \(\), not one"):
         sgp.log_predictive_density(guide, params_of(), X_NEW, Y_NEW)
+
+
+def test_what_marginals_cannot_give_is_refused():
+    X = jnp.linspace(0.0, 3.0, 6)[:, None]
+    y = jnp.sin(X[:, 0])
+
+    def tied(X, y, batch_size=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(jnp.cumsum(f), 0.5), obs=y)
+
+    def deep(X, y):
+        h = numpyro.sample("h", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), h[:, None]))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    for model, message in ((tied, "ties rows together"), (deep, "depend on another GP")):
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+        svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+        params = svi.get_params(svi.init(jax.random.key(0), X, y))
+        with pytest.raises(ValueError, match=message):
+            sgp.log_predictive_density(guide, params, X, y)
+
+
+def test_a_column_of_observations_and_minibatches_are_refused():
+    def model(X, y, batch_size=None):
+        data = numpyro.plate("data", X.shape[0], subsample_size=batch_size)
+        with data as idx:
+            X_batch, y_batch = X[idx], y[idx]
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X_batch))
+        with data:
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y_batch)
+
+    X = jnp.linspace(0.0, 3.0, 6)[:, None]
+    y = jnp.sin(X[:, 0])
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), X, y))
+    with pytest.raises(ValueError, match="minibatch of plate 'data'"):
+        sgp.log_predictive_density(guide, params, X, y, batch_size=3)
+    with pytest.raises(ValueError, match="values of shape"):
+        sgp.log_predictive_density(guide, params, X, y[:, None])

@@ -257,7 +257,13 @@ def _of_svi(svi, result, num_samples, rng_key, args, kwargs) -> _Found:
 def _num_free(name, value) -> int:
     """Size of a parameter, without the upper triangle of a triangular factor."""
     shape = np.shape(value)
-    if name.endswith("_sqrt") and len(shape) > 1 and shape[-1] == shape[-2]:
+    # By its values: standard deviations of K components may be a square too.
+    if (
+        name.endswith("_sqrt")
+        and len(shape) > 1
+        and shape[-1] == shape[-2]
+        and not np.triu(value, 1).any()
+    ):
         return int(np.prod(shape[:-1])) * (shape[-1] + 1) // 2
     return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(value))
 

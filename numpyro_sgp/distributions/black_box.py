@@ -30,14 +30,19 @@ class BlackBox(dist.Distribution):
     it, or sample by :class:`~numpyro_sgp.EllipticalSlice`. Parameters of the function are
     to be held fixed.
 
+    Where the density is zero, ``-inf`` is right for :class:`~numpyro_sgp.EllipticalSlice`,
+    which rejects such values. ``ScoreFunction`` cannot train on it, since
+    :math:`E_q[\log p] = -\infty`: return a finite floor there.
+
     :param log_prob: the function.
     :param f: latent values, shape ``(..., N)``.
     :param parameters: further arrays that are passed as they are.
     :param event_shape: the shape of one row of y; y has the shape ``(N, *event_shape)``.
     :param sample: optional ``sample(rng, f, *parameters)`` with a
         :class:`numpy.random.Generator` that returns y, for predictive draws.
-    :raises BlackBoxError: (inside compiled code as a runtime error with its text) if the
-        function raises, or returns another shape, or NaN; with the rows concerned.
+    :raises jax.errors.JaxRuntimeError: with the text of a :class:`BlackBoxError`, outside
+        of jit too, if the function raises, or returns another shape, NaN or what are no
+        real numbers; with the rows concerned.
     :raises TypeError: if the function is differentiated.
 
     **Example:**
@@ -49,8 +54,8 @@ class BlackBox(dist.Distribution):
         >>> def log_prob(y, f):
         ...     return y * f - np.exp(f)
         >>> fn = sgp.BlackBox(log_prob, jnp.zeros(3))
-        >>> fn.log_prob(jnp.array([0.0, 1.0, 2.0]))
-        Array([-1., -1., -1.], dtype=float32)
+        >>> fn.log_prob(jnp.array([0.0, 1.0, 2.0])).tolist()
+        [-1.0, -1.0, -1.0]
     """
 
     arg_constraints = {}
@@ -193,31 +198,56 @@ def _checked(function, y, f, *parameters, rows=None):
     def call(part=slice(None)):
         return np.asarray(function(y[part], f[..., part], *parameters))
 
-    name = getattr(function, "__name__", repr(function))
+    name = f"The black-box likelihood '{getattr(function, '__name__', repr(function))}'"
+    given = f"y of shape {y.shape} and f of shape {f.shape}"
+    if count > rows:
+        given += f" ({count // rows} evaluations of {rows} rows)"
+    finite = np.isfinite(f).reshape(-1, count).all(0)
     try:
         values = call()
     except Exception as error:
         n = _first_failure(call, count)
+        if not finite[n]:
+            raise BlackBoxError(_diverged(name, finite, rows)) from error
         raise BlackBoxError(
-            f"The black-box likelihood '{name}' raised {type(error).__name__}: {error} "
-            f"(row {n % rows} of the data: y = {y[n]}, f = {f[..., n]})."
+            f"{name} raised {type(error).__name__}: {error} (row {n % rows} of the data: "
+            f"y = {y[n]}, f = {f[..., n]}). It was called with {given}."
         ) from error
     if values.shape != (count,):
         raise BlackBoxError(
-            f"The black-box likelihood '{name}' returned an array of shape {values.shape} "
-            f"for y of shape {y.shape} and f of shape {f.shape}; it must return one number "
-            f"for each row, shape ({count},), and accept any number of rows."
+            f"{name} returned an array of shape {values.shape} for {given}; it must return "
+            f"one number for each row, shape ({count},), and accept any number of rows."
         )
-    bad = np.flatnonzero(~(values < np.inf))
-    if bad.size:
+    if not jnp.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
+        kinds = {"b": "booleans", "c": "complex numbers"}
+        what = kinds.get(values.dtype.kind, f"no numbers (dtype {values.dtype})")
+        raise BlackBoxError(
+            f"{name} returned {what}; return the log of the density, a real number for "
+            "each row."
+        )
+    bad = ~(values < np.inf)
+    if (bad & finite).any():
+        bad = np.flatnonzero(bad & finite)
         n = bad[0]
         found = np.unique(bad % rows)
         raise BlackBoxError(
-            f"The black-box likelihood '{name}' returned {values[n]} in {found.size} of "
-            f"{rows} rows of the data (first: {found[:5].tolist()}; row {n % rows} has "
-            f"y = {y[n]}, f = {f[..., n]}). Return -inf where the density is zero."
+            f"{name} returned {values[n]} in {found.size} of {rows} rows of the data "
+            f"(first: {found[:5].tolist()}; row {n % rows} has y = {y[n]}, "
+            f"f = {f[..., n]}). Return -inf where the density is zero (ScoreFunction needs "
+            "a finite floor)."
         )
+    if bad.any():
+        raise BlackBoxError(_diverged(name, finite, rows))
     return values
+
+
+def _diverged(name, finite, rows):
+    found = np.unique(np.flatnonzero(~finite) % rows)
+    return (
+        f"{name} was called with f that is not finite in {found.size} of {rows} rows of "
+        f"the data (first: {found[:5].tolist()}): training has diverged (lower the "
+        "learning rate; values of -inf cannot be trained on by ScoreFunction, use a floor)."
+    )
 
 
 def _first_failure(call, count):

@@ -148,6 +148,7 @@ def check_observations(trace) -> None:
     for name, site in trace.items():
         if site["type"] != "sample" or not site["is_observed"]:
             continue
+        _check_finite(name, site)
         got, expected = jnp.shape(site["value"]), tuple(site["fn"].shape())
         if got == () or _broadcasts(expected, got):
             continue
@@ -157,6 +158,23 @@ def check_observations(trace) -> None:
             f"the shape {expected} ({gps}). Give one observation for each row of X"
             + (" (use y[:, 0])." if got[-1:] == (1,) else ".")
         )
+
+
+def _check_finite(name, site):
+    """Refuses known observations that are NaN and not masked."""
+    value = site["value"]
+    masked = isinstance(unwrap(site["fn"])[0], dist.MaskedDistribution)
+    known = not_jax_tracer(value) and hasattr(value, "dtype") and not masked
+    if known and value.size and jnp.issubdtype(value.dtype, jnp.floating):
+        nan = np.isnan(np.atleast_1d(np.asarray(value)))
+        bad = np.flatnonzero(nan.reshape(len(nan), -1).any(axis=1))
+        if bad.size:
+            raise ValueError(
+                f"Observed site '{name}' has NaN in {bad.size} rows (first: "
+                f"{bad[:5].tolist()}). Drop these rows, or leave them out "
+                "with numpyro.handlers.mask(mask=...) around the site, with any number in "
+                "place of NaN."
+            )
 
 
 def _broadcasts(shape, to) -> bool:

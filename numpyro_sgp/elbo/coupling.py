@@ -9,7 +9,10 @@ from jax import Array
 
 
 def couples_rows(
-    log_density: Callable[[dict[str, Array]], Array], shapes: dict[str, tuple], dtype
+    log_density: Callable[[dict[str, Array]], Array],
+    shapes: dict[str, tuple],
+    dtype,
+    coupled=frozenset(),
 ) -> bool:
     r"""
     Whether ``log_density`` has a second derivative that mixes two rows of X in one latent
@@ -23,6 +26,8 @@ def couples_rows(
     :param log_density: from values of GP sites, of the given shapes, to a number.
     :param shapes: ``batch_shape + (N,)`` of each site.
     :param dtype: dtype of the values.
+    :param coupled: sites whose latent functions are dependent, so that rows of different
+        functions must not be mixed either.
     :return: True if rows are mixed; False also where no derivative is to be had.
     """
     rng = np.random.default_rng(0)
@@ -30,9 +35,12 @@ def couples_rows(
     tolerance = max(1e3 * float(jnp.finfo(dtype).eps), 1e-9)
     for name, shape in shapes.items():
         num_functions, rows = int(np.prod(shape[:-1])), shape[-1]
+        together = name in coupled
 
         @jax.jit
-        def curvature(s, name=name, shape=shape, num_functions=num_functions):
+        def curvature(
+            s, name=name, shape=shape, num_functions=num_functions, together=together
+        ):
             def along(function):
                 direction = jnp.reshape(function[:, None] * s, shape)
 
@@ -40,8 +48,11 @@ def couples_rows(
                     return jax.grad(lambda v: log_density({**f, name: v}))(value)
 
                 _, Hs = jax.jvp(slope, (f[name],), (direction,))
-                return s * (function @ jnp.reshape(Hs, (num_functions, -1)))
+                Hs = jnp.reshape(Hs, (num_functions, -1))
+                return s * (Hs if together else function @ Hs)
 
+            if together:
+                return along(jnp.ones(num_functions, dtype))
             return jax.vmap(along)(jnp.eye(num_functions, dtype=dtype))
 
         try:

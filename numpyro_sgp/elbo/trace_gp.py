@@ -15,7 +15,7 @@ from numpyro.util import _validate_model, check_model_guide_match, find_stack_le
 
 from numpyro_sgp.distributions import sites
 from numpyro_sgp.elbo.expectation import GaussHermite, MonteCarlo, ScoreFunction
-from numpyro_sgp.elbo.rows import by_row, log_prob_array
+from numpyro_sgp.elbo.rows import by_row, log_prob_array, sites_on_f
 from numpyro_sgp.elbo.score import surrogate
 
 
@@ -111,7 +111,8 @@ class TraceGP_ELBO(ELBO):
         :return: the loss, and for each GP site :math:`\mu_n`,
             :math:`\partial E / \partial \mu_n` and
             :math:`\partial E / \partial \sigma_n^2`, arrays of shape
-            ``batch_shape + (N,)``.
+            ``batch_shape + (N,)``; the derivatives are divided by the scale of the site's
+            KL, if it has one (:class:`numpyro.handlers.scale`).
         """
         if self.num_particles != 1:
             raise ValueError("marginal_gradients needs num_particles=1.")
@@ -123,9 +124,17 @@ class TraceGP_ELBO(ELBO):
             return sum(terms.values()), marginals
 
         found = jax.eval_shape(lambda: elbo({})[1])
-        shift = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), found)
+        shift = {
+            name: tuple(jnp.zeros(s.shape, s.dtype) for s in moments[:2])
+            for name, moments in found.items()
+        }
         (total, marginals), slopes = jax.value_and_grad(elbo, has_aux=True)(shift)
-        return -total, {name: (marginals[name][0], *slopes[name]) for name in slopes}
+        if any(jnp.ndim(scale) for *_, scale in marginals.values()):
+            raise ValueError("A GP site may be scaled by a number only, not by an array.")
+        return -total, {
+            name: (mean, *(slope / scale for slope in slopes[name]))
+            for name, (mean, _, scale) in marginals.items()
+        }
 
     def _particle(self, rng_key, param_map, model, guide, args, kwargs, shift=None):
         """
@@ -151,6 +160,17 @@ class TraceGP_ELBO(ELBO):
         found = self._gp_sites(run)
         expectation = self._rule(found)
         score = isinstance(expectation, ScoreFunction)
+        joint = getattr(expectation, "joint", False)
+        on_f = _sites_on_f(run, found) if score else set()
+        if shift is not None:
+            for name, site in found.items():
+                if joint or site.num_components > 1 or not site.independent_latents:
+                    raise ValueError(
+                        "Natural gradients are made of derivatives by the marginals of f, "
+                        f"but GP site '{name}' has a mixture, coupled latent functions or "
+                        "joint draws (a likelihood that ties rows together). Use "
+                        "natural=False."
+                    )
 
         def at(node, component):
             """
@@ -167,10 +187,7 @@ class TraceGP_ELBO(ELBO):
                 x, k = node[name], component[name]
                 if found[name].num_components > 1:
                     log_weight.append(q.log_weights[k])
-                if getattr(expectation, "joint", False):
-                    f = q.sample(x)
-                else:
-                    f = q.place(x, k)
+                f = q.sample(x) if joint else q.place(x, k)
                 if score or shift is not None:
                     mean, variance = q.marginals(k)
                     if shift:
@@ -184,7 +201,11 @@ class TraceGP_ELBO(ELBO):
             guide_trace, model_trace, mutable = run(place)
             log_probs = _log_prob_arrays(model_trace, found)
             terms = _contributions(model_trace, guide_trace, kl_key, log_probs)
-            rows = _row_values(model_trace, found, log_probs) if score else {}
+            rows = _row_values(log_probs, found, on_f) if score else {}
+            if shift is not None:
+                for name, moments in marginals.items():
+                    scale = guide_trace[name]["scale"]
+                    marginals[name] = (*moments, 1.0 if scale is None else scale)
             return (terms, rows, mutable), (sum(log_weight, jnp.zeros(())), marginals)
 
         def at_component(component, key):
@@ -195,9 +216,11 @@ class TraceGP_ELBO(ELBO):
             except ValueError as error:
                 if "out_axes" not in str(error):
                     raise
+                what = "ScoreFunction needs" if score else "Natural gradients need"
                 raise ValueError(
-                    "ScoreFunction needs GP sites whose inputs do not depend on another GP "
-                    "site; here one does (a deep GP). Use MonteCarlo(num_samples)."
+                    f"{what} GP sites whose inputs do not depend on another GP site; here "
+                    "one does (a deep GP). Use MonteCarlo(num_samples), and natural=False "
+                    "for fit_lbfgs."
                 ) from None
             # What does not depend on f is the same at every node; the weights sum to 1.
             terms = jax.tree.map(lambda x: jnp.dot(weights.astype(x.dtype), x), terms)
@@ -205,7 +228,9 @@ class TraceGP_ELBO(ELBO):
             mutable = jax.tree.map(lambda x: x[jnp.argmax(weights)], mutable)
             for name, values in rows.items():
                 terms[name] = terms[name] + sum(
-                    surrogate(*marginals[site], nodes[site], v, expectation.control_variate)
+                    surrogate(
+                        *marginals[site][:2], nodes[site], v, expectation.control_variate
+                    )
                     for site, v in values.items()
                 )
             return terms, mutable, jnp.exp(log_weight), marginals
@@ -260,6 +285,7 @@ class TraceGP_ELBO(ELBO):
             q, _ = sites.unwrap(site["fn"])
             found[site["name"]] = _GPSite(
                 q.shape(),
+                site["fn"].shape(),
                 q.prior.X.dtype,
                 site["infer"].get("couples_rows", False),
                 q.num_components,
@@ -281,6 +307,7 @@ class _GPSite(NamedTuple):
     """What the rules need to know of a GP site; ``shape`` is ``batch_shape + (N,)``."""
 
     shape: tuple[int, ...]
+    value_shape: tuple[int, ...]
     dtype: object
     couples_rows: bool
     num_components: int
@@ -369,10 +396,26 @@ def _log_prob(site) -> Array:
     return jnp.sum(log_prob_array(site))
 
 
-def _row_values(model_trace, found, log_probs) -> dict[str, dict[str, Array]]:
+def _sites_on_f(run, found) -> set[str]:
+    """Names of the sites beside GPs whose log density depends on f."""
+
+    def log_probs(values):
+        def place(site):
+            return values[site["name"]] if sites.is_sparse_posterior(site) else None
+
+        return _log_prob_arrays(run(place)[1], found)
+
+    values = {
+        name: jax.ShapeDtypeStruct(site.value_shape, site.dtype)
+        for name, site in found.items()
+    }
+    return sites_on_f(log_probs, values)
+
+
+def _row_values(log_probs, found, on_f) -> dict[str, dict[str, Array]]:
     """
-    For each site of the model that may depend on f, and each GP site, its log density at
-    each row of X, shape ``(N,)``.
+    For each site of the model that depends on f, and each GP site, its log density at each
+    row of X, shape ``(N,)``.
     """
     rows = {name: site.shape[-1] for name, site in found.items()}
     if len(set(rows.values())) > 1:
@@ -383,18 +426,15 @@ def _row_values(model_trace, found, log_probs) -> dict[str, dict[str, Array]]:
         )
     num_rows = next(iter(rows.values()))
     values = {}
-    for name, site in model_trace.items():
-        if site["type"] != "sample" or name in found:
-            continue
+    for name in on_f:
         log_prob = by_row(log_probs[name], num_rows)
-        if log_prob is not None:
-            values[name] = dict.fromkeys(found, log_prob)
-        elif site["is_observed"] and not site["infer"].get("is_auxiliary"):
+        if log_prob is None:
             raise ValueError(
-                f"ScoreFunction needs one log likelihood for each of the {num_rows} rows "
-                f"of X, but observed site '{name}' has the shape "
-                f"{jnp.shape(log_probs[name])}: it does not factorise over the data. "
-                "Write the likelihood inside numpyro.plate('data', N), or use "
-                "MonteCarlo(num_samples, joint=True)."
+                f"ScoreFunction needs one log density for each of the {num_rows} rows, "
+                f"but site '{name}', which depends on f, has the shape "
+                f"{log_probs[name].shape}: it does not factorise over the data. Write the "
+                "likelihood inside numpyro.plate('data', N), or a factor as one value for "
+                "each row; or use MonteCarlo(num_samples, joint=True)."
             )
+        values[name] = dict.fromkeys(found, log_prob)
     return values

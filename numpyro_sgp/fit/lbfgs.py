@@ -12,11 +12,18 @@ from numpyro.primitives import Messenger
 from scipy.optimize import minimize
 from tqdm import tqdm
 
+from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.fit.natural import natural_steps, site_names
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.parameters import GROUPS, parameter_blocks
 
 _DATA_SIZE = 256  # numbers in an array of data, rather than an option
+_NEEDS_KNOWN_DATA = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
 _NATURAL_STEPS = 50  # before each evaluation, at most
 _NATURAL_TOL = 1e-11  # of the loss
 _CORRECTIONS = 20  # pairs of steps that L-BFGS remembers
@@ -137,7 +144,11 @@ def fit_lbfgs(
         state = fresh if state is None else state
     state = state._replace(rng_key=jax.random.split(rng_key, 3)[0])
     if natural is None:
-        natural = blocks is None and _has_sites(svi.guide)
+        natural = blocks is None and _suits_natural(svi)
+    if natural and not isinstance(svi.loss, TraceGP_ELBO):
+        raise ValueError(
+            f"natural=True needs TraceGP_ELBO as the loss, not {type(svi.loss).__name__}."
+        )
     if natural and blocks is not None:
         raise ValueError("natural=True trains q(u) by itself; leave out blocks.")
     descent = _Descent(svi, state, args, {**kwargs, **svi.static_kwargs}, natural)
@@ -223,7 +234,8 @@ class _Descent:
                 out = svi.loss.loss_with_mutable_state(loss_key, params, *given, **kwargs)
                 return out["loss"], (out["mutable_state"], sites)
 
-        self._value_and_grad = jax.jit(jax.value_and_grad(loss, has_aux=True))
+        self._value_and_grad_of = jax.value_and_grad(loss, has_aux=True)
+        self._value_and_grad = jax.jit(self._value_and_grad_of)
 
     @property
     def start_params(self) -> dict:
@@ -240,7 +252,13 @@ class _Descent:
 
     def start(self):
         """The first evaluation, with its errors."""
-        value, gradient = self.evaluate(self.x)
+        try:
+            value, gradient = self.evaluate(self.x)
+        except _NEEDS_KNOWN_DATA:  # a model that looks at its data, as it may in svi.run
+            data, traced = self._data, self._value_and_grad_of
+            self._data = []
+            self._value_and_grad = jax.jit(lambda x, _: traced(x, data))
+            value, gradient = self.evaluate(self.x)
         if self.gradient is None:
             parts = self._unravel(jnp.asarray(gradient, self._dtype))
             bad = [
@@ -346,13 +364,18 @@ def _is_data(leaf) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray) and np.size(leaf) >= _DATA_SIZE
 
 
-def _has_sites(guide) -> bool:
+def _suits_natural(svi) -> bool:
     """Whether natural gradients can train q(u) of a guide."""
+    loss = svi.loss
+    if not isinstance(loss, TraceGP_ELBO) or loss.num_particles != 1 or not loss.sum_sites:
+        return False
+    if getattr(loss.expectation, "joint", False):
+        return False
     try:
-        site_names(guide)
+        site_names(svi.guide)
     except ValueError:
         return False
-    return True
+    return not svi.guide.couples_rows
 
 
 def _visits(descent, blocks, max_iterations):

@@ -92,7 +92,12 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
         return count + 1, rho, fall, jnp.minimum(loss, new_loss), sites, target
 
     sites = {name: params[name] for pair in names.values() for name in pair}
-    loss, target = look(sites)
+    # Where there is no Gaussian with these sites (any more), begin at the prior.
+    at_start = look(sites)
+    zeros = jax.tree.map(jnp.zeros_like, sites)
+    sites, (loss, target) = jax.lax.cond(
+        jnp.isfinite(at_start[0]), lambda: (sites, at_start), lambda: (zeros, look(zeros))
+    )
     tol = jnp.maximum(tol, 8 * jnp.finfo(loss.dtype).eps) * jnp.maximum(jnp.abs(loss), 1.0)
     one = jnp.ones((), loss.dtype)
     start = (jnp.zeros((), int), one, one * jnp.inf, loss, sites, target)

@@ -341,6 +341,12 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         prior = run(jax.random.key(0))
         X = prior.X.reshape(-1, prior.X.shape[-1])
+        if prior.X.ndim > 2 and approximation.constants(np.zeros((1, 1))):
+            raise ValueError(
+                f"GP site '{name}': {approximation} needs one table of inputs (N, D) for "
+                f"all latent functions, but X has the shape {prior.X.shape}. Use "
+                "covariance='full'."
+            )
         if subsampled and approximation.needs_all_rows:
             raise ValueError(
                 f"GP site '{name}': {approximation} has parameters for each row of the "
@@ -394,7 +400,12 @@ class AutoSparseGP(autoguide.AutoGuide):
             return sum(jnp.sum(jnp.sin(leaf)) for leaf in leaves)
 
         dtype = jnp.result_type(*dtypes)
-        if couples_rows(log_density, shapes, dtype):
+        coupled = {
+            name
+            for name, approximation in self._approximations.items()
+            if getattr(approximation, "covariance", None) == "coupled"
+        }
+        if couples_rows(log_density, shapes, dtype, coupled):
             return True
         return len(shapes) > 1 and couples_rows(features, shapes, dtype)
 

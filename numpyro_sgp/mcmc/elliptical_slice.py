@@ -48,10 +48,12 @@ class EllipticalSlice(MCMCKernel):
     Each step draws from an ellipse through the current values and a draw from the prior
     N(0, I), and shrinks to the former until the likelihood is above the slice. It needs
     no gradient, has nothing to tune and never rejects: use it where the likelihood is a
-    black box (:func:`jax.pure_callback`) or not smooth. Where it has a gradient and data
-    are informative, NUTS most often mixes better.
+    black box (:class:`~numpyro_sgp.BlackBox`, :func:`jax.pure_callback`) or not smooth.
+    Where it has a gradient and data are informative, NUTS most often mixes better.
 
-    Other latents are sampled by another kernel, with both on the same whitened model::
+    Other latents are sampled by another kernel. Both must be given the same ``white``: two
+    calls of ``whiten`` make two models, and NumPyro refuses them ("All model-based blocks
+    must share the same model")::
 
         white = sgp.whiten(model)
         kernel = Gibbs([(EllipticalSlice(white), ["f_white"]), (NUTS(white), None)])
@@ -285,10 +287,17 @@ class EllipticalSlice(MCMCKernel):
         ]
         others = [name for name in latent if not _is_standard_normal(trace[name], trace)]
         white = [name for name in latent if name not in others]
+        if others and not any(site.get("is_observed", False) for site in trace.values()):
+            raise ValueError(
+                f"The model has no observed site: no data were given, and {others} "
+                f"{'is' if len(others) == 1 else 'are'} latent. Pass the data: "
+                "mcmc.run(key, X, y), not y=None."
+            )
         if others:
             raise ValueError(
                 f"EllipticalSlice samples whitened GP sites only, but {others} "
-                f"{'is' if len(others) == 1 else 'are'} latent too. Fix the value: "
+                f"{'is' if len(others) == 1 else 'are'} latent too. (If it is the "
+                "response: pass its data.) Fix the value: "
                 f"handlers.condition(model, data={{{others[0]!r}: ...}}); or sample with "
                 "NUTS beside it:\n"
                 "    white = numpyro_sgp.whiten(model)\n"

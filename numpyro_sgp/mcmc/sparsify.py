@@ -19,6 +19,7 @@ from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.coupling import couples_rows
 from numpyro_sgp.elbo.trace_gp import _default_expectation
 from numpyro_sgp.families import Block, BlockGaussian
+from numpyro_sgp.guides import VGP, MixtureSVGP
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky
 
@@ -52,8 +53,9 @@ def sparsify(model, approximation, expectation=None):
         or by :func:`numpyro.handlers.condition`.
     :param approximation: :class:`~numpyro_sgp.SVGP`, of which the inducing points are
         used (an array, or chosen when the model is first run, or by ``.setup``, with the
-        hyperparameters at their prior medians) and the options of q(u) are not; or a
-        dict from site name to approximation.
+        hyperparameters at their prior medians) and the options of q(u) are not; or
+        :class:`~numpyro_sgp.VGP`, for all distinct inputs; or a dict from site name to
+        approximation.
     :param expectation: :class:`~numpyro_sgp.GaussHermite` or
         :class:`~numpyro_sgp.MonteCarlo`, which draws its nodes once for all steps; None for
         ``GaussHermite(20)`` with one latent function, ``GaussHermite(10)`` with two, and
@@ -61,10 +63,10 @@ def sparsify(model, approximation, expectation=None):
     :return: a model with the arguments of ``model``; ``.setup(*args)`` chooses inducing
         points outside of jit, and ``.inducing`` has them by site.
     :raises TypeError: if ``approximation`` or ``expectation`` is something else.
-    :raises ValueError: for several sets of inducing points; when run, if the model has no
-        GP site or no data, subsamples its data, has another latent site that depends on f,
-        or its likelihood ties rows of X together (``MonteCarlo(S, joint=True)`` lifts
-        that).
+    :raises ValueError: for several sets of inducing points, or an approximation chosen for
+        its q(u) (a mixture, coupled, sites); when run, if the model has no GP site or no
+        data, subsamples its data, has another latent site that depends on f, or its
+        likelihood ties rows of X together (``MonteCarlo(S, joint=True)`` lifts that).
 
     **References:**
 
@@ -112,6 +114,12 @@ class _Sparsified:
                 )
             if getattr(option, "num_orthogonal", None) is not None:
                 raise ValueError(_one_set(option))
+            if _is_about_q(option):
+                raise ValueError(
+                    "sparsify uses only the inducing points of an approximation, and would "
+                    f"ignore the q(u) of {option!r}: use SVGP(M), or VGP() for inducing "
+                    "points at all inputs."
+                )
         if not isinstance(expectation, GaussHermite | MonteCarlo | None):
             raise TypeError(
                 "expectation must be GaussHermite(20), MonteCarlo(10) or the like, or "
@@ -289,14 +297,21 @@ class _Sparsified:
 
     # ---- running the model ---------------------------------------------------------
 
-    def _run(self, place, values, args, kwargs):
-        """The trace with GP sites where ``place`` puts them; seen by no outer handler."""
+    def _run(self, place, values, args, kwargs, medians=True):
+        """
+        The trace with GP sites where ``place`` puts them; seen by no outer handler.
+
+        :param medians: whether latents that ``values`` has not are put at their medians,
+            or are an error.
+        """
 
         def value(site):
             if site.get("name") in values:
                 return values[site["name"]]
             if site["type"] != "sample" or sites.is_latent_gp(site):
                 return None
+            if not medians and not site["is_observed"]:
+                raise ValueError(_no_value(site["name"]))
             return init_to_median(site)
 
         with handlers.block(), handlers.trace() as trace:
@@ -307,6 +322,9 @@ class _Sparsified:
 
     def _expected_log_likelihood(self, shapes, values, args, kwargs):
         rule = self.expectation or _default_expectation(shapes, False)
+        for name in shapes:
+            if f"{name}_u_white" not in values:
+                raise ValueError(_no_value(f"{name}_u_white"))
         dtype = jnp.result_type(*(values[f"{name}_u_white"] for name in shapes))
         # The same nodes in each step: the density must be a function.
         nodes, weights = rule.nodes(jax.random.key(0), shapes, dtype)
@@ -319,7 +337,7 @@ class _Sparsified:
                     return q.sample(x)
                 return q.mean + jnp.sqrt(q.variance) * x
 
-            return _score(self._run(place, values, args, kwargs))
+            return _score(self._run(place, values, args, kwargs, medians=False))
 
         return jnp.dot(weights, jax.vmap(at)(nodes))
 
@@ -362,10 +380,13 @@ class _InducingValues(Messenger):
         self.with_data = with_data
         self.values = {}
         self.shapes = {}
+        self.sampled = set()
         self.hidden = set()
         super().__init__()
 
     def process_message(self, msg):
+        if msg["type"] in ("sample", "param"):
+            self.sampled.add(msg["name"])
         if msg["type"] == "plate":
             _check_subsampling({msg["name"]: msg})
         elif sites.is_latent_gp(msg) if msg["type"] == "sample" else False:
@@ -398,7 +419,8 @@ class _InducingValues(Messenger):
         msg["stop"] = True
 
     def postprocess_message(self, msg):
-        if msg["type"] in ("sample", "param") and msg["name"] not in self.hidden:
+        # By what the model has: outside of it, reparam makes a site deterministic.
+        if msg["name"] in self.sampled and msg["name"] not in self.hidden:
             self.values[msg["name"]] = msg["value"]
 
 
@@ -457,6 +479,24 @@ def _check_subsampling(trace):
                     "needs all data in each step: leave subsample_size out (or use SVI "
                     "with AutoSparseGP)."
                 )
+
+
+def _is_about_q(option):
+    """Whether an approximation is chosen for its q(u) rather than its points."""
+    covariance = getattr(option, "covariance", "full")
+    return (
+        isinstance(option, MixtureSVGP)
+        or covariance in ("coupled", "sites")
+        or (isinstance(option, VGP) and (covariance != "full" or not option.whiten))
+    )
+
+
+def _no_value(name):
+    return (
+        f"The sparsified model has no value of the latent site '{name}' for the "
+        "likelihood: it was renamed by a handler outside of sparsify (scope), or its site "
+        "comes and goes. Put the handler inside: sparsify(handler(model), ...)."
+    )
 
 
 def _one_set(option):

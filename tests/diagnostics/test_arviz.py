@@ -21,7 +21,7 @@ from scipy.special import gammaln
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics import to_arviz
-from numpyro_sgp.diagnostics.arviz import leave_one_out
+from numpyro_sgp.diagnostics.arviz import _num_free, leave_one_out
 
 N = 12
 X = jnp.linspace(0.0, 6.0, N)[:, None]
@@ -317,3 +317,11 @@ def test_white_values_of_a_sampler_that_whitens_are_left_out():
     mcmc.run(jax.random.key(0), X, y)
     tree = sgp.to_arviz(mcmc, X, y)
     assert set(tree.posterior.data_vars) == {"f"}
+
+
+def test_parameters_are_counted_without_upper_triangles_of_factors():
+    assert _num_free("f_qu_sqrt", np.ones((4, 4))) == 16  # 4 components with 4 points
+    assert _num_free("f_qu_sqrt", np.tril(np.ones((4, 4)))) == 10
+    assert _num_free("f_qu_sqrt", np.tril(np.ones((2, 4, 4)))) == 20
+    assert _num_free("f_qu_sqrt", np.ones((3, 4))) == 12
+    assert _num_free("f_qu_mu", np.eye(4)) == 16

@@ -192,6 +192,57 @@ def test_errors_name_function_row_y_and_f(function, what):
         jax.block_until_ready(log_prob(function, Y, BAD[1, 0]))
 
 
+def needs_all(y, f):
+    return np.arange(N) + f
+
+
+def test_errors_say_how_many_evaluations_are_in_a_call():
+    what = r"y of shape \(24,\) and f of shape \(24,\) \(6 evaluations of 4 rows\)"
+    for function in (needs_all, lambda y, f: f[:N]):
+        twice = jax.vmap(jax.vmap(lambda f, fn=function: log_prob(fn, Y, f)))
+        with pytest.raises(jax.errors.JaxRuntimeError, match=what):
+            jax.block_until_ready(twice(F))
+
+
+def raises_not_finite(y, f):
+    if not np.isfinite(f).all():
+        raise ZeroDivisionError
+    return f
+
+
+@pytest.mark.parametrize("function", [cubic, raises_not_finite])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_latent_values_that_are_not_finite_are_not_the_functions_fault(function, value):
+    f = F.at[1, 0, 2].set(value).at[0, 1, 2:].set(value)
+    twice = jax.jit(jax.vmap(jax.vmap(lambda f: log_prob(function, Y, f))))
+    what = r"f that is not finite in 2 of 4 .*\[2, 3\]\): training has diverged"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=what):
+        jax.block_until_ready(twice(f))
+
+
+@pytest.mark.parametrize(
+    "values, what",
+    [
+        (lambda f: f > 0, "booleans; return the log of the density"),
+        (lambda f: f + 0j, "complex numbers; return"),
+        (lambda f: f.astype(str), "no numbers .dtype"),
+        (lambda f: np.array([None] * N), "no numbers .dtype object"),
+    ],
+)
+def test_results_that_are_not_real_numbers_are_an_error(values, what):
+    def function(y, f):
+        return values(f)
+
+    what = f"likelihood 'function' returned {what}"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=what):
+        jax.block_until_ready(log_prob(function, Y, F[0, 0]))
+
+
+def test_whole_numbers_are_real_numbers():
+    values = log_prob(lambda y, f: np.arange(N), Y, F[0, 0])
+    assert_array_equal(values, np.arange(N))
+
+
 def test_a_density_of_zero_is_not_an_error():
     values = log_prob(lambda y, f: np.full(f.shape, -np.inf), Y, F[0, 0])
     assert_array_equal(values, -np.inf)

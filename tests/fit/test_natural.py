@@ -8,8 +8,9 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpy.testing import assert_allclose
+from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.infer import SVI
+from numpyro.infer import SVI, TraceMeanField_ELBO
 from scipy.special import roots_hermitenorm
 
 import numpyro_sgp as sgp
@@ -118,3 +119,32 @@ def test_natural_gradients_need_sites():
     with pytest.raises(ValueError, match="leave out blocks"):
         options = {"natural": True, "blocks": ["kernel"]}
         sgp.fit_lbfgs(svi, jax.random.key(0), X, Y, progress_bar=False, **options)
+
+
+def test_a_scaled_model_has_the_same_optimum():
+    scaled = handlers.scale(model, 1.0 / N)
+    losses = []
+    for family in (sites(), sgp.SVGP(inducing=Z, train_inducing=False)):
+        guide = sgp.AutoSparseGP(scaled, family)
+        svi = SVI(scaled, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+        fit = sgp.fit_lbfgs(svi, jax.random.key(0), X, Y, progress_bar=False)
+        losses.append(fit.losses[-1])
+    assert_allclose(losses[0], losses[1], rtol=1e-6)
+
+
+def test_where_natural_gradients_do_not_apply_lbfgs_trains_all():
+    svi = make_svi(sites())
+    svi.loss = sgp.TraceGP_ELBO(num_particles=2)
+    fit = sgp.fit_lbfgs(svi, jax.random.key(0), X, Y, progress_bar=False, max_iterations=2)
+    assert fit.losses[-1] < fit.losses[0]
+    svi.loss = TraceMeanField_ELBO()
+    with pytest.raises(ValueError, match="TraceGP_ELBO as the loss, not TraceMeanField"):
+        sgp.fit_lbfgs(svi, jax.random.key(0), X, Y, natural=True, progress_bar=False)
+
+
+def test_sites_of_no_gaussian_are_left_for_the_prior():
+    svi = make_svi(sites())
+    params = svi.get_params(svi.init(jax.random.key(0), X, Y))
+    params = {**params, "f_auto_qu_precision": jnp.full(N, -50.0)}
+    moved = natural_steps(svi, jax.random.key(0), params, 2, 0.0, (X, Y), {})
+    assert_allclose(moved["f_auto_qu_precision"], NOISE**-2, rtol=1e-10)

@@ -309,8 +309,8 @@ def test_the_covariance_is_factorised_once_a_step():
 
 def test_other_latents_are_left_to_another_kernel():
     message = (
-        r"\['lengthscale'\] is latent too.*handlers.condition\(model, "
-        r"data=\{'lengthscale': ...\}\).*\n.*\n"
+        r"\['lengthscale'\] is latent too.*response: pass its data.*"
+        r"handlers.condition\(model, data=\{'lengthscale': ...\}\).*\n.*\n"
         r".*\(EllipticalSlice\(white\), \['f_white'\]\), \(NUTS\(white\), None\)"
     )
     with pytest.raises(ValueError, match=message):
@@ -318,6 +318,14 @@ def test_other_latents_are_left_to_another_kernel():
     fixed = handlers.condition(sampled, data={"lengthscale": 0.7})
     state = EllipticalSlice(fixed).init(jax.random.key(0), 0)
     assert set(state.z) == {"f_white"}
+
+
+def test_a_model_without_its_data():
+    def unobserved(y=None):
+        numpyro.sample("y", dist.Normal(numpyro.sample("f", gp()), 1.0), obs=y)
+
+    with pytest.raises(ValueError, match=r"no data were given, and \['y'\] is latent"):
+        EllipticalSlice(unobserved).init(jax.random.key(0), 0)
 
 
 def shifted():

@@ -11,14 +11,17 @@ from numpy.testing import assert_allclose
 from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS, Predictive
+from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import log_density
 
 from numpyro_sgp import (
     SOLVEGP,
     SVGP,
+    VGP,
     EllipticalSlice,
     GaussHermite,
     GaussianProcess,
+    MixtureSVGP,
     MonteCarlo,
     sparsify,
     whiten,
@@ -250,6 +253,37 @@ def test_conditioned_models():
     assert_allclose(log_density(outside, (X, Y), {}, values)[0], expected)
 
 
+def log_hyper(X, y=None):
+    ll = numpyro.sample("ll", dist.Normal(0.5, 0.3))
+    f = numpyro.sample("f", GaussianProcess(RBF(1.0, jnp.exp(ll)), X))
+    numpyro.sample("y", dist.Normal(f, NOISE).to_event(1), obs=y)
+
+
+def test_reparametrised_from_outside():
+    model = sparse(log_hyper).setup(X, Y)
+    outside = handlers.reparam(model, {"ll": LocScaleReparam(0)})
+
+    def factor(model, **values):
+        values = {"f_u_white": jnp.ones(len(Z)), **values}
+        _, trace = log_density(model, (X, Y), {}, values)
+        return trace["expected_log_likelihood"]["fn"].log_factor
+
+    for ll in (-1.0, 1.0):
+        expected = factor(model, ll=jnp.asarray(ll))
+        got = factor(outside, ll_decentered=jnp.asarray((ll - 0.5) / 0.3))
+        assert_allclose(got, expected, rtol=1e-6)
+    assert abs(factor(model, ll=jnp.asarray(-1.0)) - expected) > 1.0
+
+
+def test_no_latent_is_put_at_its_median_in_the_likelihood():
+    model = sparse(log_hyper).setup(X, Y)
+    with pytest.raises(ValueError, match="no value of the latent site 'll'"):
+        values = {"f_u_white": jnp.ones(len(Z))}
+        model._expected_log_likelihood({"f": Y.shape}, values, (X, Y), {})
+    with pytest.raises(ValueError, match=r"'f_u_white' .*\(scope\)"):
+        handlers.seed(handlers.scope(model, prefix="a"), 0)(X, Y)
+
+
 def test_a_process_on_the_values_of_another():
     def model(X, y):
         h = numpyro.sample("h", GaussianProcess(RBF(), X))
@@ -367,6 +401,16 @@ def test_other_inputs_and_sites_than_at_the_set_up():
 def test_arguments_that_are_refused():
     with pytest.raises(ValueError, match="one set of inducing points"):
         sparsify(hyper, SOLVEGP(3, 2))
+    for option in (
+        MixtureSVGP(3),
+        SVGP(3, covariance="coupled"),
+        {"f": SVGP(3, covariance="sites")},
+        VGP(covariance="sites"),
+        VGP(whiten=False),
+    ):
+        with pytest.raises(ValueError, match=r"ignore the q\(u\) of .*: use SVGP\(M\)"):
+            sparsify(hyper, option)
+    sparsify(hyper, VGP())
     with pytest.raises(TypeError, match=r"an object such as SVGP\(50\)"):
         sparsify(hyper, SVGP)
     with pytest.raises(TypeError, match="expectation must be GaussHermite"):
