@@ -25,7 +25,7 @@ _NEEDS_KNOWN_DATA = (
     jax.errors.NonConcreteBooleanIndexError,
 )
 _NATURAL_STEPS = 50  # before each evaluation, at most
-_NATURAL_TOL = 1e-11  # of the loss
+_NATURAL_TOL = 1e-9  # of the loss
 _CORRECTIONS = 20  # pairs of steps that L-BFGS remembers
 _ABNORMAL = 2  # SciPy's status where a line search failed
 
@@ -388,6 +388,8 @@ def _visits(descent, blocks, max_iterations):
             others = set(descent.free)
         visits = [("all", descent.index(others), max_iterations)]
     else:
+        if isinstance(blocks, str):
+            raise ValueError(f"blocks is a sequence of blocks: blocks=[{blocks!r}].")
         blocks = [[b] if isinstance(b, str) else list(b) for b in blocks]
         names = _names(descent, [name for block in blocks for name in block])
         labels = ["+".join(block) for block in blocks]
