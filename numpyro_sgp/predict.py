@@ -11,7 +11,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_sgp.distributions import sites
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
-from numpyro_sgp.elbo.rows import by_row, log_prob_array, sites_on_f
+from numpyro_sgp.elbo.rows import by_row, sites_on_f
 
 _MAX_NODE_NUMBERS = 3e6
 
@@ -115,12 +115,7 @@ def log_predictive_density(
 
 def _checked(trace):
     """A trace whose data plates are whole and whose observations have the right shape."""
-    for name, site in trace.items():
-        if site["type"] == "plate" and site["value"].shape[0] != site["args"][0]:
-            raise ValueError(
-                f"With these arguments the model takes a minibatch of plate '{name}'. Call "
-                "log_predictive_density without a batch size."
-            )
+    sites.check_whole_plates(trace, "the predictive density is of every row")
     sites.check_observations(trace)
     return trace
 
@@ -134,7 +129,7 @@ def _by_site(trace, posteriors) -> dict:
             leaves = jax.tree.leaves((prior.kernel, prior.X))
             found[name] = sum(jnp.sum(leaf) for leaf in leaves)
         elif site["type"] == "sample" and site["is_observed"]:
-            found[name] = log_prob_array(site, scaled=False)
+            found[name] = sites.log_prob(site, scaled=False)
     return found
 
 
@@ -151,11 +146,11 @@ def _observed_rows(trace, num_rows, on_f) -> dict:
     for name, site in trace.items():
         if name not in on_f:
             continue
-        values[name] = by_row(log_prob_array(site, scaled=False), num_rows)
+        values[name] = by_row(sites.log_prob(site, scaled=False), num_rows)
         if values[name] is None:
             raise ValueError(
                 f"Observed site '{name}' has log likelihoods of shape "
-                f"{jnp.shape(log_prob_array(site))}, not one for each of the {num_rows} "
+                f"{jnp.shape(sites.log_prob(site))}, not one for each of the {num_rows} "
                 "rows."
             )
     if not values:
@@ -365,5 +360,4 @@ class _AtMean(Messenger):
 
     def process_message(self, msg):
         if msg["value"] is None and sites.is_latent_gp(msg):
-            prior, _ = sites.unwrap(msg["fn"])
-            msg["value"] = jnp.reshape(prior.mean, msg["fn"].shape())
+            msg["value"] = sites.prior_mean(msg)

@@ -20,7 +20,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_sgp.diagnostics.calibration import Calibration
 from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
-from numpyro_sgp.distributions.sites import is_latent_gp
+from numpyro_sgp.distributions import sites
 
 if TYPE_CHECKING:
     from xarray import Dataset, DataTree
@@ -350,14 +350,7 @@ def _first_trace(found):
     first = {name: values[0, 0] for name, values in found.draws.items()}
     bad = {name for name, values in found.draws.items() if np.isnan(values).any()}
     trace = _trace(found, jax.random.key(0), first, bad=bad)
-    for name, site in trace.items():
-        if site["type"] == "plate" and site["value"].shape[0] != site["args"][0]:
-            raise ValueError(
-                f"With these arguments the model takes a minibatch of plate '{name}' "
-                f"({site['value'].shape[0]} of {site['args'][0]}). Pass all of the "
-                "data and no batch size (batch_size=None, say): ArviZ needs the log "
-                "likelihood of each observation."
-            )
+    sites.check_whole_plates(trace, "ArviZ needs the log likelihood of each observation")
     if not any(s["type"] == "sample" and s["is_observed"] for s in trace.values()):
         raise ValueError(
             "With these arguments the model has no observed site. Pass the data too: "
@@ -373,7 +366,9 @@ def _white_sites(trace, draws) -> set[str]:
 
 def _is_whitened(site) -> bool:
     """Whether a site is f of a whitened model, or of one that its sampler whitens."""
-    return site is not None and (site["type"] == "deterministic" or is_latent_gp(site))
+    return site is not None and (
+        site["type"] == "deterministic" or sites.is_latent_gp(site)
+    )
 
 
 def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict]:

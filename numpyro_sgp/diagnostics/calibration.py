@@ -14,6 +14,7 @@ from numpyro.infer.calibration import VSBCResult, vsbc_diagnostic
 from scipy import stats
 
 from numpyro_sgp.diagnostics.khat import point_sites
+from numpyro_sgp.distributions import sites
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -99,7 +100,7 @@ def calibrate(
         )
     kwargs = {**svi.static_kwargs, **kwargs}
     given = _trace(svi.model, args, kwargs)
-    _check_plates(given)
+    sites.check_whole_plates(given, "calibration needs whole data sets")
     observed = _observed_sites(svi.model, given, args, kwargs)
     put = simulated_data_to_args
     if put is None:
@@ -315,17 +316,6 @@ def _trace(model, args, kwargs):
         with handlers.seed(rng_seed=0):
             model(*args, **kwargs)
     return trace
-
-
-def _check_plates(trace):
-    for name, site in trace.items():
-        if site["type"] == "plate" and site["value"].shape[0] != site["args"][0]:
-            raise ValueError(
-                f"With these arguments the model takes a minibatch of plate '{name}' "
-                f"({site['value'].shape[0]} of {site['args'][0]}). Pass all of the data "
-                "and no batch size (batch_size=None, say): calibration needs whole data "
-                "sets."
-            )
 
 
 def _check_generative(trace):

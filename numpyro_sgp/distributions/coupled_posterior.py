@@ -98,6 +98,14 @@ class CoupledPosterior(SparsePosterior):
         f = jnp.einsum("qnk,...k->...qn", rows, noise)
         return self.mean + f.reshape(self.shape(sample_shape))
 
+    def _sample_whitened(self, key, sample_shape) -> Array:
+        """See :meth:`GPPosterior._sample_whitened`; joint over the latent functions."""
+        (block,) = self.q.blocks
+        size = self.joint_sqrt.shape[-1]
+        noise = jax.random.normal(key, (*sample_shape, size), self.joint_sqrt.dtype)
+        noise = jnp.einsum("jk,...k->...j", self.joint_sqrt, noise)
+        return block.mu + noise.reshape(*sample_shape, *self.batch_shape, block.size)
+
     def _part(self, sets, residual):
         raise NotImplementedError(
             "parallel() and orthogonal() are for latent functions with a q(u) of their own."

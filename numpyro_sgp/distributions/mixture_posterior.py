@@ -13,7 +13,6 @@ from numpyro_sgp.distributions.posterior import GPPosterior, gaussian_log_prob
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.families import BlockGaussian
 from numpyro_sgp.families.mixture import ENTROPIES, mixture_kl
-from numpyro_sgp.linalg import jittered_cholesky
 
 
 class MixturePosterior(GPPosterior):
@@ -172,11 +171,7 @@ class MixturePosterior(GPPosterior):
         """
         key_u, key_f = jax.random.split(key)
         f = self.sample_parametric(key_u, sample_shape)
-        residual = self.components._residual_covariance()
-        size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)
-        L, _ = jittered_cholesky(residual, self.prior.jitter, size)
-        noise = jax.random.normal(key_f, self.shape(sample_shape), L.dtype)
-        return f + jnp.einsum("...ij,...j->...i", L, noise)
+        return self._with_residual(key_f, f, self.components._residual_covariance())
 
     def sample_parametric(self, key, sample_shape=()) -> Array:
         """
@@ -185,12 +180,19 @@ class MixturePosterior(GPPosterior):
         :return: shape ``sample_shape + batch_shape + (N,)``.
         """
         key_k, key_u = jax.random.split(key)
-        k = jax.random.categorical(key_k, self.logits, shape=sample_shape)
-        f = self.components.sample_parametric(key_u, sample_shape)
-        index = k.reshape(*k.shape, *(1,) * (f.ndim - k.ndim))
-        return jnp.take_along_axis(f, index, axis=len(sample_shape)).squeeze(
-            axis=len(sample_shape)
-        )
+        return self._choose(key_k, self.components.sample_parametric(key_u, sample_shape))
+
+    def _sample_whitened(self, key, sample_shape) -> Array:
+        """See :meth:`GPPosterior._sample_whitened`."""
+        key_k, key_u = jax.random.split(key)
+        return self._choose(key_k, self.components._sample_whitened(key_u, sample_shape))
+
+    def _choose(self, key, draws) -> Array:
+        """One of ``draws`` from each component, all latent functions from the same."""
+        axis = draws.ndim - len(self.batch_shape) - 2
+        k = jax.random.categorical(key, self.logits, shape=draws.shape[:axis])
+        index = k.reshape(*k.shape, *(1,) * (draws.ndim - k.ndim))
+        return jnp.take_along_axis(draws, index, axis=axis).squeeze(axis=axis)
 
     def prior_kl(self, rng_key=None) -> Array:
         r"""
@@ -211,8 +213,7 @@ class MixturePosterior(GPPosterior):
     def _joint_log_prob(self, value):
         """Over all latent functions together: the batch shape is in the mixture."""
         components = self.components
-        size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)
-        L, _ = jittered_cholesky(components.covariance_matrix, self.prior.jitter, size)
+        L = self._scale_tril(components.covariance_matrix)
         lead = jnp.shape(value)[: jnp.ndim(value) - 1 - len(self.batch_shape)]
         value = jnp.reshape(value, (*lead, 1, *self.shape()))
         log_prob = gaussian_log_prob(value - components.mean, L)

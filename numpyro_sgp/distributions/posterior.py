@@ -7,6 +7,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from numpyro.distributions import constraints
 
+from numpyro_sgp.distributions.function_samples import FunctionSamples, draw_functions
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
 
 
@@ -24,6 +25,10 @@ class GPPosterior(dist.Distribution):
 
     #: Whether rows of different latent functions are independent under q.
     independent_latents = True
+
+    # Whether f has the prior's mean, and what the inducing variables leave open.
+    _has_mean = True
+    _residual = True
 
     @property
     def num_components(self) -> int:
@@ -74,10 +79,81 @@ class GPPosterior(dist.Distribution):
         """
         raise NotImplementedError
 
+    def sample_functions(
+        self, rng_key: Array, sample_shape=(), num_features: int = 1024
+    ) -> FunctionSamples:
+        r"""
+        Draws of whole functions, to be evaluated anywhere and any number of times, by
+        Matheron's rule [1, 2]: a draw :math:`f_0` of the prior by random features of its
+        own, corrected at the inducing points :math:`u`,
+
+        .. math::
+
+            f(x) = m(x) + f_0(x) + k(x, u)\, L^{-\top}
+                \bigl(w - L^{-1} (f_0(u) + \epsilon)\bigr),
+
+        with w from q in whitened coordinates and :math:`\epsilon` the jitter in
+        :math:`L L^\top = K_{uu}`. Over the draws, means and covariances are those of this
+        posterior exactly, whatever the number F of features; the joint distribution of
+        f at several points is q's (Gaussian, or a mixture) only as F grows.
+
+        Costs O(M^2 + M F) for a draw, and O(N (M + F)) for its values at N inputs, of
+        any shape or number: nothing of size N x N is formed. The memory for the values
+        of S draws is that of S F N numbers.
+
+        :param sample_shape: shape of the draws.
+        :param num_features: number F of random features of each draw.
+        :return: what, called with inputs of shape ``(N, D)``, has the values of shape
+            ``sample_shape + batch_shape + (N,)``.
+        :raises NotImplementedError: if the kernel has no random features, as ``White``
+            and other libraries' kernels have not.
+        :raises ValueError: if ``num_features`` is not positive.
+
+        **References:**
+
+        1. Wilson, Borovitskiy, Terenin, Mostowsky, Deisenroth (2020). Efficiently
+           Sampling Functions from Gaussian Process Posteriors. ICML.
+           https://arxiv.org/abs/2002.09309
+        2. Wilson, Borovitskiy, Terenin, Mostowsky, Deisenroth (2021). Pathwise
+           Conditioning of Gaussian Processes. JMLR 22(105).
+           https://arxiv.org/abs/2011.04026
+
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro_sgp as sgp
+        >>> from numpyro_sgp.families import Block, BlockGaussian
+        >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+        >>> q = BlockGaussian((Block(jnp.zeros(4), 0.1 * jnp.eye(4)),))
+        >>> prior = sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X)
+        >>> posterior = sgp.SparsePosterior(prior, (X[::14],), q)
+        >>> f = posterior.sample_functions(jax.random.key(0), (3,))
+        >>> f(X).shape, bool(jnp.allclose(f(X)[:, 10:12], f(X[10:12]), atol=1e-3))
+        ((3, 50), True)
+        """
+        return draw_functions(self, rng_key, tuple(sample_shape), num_features)
+
+    def _sample_whitened(self, key, sample_shape) -> Array:
+        """
+        Draws from q of the whitened inducing variables.
+
+        :return: shape ``sample_shape + batch_shape + (M,)``.
+        """
+        raise NotImplementedError
+
+    def _scale_tril(self, covariance) -> Array:
+        """Lower factor of a covariance over X, with the prior's jitter."""
+        size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)
+        return jittered_cholesky(covariance, self.prior.jitter, size)[0]
+
+    def _with_residual(self, key, f, residual) -> Array:
+        """``f`` plus joint draws of what the inducing variables leave open."""
+        L = self._scale_tril(residual)
+        noise = jax.random.normal(key, f.shape, L.dtype)
+        return f + jnp.einsum("...ij,...j->...i", L, noise)
+
     def _joint_log_prob(self, value) -> Array:
         """Joint log density of f(X), O(N^3)."""
-        size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)
-        L, _ = jittered_cholesky(self.covariance_matrix, self.prior.jitter, size)
+        L = self._scale_tril(self.covariance_matrix)
         return gaussian_log_prob(value - self.mean, L)
 
     def log_prob(self, value, intermediates=None) -> Array:

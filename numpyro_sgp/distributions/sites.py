@@ -1,9 +1,13 @@
 """What a site of a trace tells about the Gaussian process in it."""
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro.distributions.util import scale_and_mask
+from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
@@ -51,6 +55,44 @@ def is_observed_gp(site) -> bool:
 def is_sparse_posterior(site) -> bool:
     """Whether ``site`` draws from a :class:`GPPosterior`."""
     return site["type"] == "sample" and isinstance(unwrap(site["fn"])[0], GPPosterior)
+
+
+def log_prob(site, scaled: bool = True):
+    """
+    Log density of the value at a site, masked, of the site's batch shape.
+
+    :param scaled: whether plates and :class:`numpyro.handlers.scale` scale it.
+    """
+    if site["intermediates"]:
+        found = site["fn"].log_prob(site["value"], site["intermediates"])
+    else:
+        found = site["fn"].log_prob(site["value"])
+    return scale_and_mask(found, site["scale"]) if scaled else found
+
+
+def prior_mean(site):
+    """The prior mean at a GP site, in the shape of its value."""
+    prior, _ = unwrap(site["fn"])
+    return jnp.reshape(prior.mean, site["fn"].shape())
+
+
+def known_inside_jit():
+    """Keeps known arrays known inside of jit; outside, it would only cost compilations."""
+    inside_jit = not not_jax_tracer(jnp.zeros(()))
+    return jax.ensure_compile_time_eval() if inside_jit else nullcontext()
+
+
+def check_whole_plates(trace, why: str) -> None:
+    """
+    :param why: what needs all rows, the end of the message's first sentence.
+    :raises ValueError: if a plate is subsampled.
+    """
+    for name, (size, subsample_size) in subsample_plate_sizes(trace).items():
+        raise ValueError(
+            f"With these arguments the model takes a minibatch of plate '{name}' "
+            f"({subsample_size} of {size} rows), but {why}. Pass all of the data and no "
+            "batch size (batch_size=None, say)."
+        )
 
 
 def check_inputs(name: str, prior: GaussianProcess) -> None:

@@ -12,7 +12,7 @@ from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.families import BlockGaussian, SiteGaussian
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
-from numpyro_sgp.linalg import jittered_cholesky, solve_lower
+from numpyro_sgp.linalg import whitened_solve
 
 
 class SparsePosterior(GPPosterior):
@@ -100,9 +100,9 @@ class SparsePosterior(GPPosterior):
             # The block factorisation of Algorithm 1, lines 2-4, is that of the union.
             Kuu = inducing_covariance(prior.kernel, self.inducing)
             Kuf = cross_covariance(prior.kernel, self.inducing, prior.X)
-            chol, jitter = jittered_cholesky(Kuu, self.jitter)
+            chol, jitter, projection = whitened_solve(Kuu, Kuf, self.jitter)
             q = self.given_q.whitened(chol, self._cross)
-            factors = chol, jitter, solve_lower(chol, Kuf), q
+            factors = chol, jitter, projection, q
             known = map(not_jax_tracer, jax.tree.leaves((prior, self.inducing)))
             if not_jax_tracer(factors[2]) or not all(known):
                 self._kept_factors = factors
@@ -143,7 +143,7 @@ class SparsePosterior(GPPosterior):
         mean = jnp.zeros(self.event_shape, self.projection.dtype)
         for A, block in self._blocks():
             mean = mean + jnp.einsum("...mn,...m->...n", A, block.mu)
-        if 0 in self._sets:
+        if self._has_mean:
             mean = mean + self.prior.mean
         return jnp.broadcast_to(mean, self.shape())
 
@@ -200,11 +200,7 @@ class SparsePosterior(GPPosterior):
         f = self.sample_parametric(key_u, sample_shape)
         if not self._residual:
             return f
-        residual = self._residual_covariance()
-        size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)
-        L, _ = jittered_cholesky(residual, self.prior.jitter, size)
-        noise = jax.random.normal(key_f, self.shape(sample_shape), L.dtype)
-        return f + jnp.einsum("...ij,...j->...i", L, noise)
+        return self._with_residual(key_f, f, self._residual_covariance())
 
     def sample_parametric(self, key, sample_shape=()) -> Array:
         """
@@ -221,6 +217,27 @@ class SparsePosterior(GPPosterior):
             F = A if block.is_prior else block.project(A)
             f = f + jnp.einsum("...mn,...m->...n", F, noise)
         return f
+
+    @property
+    def _has_mean(self) -> bool:
+        return 0 in self._sets
+
+    def _sample_whitened(self, key, sample_shape) -> Array:
+        """See :meth:`GPPosterior._sample_whitened`; zero for the sets left out."""
+        draws = []
+        keys = jax.random.split(key, len(self.q.blocks))
+        for i, block in enumerate(self.q.blocks):
+            shape = (*sample_shape, *self.batch_shape, block.size)
+            if i not in self._sets:
+                draws.append(jnp.zeros(shape, block.mu.dtype))
+                continue
+            noise = jax.random.normal(keys[i], shape, block.mu.dtype)
+            if block.is_diagonal:
+                noise = block.sqrt * noise
+            elif not block.is_prior:
+                noise = jnp.einsum("...mk,...k->...m", block.sqrt, noise)
+            draws.append(block.mu + noise)
+        return jnp.concatenate(draws, axis=-1)
 
     def prior_kl(self, rng_key=None) -> Array:
         r"""

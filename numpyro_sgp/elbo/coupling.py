@@ -1,14 +1,52 @@
 """Whether a likelihood ties the latent values at different rows together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_sgp.distributions import sites
+
 
 def couples_rows(
+    trace_at: Callable[[dict[str, Array]], dict],
+    shapes: dict[str, tuple[int, ...]],
+    dtype,
+    coupled: Iterable[str] = (),
+) -> bool:
+    """
+    Whether the likelihood of a model, or the prior of one of its GP sites, mixes two rows
+    of X in one latent function of another.
+
+    :param trace_at: from values of the GP sites to the model's trace.
+    :param shapes: ``batch_shape + (N,)`` of each GP site.
+    :param dtype: dtype of the values.
+    :param coupled: sites whose latent functions are dependent, so that rows of different
+        functions must not be mixed either.
+    """
+
+    def log_density(f):
+        return sum(
+            jnp.sum(sites.log_prob(site))
+            for name, site in trace_at(f).items()
+            if site["type"] == "sample" and name not in shapes
+        )
+
+    def features(f):
+        """Has mixed second derivatives where inputs of a GP site mix rows of f."""
+        trace = trace_at(f)
+        priors = [sites.unwrap(trace[name]["fn"])[0] for name in shapes]
+        leaves = jax.tree.leaves([(p.kernel, p.X, p.mean) for p in priors])
+        return sum(jnp.sum(jnp.sin(leaf)) for leaf in leaves)
+
+    if mixes_rows(log_density, shapes, dtype, frozenset(coupled)):
+        return True
+    return len(shapes) > 1 and mixes_rows(features, shapes, dtype)
+
+
+def mixes_rows(
     log_density: Callable[[dict[str, Array]], Array],
     shapes: dict[str, tuple],
     dtype,
@@ -19,8 +57,8 @@ def couples_rows(
     function.
 
     If it has none, its expectation needs only the marginals of f: values of different
-    functions are independent anyhow. With signs s for the rows and the Hessian H of one
-    function, :math:`s \odot H s` does not depend on s exactly when H is diagonal, so two
+    functions are independent anyhow. With a number s for each row and the Hessian H of one
+    function, :math:`(H s) / s` does not depend on s exactly when H is diagonal, so two
     draws of s decide. Each row is judged by its own curvature.
 
     :param log_density: from values of GP sites, of the given shapes, to a number.
@@ -49,15 +87,17 @@ def couples_rows(
 
                 _, Hs = jax.jvp(slope, (f[name],), (direction,))
                 Hs = jnp.reshape(Hs, (num_functions, -1))
-                return s * (Hs if together else function @ Hs)
+                return (Hs if together else function @ Hs) / s
 
             if together:
                 return along(jnp.ones(num_functions, dtype))
             return jax.vmap(along)(jnp.eye(num_functions, dtype=dtype))
 
         try:
-            signs = rng.choice([-1.0, 1.0], size=(2, rows))
-            a, b = (np.asarray(curvature(jnp.asarray(s, dtype))) for s in signs)
+            draws = rng.choice([-1.0, 1.0], size=(2, rows)) * rng.uniform(
+                0.5, 1.5, (2, rows)
+            )
+            a, b = (np.asarray(curvature(jnp.asarray(s, dtype))) for s in draws)
         except (TypeError, ValueError, NotImplementedError):
             return False  # not differentiable: a callback, integer code
         size = np.maximum(np.abs(a), np.abs(b))

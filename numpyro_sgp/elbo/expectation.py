@@ -197,6 +197,23 @@ class ScoreFunction:
         return nodes, jnp.full(2 * num, 0.5 / num, dtype)
 
 
+def default_expectation(
+    shapes: dict[str, tuple[int, ...]], couples_rows: bool = False
+) -> GaussHermite | MonteCarlo:
+    """
+    The rule of :class:`~numpyro_sgp.TraceGP_ELBO` where none is given.
+
+    :param shapes: ``batch_shape + (N,)`` of each GP site.
+    :param couples_rows: whether the likelihood ties rows of X together.
+    """
+    if couples_rows:
+        return MonteCarlo(10, joint=True)
+    total = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
+    if total == 1:
+        return GaussHermite(20)
+    return GaussHermite(10) if total == 2 else MonteCarlo(10)
+
+
 def _check_draws(rule, multiple):
     if rule.sequence not in ("random", "sobol"):
         raise ValueError(f"sequence must be 'random' or 'sobol', got {rule.sequence!r}.")

@@ -4,22 +4,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import Array
-from numpyro.distributions.util import scale_and_mask
 from numpyro.ops.provenance import eval_provenance
-
-
-def log_prob_array(site, scaled: bool = True) -> Array:
-    """
-    Log density of the value at a site, scaled as plates say and masked, of the site's
-    batch shape.
-
-    :param scaled: whether plates scale it.
-    """
-    if site["intermediates"]:
-        log_prob = site["fn"].log_prob(site["value"], site["intermediates"])
-    else:
-        log_prob = site["fn"].log_prob(site["value"])
-    return scale_and_mask(log_prob, site["scale"]) if scaled else log_prob
 
 
 def by_row(log_prob: Array, num_rows: int) -> Array | None:

@@ -6,16 +6,21 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, random
 from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer.elbo import ELBO
+from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import _validate_model, check_model_guide_match, find_stack_level
 
 from numpyro_sgp.distributions import sites
-from numpyro_sgp.elbo.expectation import GaussHermite, MonteCarlo, ScoreFunction
-from numpyro_sgp.elbo.rows import by_row, log_prob_array, sites_on_f
+from numpyro_sgp.elbo.expectation import (
+    GaussHermite,
+    MonteCarlo,
+    ScoreFunction,
+    default_expectation,
+)
+from numpyro_sgp.elbo.rows import by_row, sites_on_f
 from numpyro_sgp.elbo.score import surrogate
 
 
@@ -239,8 +244,6 @@ class TraceGP_ELBO(ELBO):
         if len(components) == 1:
             terms, mutable, _, marginals = at_component(components[0], node_key)
             return terms, mutable, marginals
-        if shift is not None:
-            raise ValueError("Derivatives by marginals are for single Gaussians.")
         # Stratified over the components: none of them is drawn.
         keys = random.split(node_key, len(components))
         stacked = jax.tree.map(lambda *k: jnp.array(k), *components)
@@ -251,7 +254,7 @@ class TraceGP_ELBO(ELBO):
     def _rule(self, found):
         """The expectation rule, checked against the GP sites."""
         coupled = any(site.couples_rows for site in found.values())
-        expectation = self.expectation or _default_expectation(found.shapes, coupled)
+        expectation = self.expectation or default_expectation(found.shapes, coupled)
         joint = getattr(expectation, "joint", False)
         if coupled and not joint:
             raise ValueError(
@@ -331,15 +334,6 @@ class _GPSites(dict):
         return [dict(zip(self, ks, strict=True)) for ks in itertools.product(*counts)]
 
 
-def _default_expectation(shapes, coupled):
-    if coupled:
-        return MonteCarlo(10, joint=True)
-    total = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
-    if total == 1:
-        return GaussHermite(20)
-    return GaussHermite(10) if total == 2 else MonteCarlo(10)
-
-
 def _mutable(trace):
     return {k: v["value"] for k, v in trace.items() if v["type"] == "mutable"}
 
@@ -353,20 +347,19 @@ def _check_pair(model_trace, guide_trace, shapes):
     for name, site in model_trace.items():
         if sites.is_latent_gp(site) and name not in shapes:
             raise ValueError(f"The guide has no sparse posterior at GP site '{name}'.")
-        if site["type"] == "plate" and name not in guide_trace:
-            size, subsample_size = site["args"]
-            if subsample_size is not None and subsample_size != size:
-                raise ValueError(
-                    f"The model subsamples plate '{name}', but the guide does not open "
-                    "it, so that each would see a minibatch of its own. Open "
-                    f"numpyro.plate('{name}', ...) with the same sizes in the guide."
-                )
+    for name in subsample_plate_sizes(model_trace):
+        if name not in guide_trace:
+            raise ValueError(
+                f"The model subsamples plate '{name}', but the guide does not open it, so "
+                "that each would see a minibatch of its own. Open "
+                f"numpyro.plate('{name}', ...) with the same sizes in the guide."
+            )
 
 
 def _log_prob_arrays(model_trace, found) -> dict[str, Array]:
     """Log densities of the sites beside GPs, each evaluated once."""
     return {
-        name: log_prob_array(site)
+        name: sites.log_prob(site)
         for name, site in model_trace.items()
         if site["type"] == "sample" and name not in found
     }
@@ -388,12 +381,8 @@ def _contributions(model_trace, guide_trace, kl_key, log_probs) -> dict[str, Arr
         if site["type"] != "sample" or sites.is_sparse_posterior(site):
             continue
         if not site["is_observed"] or site["infer"].get("is_auxiliary"):
-            terms[name] = terms.get(name, 0.0) - _log_prob(site)
+            terms[name] = terms.get(name, 0.0) - jnp.sum(sites.log_prob(site))
     return terms
-
-
-def _log_prob(site) -> Array:
-    return jnp.sum(log_prob_array(site))
 
 
 def _sites_on_f(run, found) -> set[str]:

@@ -124,7 +124,7 @@ def _log_ratio(k, noise, block, log_weights):
     else:
         u = mu + jnp.einsum("...mk,...k->...m", sqrt, noise)
         centred = u[:, None] - block.mu
-        # sqrt may be upper triangular (whitened by sites), so a general solve.
+        # A square root of any kind, so through its covariance.
         L = jnp.linalg.cholesky(jnp.einsum("...mk,...nk->...mn", block.sqrt, block.sqrt))
         L = jnp.broadcast_to(L, (*centred.shape, centred.shape[-1]))
         white = solve_lower(L, centred[..., None])[..., 0]

@@ -12,6 +12,7 @@ from numpyro.primitives import Messenger
 from scipy.optimize import minimize
 from tqdm import tqdm
 
+from numpyro_sgp.distributions import sites
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.fit.natural import natural_steps, site_names
 from numpyro_sgp.guides import AutoSparseGP
@@ -226,13 +227,13 @@ class _Descent:
                     limits = (_NATURAL_STEPS, _NATURAL_TOL)
                     moved = natural_steps(svi, loss_key, fixed, *limits, args, kwargs)
                     params.update({name: moved[name] for name in self.sites})
-                sites = {name: params[name] for name in self.sites}
+                q_sites = {name: params[name] for name in self.sites}
                 if not jax.tree.leaves(state.mutable_state):
                     loss = svi.loss.loss(loss_key, params, *given, **kwargs)
-                    return loss, (None, sites)
+                    return loss, (None, q_sites)
                 params.update(jax.lax.stop_gradient(state.mutable_state))
                 out = svi.loss.loss_with_mutable_state(loss_key, params, *given, **kwargs)
-                return out["loss"], (out["mutable_state"], sites)
+                return out["loss"], (out["mutable_state"], q_sites)
 
         self._value_and_grad_of = jax.value_and_grad(loss, has_aux=True)
         self._value_and_grad = jax.jit(self._value_and_grad_of)
@@ -278,11 +279,11 @@ class _Descent:
         """Loss and gradient; where both are finite, perhaps the best point."""
         with np.errstate(over="ignore"):
             x = np.asarray(x, self._dtype)
-        (value, (mutable, sites)), gradient = self._value_and_grad(x, self._data)
+        (value, (mutable, q_sites)), gradient = self._value_and_grad(x, self._data)
         value, gradient = float(value), np.asarray(gradient, np.float64)
         if np.isfinite(value) and np.isfinite(gradient).all() and value < self.loss:
-            if sites:
-                x = ravel_pytree({**self._unravel(jnp.asarray(x)), **sites})[0]
+            if q_sites:
+                x = ravel_pytree({**self._unravel(jnp.asarray(x)), **q_sites})[0]
             self.x, self.loss, self.gradient = np.asarray(x, np.float64), value, gradient
             self.mutable = mutable
         return value, gradient
@@ -440,15 +441,10 @@ class _WholePlates(Messenger):
     """Refuses subsampling: with its random numbers fixed, one minibatch would be all."""
 
     def process_message(self, msg):
-        if msg["type"] != "plate":
-            return
-        size, subsample_size = msg["args"]
-        if subsample_size is not None and subsample_size != size:
-            raise ValueError(
-                f"Plate '{msg['name']}' is subsampled ({subsample_size} of {size} rows), "
-                "but L-BFGS keeps its random numbers, and so would see one minibatch only. "
-                "Call the model without subsample_size (batch_size=None, say), or train "
-                "with svi.run."
+        if msg["type"] == "plate":
+            sites.check_whole_plates(
+                {msg["name"]: msg},
+                "L-BFGS keeps its random numbers, and so would see this one only",
             )
 
 

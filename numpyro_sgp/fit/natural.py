@@ -16,17 +16,16 @@ def site_names(guide) -> dict[str, tuple[str, str]]:
     """
     if not isinstance(guide, AutoSparseGP):
         raise ValueError("Natural gradients need an AutoSparseGP as the guide.")
-    names = {}
-    for site, initial in guide._initial.items():
-        if "qu_precision" not in initial:
+    found = {}
+    for site, names in guide.parameter_names().items():
+        if "qu_precision" not in names:
             raise ValueError(
                 f"Natural gradients need covariance='sites' at every GP site, but '{site}' "
-                f"has {guide._approximations[site]}. Use SVGP(M, covariance='sites') or "
+                f"has the parameters {sorted(names)}. Use SVGP(M, covariance='sites') or "
                 "VGP(covariance='sites')."
             )
-        prefix = f"{site}_{guide.prefix}"
-        names[site] = (f"{prefix}_qu_linear", f"{prefix}_qu_precision")
-    return names
+        found[site] = names["qu_linear"], names["qu_precision"]
+    return found
 
 
 def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):

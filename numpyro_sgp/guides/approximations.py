@@ -525,6 +525,22 @@ class ODVGP(SOLVEGP):
     _orthogonal_covariance = "prior"
 
 
+def check_approximations(approximation) -> list:
+    """
+    :param approximation: one, or a dict of them by site.
+    :return: a list of them.
+    :raises TypeError: if one is something else.
+    """
+    given = approximation.values() if isinstance(approximation, dict) else [approximation]
+    for option in given:
+        if isinstance(option, type) or not hasattr(option, "initial_points"):
+            raise TypeError(
+                "approximation must be an object such as SVGP(50), or a dict of them by "
+                f"site, got {option!r}."
+            )
+    return list(given)
+
+
 class MeanKernel:
     """
     The mean of a batch of kernels, for choosing points that serve all of them.

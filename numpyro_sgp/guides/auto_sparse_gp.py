@@ -1,21 +1,21 @@
 """The guide: the model itself, with a sparse posterior at each GP site."""
 
 import warnings
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
-from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import autoguide
+from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.primitives import Messenger
 from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp.distributions import SparsePosterior, sites
 from numpyro_sgp.elbo.coupling import couples_rows
-from numpyro_sgp.guides.approximations import MeanKernel
+from numpyro_sgp.guides.approximations import MeanKernel, check_approximations
 from numpyro_sgp.guides.parameters import parameter_blocks
 from numpyro_sgp.inducing import InducingVerdict, assess_inducing
 from numpyro_sgp.inducing.covariances import inducing_covariance
@@ -117,15 +117,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                 "a sparse GP integrates out. Use AutoDelta, AutoNormal, "
                 "AutoMultivariateNormal or another guide with parameters of its own."
             )
-        given = (
-            approximation.values() if isinstance(approximation, dict) else [approximation]
-        )
-        for option in given:
-            if isinstance(option, type) or not hasattr(option, "initial_points"):
-                raise TypeError(
-                    "approximation must be an object such as SVGP(50), or a dict of them "
-                    f"by site, got {option!r}."
-                )
+        check_approximations(approximation)
         super().__init__(model, prefix=prefix)
         self.approximation = approximation
         self._base_options = {} if init_loc_fn is None else {"init_loc_fn": init_loc_fn}
@@ -190,7 +182,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         site["infer"] = {**site["infer"], "couples_rows": self.couples_rows}
         # Where no optimiser or result has given parameters yet, SVI.init wants a value of
         # the right shape only, and a joint draw would cost O(N^3).
-        value = None if given else _prior_mean(site)
+        value = None if given else sites.prior_mean(site)
         return sites.rewrap(posterior, reinterpreted), value
 
     # ---- set-up -------------------------------------------------------------------
@@ -220,7 +212,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         if base_key is None or not not_jax_tracer(base_key):
             base_key = jax.random.key(0)
         try:
-            with handlers.block(), _concrete():
+            with handlers.block(), sites.known_inside_jit():
                 self._prepare(base_key, args, kwargs)
         except BaseException:
             self.base_guide, self._approximations = None, {}
@@ -246,10 +238,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             with handlers.seed(rng_seed=base_key):
                 values = self.base_guide(*args, **kwargs)
             values = {name: values[name] for name in self._latents}
-        subsampled = any(
-            site["type"] == "plate" and site["value"].shape[0] != site["args"][0]
-            for site in trace.values()
-        )
+        subsampled = bool(subsample_plate_sizes(trace))
         for name in gp_sites:
             self._initialise(name, values, subsampled, args, kwargs)
         self.couples_rows = self._couples_rows(trace, values, args, kwargs)
@@ -332,7 +321,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                 return sites.rewrap(posterior, reinterpreted), draw
             if site["name"] == name:
                 found["prior"] = sites.unwrap(site["fn"])[0]
-            return site["fn"], _prior_mean(site)
+            return site["fn"], sites.prior_mean(site)
 
         def run(rng_key):
             with handlers.block():
@@ -377,7 +366,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             shapes[name] = prior.shape()
             dtypes.append(prior.X.dtype)
 
-        def run(f):
+        def trace_at(f):
             def at_site(site):
                 return site["fn"], jnp.reshape(f[site["name"]], site["fn"].shape())
 
@@ -386,28 +375,12 @@ class AutoSparseGP(autoguide.AutoGuide):
                     self.model(*args, **kwargs)
             return trace
 
-        def log_density(f):
-            return sum(
-                jnp.sum(scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"]))
-                for name, site in run(f).items()
-                if site["type"] == "sample" and name not in shapes
-            )
-
-        def features(f):
-            """Has mixed second derivatives where inputs of a GP site mix rows of f."""
-            priors = [sites.unwrap(run(f)[name]["fn"])[0] for name in shapes]
-            leaves = jax.tree.leaves([(p.kernel, p.X, p.mean) for p in priors])
-            return sum(jnp.sum(jnp.sin(leaf)) for leaf in leaves)
-
-        dtype = jnp.result_type(*dtypes)
         coupled = {
             name
             for name, approximation in self._approximations.items()
             if getattr(approximation, "covariance", None) == "coupled"
         }
-        if couples_rows(log_density, shapes, dtype, coupled):
-            return True
-        return len(shapes) > 1 and couples_rows(features, shapes, dtype)
+        return couples_rows(trace_at, shapes, jnp.result_type(*dtypes), coupled)
 
     # ---- results ------------------------------------------------------------------
 
@@ -500,6 +473,17 @@ class AutoSparseGP(autoguide.AutoGuide):
         args, kwargs = self._default_args(args, kwargs)
         return parameter_blocks(self, params, *args, **kwargs)
 
+    def parameter_names(self) -> dict[str, dict[str, str]]:
+        """
+        For each GP site, the names of its parameters in ``params`` by their names in the
+        approximation (``"Z"``, ``"qu_mu"`` and so on).
+        """
+        self._check_set_up()
+        return {
+            site: {name: f"{site}_{self.prefix}_{name}" for name in initial}
+            for site, initial in self._initial.items()
+        }
+
     def _base_values(self, params, rng_key, args, kwargs):
         if self.base_guide is None:
             return {}
@@ -564,7 +548,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         def at_site(site):
             found.append(sites.unwrap(site["fn"])[0])
-            return site["fn"], _prior_mean(site)
+            return site["fn"], sites.prior_mean(site)
 
         def run(params):
             key = jax.random.key(0)
@@ -760,13 +744,7 @@ class _WithoutGPs:
 
 
 def _at_prior_mean(site):
-    return site["fn"], _prior_mean(site)
-
-
-def _concrete():
-    """Keeps known arrays known inside of jit; outside, it would only cost compilations."""
-    inside_jit = not not_jax_tracer(jnp.zeros(()))
-    return jax.ensure_compile_time_eval() if inside_jit else nullcontext()
+    return site["fn"], sites.prior_mean(site)
 
 
 @contextmanager
@@ -776,11 +754,6 @@ def _seeded(rng_key):
     else:
         with handlers.seed(rng_seed=rng_key):
             yield
-
-
-def _prior_mean(site):
-    prior, _ = sites.unwrap(site["fn"])
-    return jnp.reshape(prior.mean, site["fn"].shape())
 
 
 def _points_for_verdict(points):

@@ -1,9 +1,7 @@
 """Which parameters of a guide and its model belong together."""
 
 import jax
-import jax.numpy as jnp
 from numpyro import handlers
-from numpyro.distributions.util import scale_and_mask
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_sgp.distributions import sites
@@ -68,9 +66,9 @@ def parameter_blocks(guide, params: dict, *args, **kwargs) -> dict[str, list[str
     args, kwargs = guide._default_args(args, kwargs)
     blocks = {group: [] for group in GROUPS}
     own = {
-        f"{site}_{guide.prefix}_{name}": "variational" if name[0] == "q" else "inducing"
-        for site, initial in guide._initial.items()
-        for name in initial
+        full: "variational" if name[0] == "q" else "inducing"
+        for names in guide.parameter_names().values()
+        for name, full in names.items()
     }
     rest = [name for name in params if name not in own]
     prior, likelihood = _used(guide, params, rest, args, kwargs)
@@ -97,7 +95,7 @@ def _used(guide, params, names, args, kwargs):
             if not sites.is_latent_gp(site):
                 return None
             priors.append(sites.unwrap(site["fn"])[0])
-            return jnp.reshape(priors[-1].mean, site["fn"].shape())
+            return sites.prior_mean(site)
 
         with handlers.block():
             with handlers.substitute(data=given):
@@ -106,7 +104,7 @@ def _used(guide, params, names, args, kwargs):
             model = handlers.substitute(model, substitute_fn=place)
             trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
         scores = [
-            scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"])
+            sites.log_prob(site)
             for name, site in trace.items()
             if site["type"] == "sample"
             and name not in guide._latents

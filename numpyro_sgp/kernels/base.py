@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 __all__ = ["Kernel", "Product", "Scaled", "Sum"]
@@ -105,6 +106,34 @@ class Kernel:
         """
         raise NotImplementedError(f"{type(self).__name__} does not define diag.")
 
+    def features(
+        self, rng_key: Array, shape: tuple[int, ...], dim: int, dtype: Any
+    ) -> Callable[[Array], Array]:
+        r"""
+        Independent random functions :math:`\phi` with
+        :math:`E[\phi(x) \phi(x')] = k(x, x')`, exactly.
+
+        With standard normal weights, :math:`F^{-1/2} \sum_{i=1}^F w_i \phi_i` has the
+        covariance :math:`k` too, and is a draw from the process as F grows (Rahimi &
+        Recht 2007, "Random Features for Large-Scale Kernel Machines").
+
+        :param shape: how many, ``(*batch, F)``; the kernel's batch shape broadcasts to
+            ``batch``.
+        :param dim: number D of columns of the inputs.
+        :param dtype: of the random numbers.
+        :return: a pytree to be called with points of shape ``(*b, N, D)``, ``b``
+            broadcastable to ``batch``, for the values, ``(*batch, F, N)``.
+        :raises NotImplementedError: for a kernel that has none (:class:`White`, those of
+            other libraries).
+
+        >>> import jax
+        >>> from numpyro_sgp.kernels import RBF
+        >>> phi = RBF().features(jax.random.key(0), (2, 100), 1, float)
+        >>> phi(jax.numpy.zeros((5, 1))).shape
+        (2, 100, 5)
+        """
+        raise no_features(self)
+
     def __add__(self, other: Any) -> Kernel:
         other = _operand(other)
         return NotImplemented if other is None else Sum(self, other)
@@ -154,6 +183,22 @@ def batch_shape_of(kernel: Any) -> tuple[int, ...]:
     return tuple(getattr(kernel, "batch_shape", ()))
 
 
+def no_features(kernel: Any, reason: str = "") -> NotImplementedError:
+    """The error of a kernel that has no random features."""
+    return NotImplementedError(
+        f"{type(kernel).__name__} has no random features{reason}. RBF, Matern12, "
+        "Matern32, Matern52, RationalQuadratic, Periodic, Linear, Polynomial, Constant "
+        "and their sums, products and multiples have."
+    )
+
+
+def features_of(kernel: Any, *args: Any) -> Callable[[Array], Array]:
+    """``kernel.features(*args)``; foreign kernels have none."""
+    if not isinstance(kernel, Kernel):
+        raise no_features(kernel)
+    return kernel.features(*args)
+
+
 def _broadcast_batches(owner: Kernel, shapes: dict[str, tuple[int, ...]]) -> None:
     try:
         np.broadcast_shapes(*shapes.values())
@@ -196,6 +241,12 @@ class Sum(Kernel):
     def diag(self, X: ArrayLike) -> Array:
         return self.left.diag(X) + self.right.diag(X)
 
+    def features(self, rng_key, shape, dim, dtype):
+        left, right, sign = jax.random.split(rng_key, 3)
+        left = features_of(self.left, left, shape, dim, dtype)
+        right = features_of(self.right, right, shape, dim, dtype)
+        return Partial(_sum, left, right, jax.random.rademacher(sign, shape, dtype))
+
 
 @register_kernel
 class Product(Kernel):
@@ -227,6 +278,12 @@ class Product(Kernel):
 
     def diag(self, X: ArrayLike) -> Array:
         return self.left.diag(X) * self.right.diag(X)
+
+    def features(self, rng_key, shape, dim, dtype):
+        left, right = jax.random.split(rng_key)
+        left = features_of(self.left, left, shape, dim, dtype)
+        right = features_of(self.right, right, shape, dim, dtype)
+        return Partial(_product, left, right)
 
 
 @register_kernel
@@ -260,6 +317,23 @@ class Scaled(Kernel):
 
     def diag(self, X: ArrayLike) -> Array:
         return append_axes(self.scale, 1) * self.kernel.diag(X)
+
+    def features(self, rng_key, shape, dim, dtype):
+        features = features_of(self.kernel, rng_key, shape, dim, dtype)
+        return Partial(_scaled, features, self.scale)
+
+
+def _sum(left, right, sign, X):
+    # The random sign makes their product zero on average.
+    return left(X) + sign[..., None] * right(X)
+
+
+def _product(left, right, X):
+    return left(X) * right(X)
+
+
+def _scaled(features, scale, X):
+    return jnp.sqrt(append_axes(scale, 2)) * features(X)
 
 
 def append_axes(value: ArrayLike, n: int) -> ArrayLike:
@@ -397,6 +471,11 @@ class InputKernel(Kernel):
         dtype = jnp.result_type(X, *hyperparameters)
         batch = np.broadcast_shapes(self.batch_shape, X.shape[:-2])
         return jnp.broadcast_to(jnp.asarray(value, dtype), batch + shape)
+
+    def _num_scaled(self, dim: int, dtype: Any) -> int:
+        """Number of columns of ``_scaled`` inputs with ``dim`` columns."""
+        X = jax.ShapeDtypeStruct((1, dim), dtype)
+        return jax.eval_shape(lambda X: self._scaled(*self._inputs(X)), X).shape[-1]
 
     def _per_point(self, name: str) -> ArrayLike:
         """A ``_per_column`` hyperparameter, shaped to meet inputs ``(*b, N, D)``."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 import operator
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from numpyro_sgp.kernels.base import (
+    PRECISION,
     InputKernel,
     append_axes,
     inner_products,
+    no_features,
     register_kernel,
     static_field,
 )
@@ -68,6 +72,16 @@ class Linear(InputKernel):
         inner = jnp.sum(self._scaled(X) ** 2, axis=-1)
         return append_axes(self.variance, 1) * self._of_inner(inner, 1)
 
+    def features(self, rng_key, shape, dim, dtype):
+        shape = (*shape, self._num_scaled(dim, dtype))
+        return Partial(_linear, self, jax.random.rademacher(rng_key, shape, dtype))
+
+
+def _linear(kernel, slopes, X):
+    X = kernel._scaled(*kernel._inputs(X))
+    values = jnp.einsum("...fd,...nd->...fn", slopes, X, precision=PRECISION)
+    return jnp.sqrt(append_axes(kernel.variance, 2)) * values
+
 
 @register_kernel
 class Polynomial(Linear):
@@ -112,6 +126,25 @@ class Polynomial(Linear):
     def _of_inner(self, inner: Array, axes: int) -> Array:
         return (inner + append_axes(self.offset, axes)) ** self.degree
 
+    def features(self, rng_key, shape, dim, dtype):
+        # One random line for each factor of the power.
+        key, key_level = jax.random.split(rng_key)
+        shape = (*shape, self.degree)
+        slopes = (*shape, self._num_scaled(dim, dtype))
+        return Partial(
+            _polynomial,
+            self,
+            jax.random.rademacher(key, slopes, dtype),
+            jax.random.rademacher(key_level, shape, dtype),
+        )
+
+
+def _polynomial(kernel, slopes, levels, X):
+    X = kernel._scaled(*kernel._inputs(X))
+    lines = jnp.einsum("...fpd,...nd->...fpn", slopes, X, precision=PRECISION)
+    lines = lines + jnp.sqrt(append_axes(kernel.offset, 3)) * levels[..., None]
+    return jnp.sqrt(append_axes(kernel.variance, 2)) * jnp.prod(lines, axis=-2)
+
 
 @register_kernel
 class Constant(InputKernel):
@@ -139,6 +172,16 @@ class Constant(InputKernel):
     def diag(self, X: ArrayLike) -> Array:
         (X,) = self._inputs(X)
         return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))
+
+    def features(self, rng_key, shape, dim, dtype):
+        del dim
+        return Partial(_constant, self, jax.random.rademacher(rng_key, shape, dtype))
+
+
+def _constant(kernel, sign, X):
+    (X,) = kernel._inputs(X)
+    level = jnp.sqrt(append_axes(kernel.variance, 2)) * sign[..., None]
+    return jnp.broadcast_to(level, (*level.shape[:-1], X.shape[-2]))
 
 
 @register_kernel
@@ -178,3 +221,6 @@ class White(InputKernel):
     def diag(self, X: ArrayLike) -> Array:
         (X,) = self._inputs(X)
         return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))
+
+    def features(self, rng_key, shape, dim, dtype):
+        raise no_features(self, ": its independent values at each point are no function")

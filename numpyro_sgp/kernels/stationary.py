@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from numpyro_sgp.kernels.base import (
+    PRECISION,
     InputKernel,
     append_axes,
+    no_features,
     register_kernel,
     safe_sqrt,
     squared_distances,
@@ -36,7 +40,7 @@ class Stationary(InputKernel):
     :math:`r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2`.
 
     A subclass is made a pytree by ``register_kernel`` and defines ``_of_r2``, the
-    function :math:`g`.
+    function :math:`g`, and, for random features, ``_frequencies``.
 
     **Batches.** The shape of ``variance`` is the batch shape: ``variance`` of shape
     ``(Q,)`` makes Q kernels. ``lengthscale`` is then a scalar, or has the shape
@@ -76,6 +80,35 @@ class Stationary(InputKernel):
         (X,) = self._inputs(X)
         return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))
 
+    def _frequencies(self, rng_key: Array, shape: tuple[int, ...], dtype) -> Array:
+        r"""
+        Draws of :math:`\omega`, of shape ``shape``, the last axis that of the scaled
+        columns, with :math:`E[\cos \omega^\top (x - x')] = g(\|x - x'\|^2)`.
+        """
+        raise no_features(self)
+
+    def features(self, rng_key, shape, dim, dtype):
+        key, key_phase = jax.random.split(rng_key)
+        frequency = self._frequencies(key, (*shape, self._num_scaled(dim, dtype)), dtype)
+        phase = jax.random.uniform(key_phase, shape, dtype, maxval=2.0 * math.pi)
+        return Partial(_cosines, self, frequency, phase)
+
+
+def _cosines(kernel, frequency, phase, X):
+    X = kernel._scaled(*kernel._inputs(X))
+    angle = jnp.einsum("...fd,...nd->...fn", frequency, X, precision=PRECISION)
+    scale = jnp.sqrt(2.0 * append_axes(kernel.variance, 2))
+    return scale * jnp.cos(angle + phase[..., None])
+
+
+def _student(rng_key, shape, dtype, degrees):
+    """Multivariate Student draws, the spectrum of a Matérn kernel of half the order."""
+    key, key_scale = jax.random.split(rng_key)
+    # The mean of as many squares is what others draw as a gamma variable.
+    squares = jax.random.normal(key_scale, (*shape[:-1], degrees), dtype) ** 2
+    scale = jnp.sqrt(jnp.mean(squares, axis=-1, keepdims=True))
+    return jax.random.normal(key, shape, dtype) / scale
+
 
 @register_kernel
 class RBF(Stationary):
@@ -106,6 +139,9 @@ class RBF(Stationary):
     def _of_r2(self, r2: Array) -> Array:
         return jnp.exp(-0.5 * r2)
 
+    def _frequencies(self, rng_key, shape, dtype):
+        return jax.random.normal(rng_key, shape, dtype)
+
 
 @register_kernel
 class Matern12(Stationary):
@@ -130,6 +166,9 @@ class Matern12(Stationary):
 
     def _of_r2(self, r2: Array) -> Array:
         return jnp.exp(-safe_sqrt(r2))
+
+    def _frequencies(self, rng_key, shape, dtype):
+        return _student(rng_key, shape, dtype, 1)
 
 
 @register_kernel
@@ -157,6 +196,9 @@ class Matern32(Stationary):
         r = math.sqrt(3.0) * safe_sqrt(r2)
         return (1.0 + r) * jnp.exp(-r)
 
+    def _frequencies(self, rng_key, shape, dtype):
+        return _student(rng_key, shape, dtype, 3)
+
 
 @register_kernel
 class Matern52(Stationary):
@@ -182,6 +224,9 @@ class Matern52(Stationary):
     def _of_r2(self, r2: Array) -> Array:
         r = math.sqrt(5.0) * safe_sqrt(r2)
         return (1.0 + r + (5.0 / 3.0) * r2) * jnp.exp(-r)
+
+    def _frequencies(self, rng_key, shape, dtype):
+        return _student(rng_key, shape, dtype, 5)
 
 
 @register_kernel
@@ -214,6 +259,12 @@ class RationalQuadratic(Stationary):
         alpha = append_axes(self.alpha, 2)
         # log1p keeps the limit alpha -> inf (the RBF kernel) in single precision.
         return jnp.exp(-alpha * jnp.log1p(r2 / (2.0 * alpha)))
+
+    def _frequencies(self, rng_key, shape, dtype):
+        key, key_scale = jax.random.split(rng_key)
+        alpha = jnp.asarray(append_axes(self.alpha, 1), dtype)
+        squared = jax.random.gamma(key_scale, alpha, shape[:-1], dtype) / alpha
+        return jnp.sqrt(squared)[..., None] * jax.random.normal(key, shape, dtype)
 
 
 @register_kernel
@@ -255,3 +306,6 @@ class Periodic(Stationary):
 
     def _of_r2(self, r2: Array) -> Array:
         return jnp.exp(-0.5 * r2)
+
+    def _frequencies(self, rng_key, shape, dtype):
+        return jax.random.normal(rng_key, shape, dtype)

@@ -5,6 +5,7 @@ from numpyro_sgp.linalg.cholesky import (
     jittered_cholesky,
     max_jitter,
     solve_lower,
+    whitened_solve,
 )
 from numpyro_sgp.linalg.quadrature import gauss_hermite, tensor_grid
 
@@ -15,4 +16,5 @@ __all__ = [
     "max_jitter",
     "solve_lower",
     "tensor_grid",
+    "whitened_solve",
 ]

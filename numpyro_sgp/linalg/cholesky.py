@@ -75,11 +75,59 @@ def _cholesky_retry_jvp(jitter, largest, primals, tangents):
     L, level = _cholesky_retry(K, scale, jitter, largest)
     djitter = level * dscale
     dA = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
-    # L L' = A gives dL = L phi(L^-1 dA L^-T), phi: lower triangle with half the diagonal.
+    return (L, level), (L @ _phi(L, dA), jnp.zeros_like(level))
+
+
+def _phi(L, dA):
+    """:math:`\\Phi(L^{-1} dA L^{-T})`, Phi: the lower triangle with half the diagonal."""
     G = lax.linalg.triangular_solve(L, dA, left_side=False, lower=True, transpose_a=True)
     G = lax.linalg.triangular_solve(L, G, left_side=True, lower=True)
-    dL = L @ (jnp.tril(G) - 0.5 * G * jnp.eye(K.shape[-1], dtype=K.dtype))
-    return (L, level), (dL, jnp.zeros_like(level))
+    return jnp.tril(G) - 0.5 * G * jnp.eye(L.shape[-1], dtype=L.dtype)
+
+
+def whitened_solve(
+    K: Array, B: Array, jitter: float | None = None
+) -> tuple[Array, Array, Array]:
+    r"""
+    :func:`jittered_cholesky` of K, and :math:`A = L^{-1} B` with it.
+
+    The derivative of A is :math:`L^{-1} dB - \Phi(L^{-1} dK L^{-\top}) A`, which does not
+    go through L: a gradient by way of A alone saves the product of L with a matrix of its
+    size, the largest of the reverse pass.
+
+    :param K: symmetric matrices, shape ``(*batch, M, M)``.
+    :param B: shape ``(*batch, M, N)``, batch dimensions broadcast.
+    :param jitter: first relative jitter; :func:`default_jitter` of the dtype if None.
+    :return: the factor L and the jitter, as :func:`jittered_cholesky`, and A, of shape
+        ``(*batch, M, N)``.
+
+    >>> import jax.numpy as jnp
+    >>> L, _, A = whitened_solve(4.0 * jnp.eye(2), jnp.ones((2, 3)))
+    >>> bool(jnp.allclose(L @ A, 1.0))
+    True
+    """
+    first, largest = _jitter_range(K.dtype)
+    scale = jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
+    L, level, A = _whitened(K, scale, B, first if jitter is None else jitter, largest)
+    return L, level * scale, A
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3, 4))
+def _whitened(K, scale, B, jitter, largest):
+    L, level = _search(K, scale, jitter, largest)
+    return L, level, solve_lower(L, B)
+
+
+@_whitened.defjvp
+def _whitened_jvp(jitter, largest, primals, tangents):
+    K, scale, B = primals
+    dK, dscale, dB = tangents
+    L, level, A = _whitened(K, scale, B, jitter, largest)
+    djitter = level * dscale
+    dK = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
+    phi = _phi(L, dK)
+    dA = solve_lower(L, dB) - jnp.einsum("...mk,...kn->...mn", phi, A)
+    return (L, level, A), (L @ phi, jnp.zeros_like(level), dA)
 
 
 @partial(jax.jit, static_argnums=(2, 3))

@@ -11,13 +11,14 @@ from jax import Array
 from jax.extend.core import Literal
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
-from numpyro.distributions.util import is_identically_one, scale_and_mask
+from numpyro.distributions.util import is_identically_one
 from numpyro.infer import init_to_sample
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG, subsample_plate_sizes
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import find_valid_initial_params
 from numpyro.util import identity, is_prng_key, not_jax_tracer
 
+from numpyro_sgp.distributions import sites
 from numpyro_sgp.mcmc.whiten import _Whitened, whiten
 
 
@@ -274,12 +275,7 @@ class EllipticalSlice(MCMCKernel):
 
     def _check_sites(self, trace, init_params, model_kwargs):
         """Names of the latent sites, all of them N(0, I)."""
-        if subsample_plate_sizes(trace):
-            raise ValueError(
-                f"The model subsamples {sorted(subsample_plate_sizes(trace))}, but "
-                "elliptical slice sampling needs all data in each step: leave "
-                "subsample_size out."
-            )
+        sites.check_whole_plates(trace, "elliptical slice sampling needs them all")
         latent = [
             name
             for name, site in trace.items()
@@ -365,7 +361,7 @@ def _with_constants_done(fn, z):
 
 def _site_log_likelihoods(trace):
     return {
-        name: jnp.sum(scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"]))
+        name: jnp.sum(sites.log_prob(site))
         for name, site in trace.items()
         if site["type"] == "sample" and site["is_observed"]
     }

@@ -1,14 +1,11 @@
 """Variationally sparse MCMC: a model whose GP sites are inducing values."""
 
-from contextlib import nullcontext
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import init_to_median
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
@@ -17,13 +14,15 @@ from numpyro.util import not_jax_tracer
 from numpyro_sgp.distributions import SparsePosterior, sites
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.coupling import couples_rows
-from numpyro_sgp.elbo.trace_gp import _default_expectation
+from numpyro_sgp.elbo.expectation import default_expectation
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.guides import VGP, MixtureSVGP
+from numpyro_sgp.guides.approximations import check_approximations
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky
 
 FACTOR = "expected_log_likelihood"
+_ALL_ROWS = "MCMC needs them all in each step"
 
 
 def sparsify(model, approximation, expectation=None):
@@ -103,15 +102,7 @@ class _Sparsified:
     """What :func:`sparsify` returns."""
 
     def __init__(self, model, approximation, expectation):
-        given = (
-            approximation.values() if isinstance(approximation, dict) else [approximation]
-        )
-        for option in given:
-            if isinstance(option, type) or not hasattr(option, "initial_points"):
-                raise TypeError(
-                    "approximation must be an object such as SVGP(50), or a dict of them "
-                    f"by site, got {option!r}."
-                )
+        for option in check_approximations(approximation):
             if getattr(option, "num_orthogonal", None) is not None:
                 raise ValueError(_one_set(option))
             if _is_about_q(option):
@@ -137,7 +128,9 @@ class _Sparsified:
         """Run the model: with its data for inference, without for predictions."""
         if not self.inducing:
             self._set_up(args, kwargs)
-        with_data = self._observed <= _observed(self._run(_prior_mean, {}, args, kwargs))
+        with_data = self._observed <= _observed(
+            self._run(sites.prior_mean, {}, args, kwargs)
+        )
         replace = _InducingValues(self, with_data)
         with replace:
             out = self.model(*args, **kwargs)
@@ -174,7 +167,7 @@ class _Sparsified:
                 "model's arguments, first."
             )
         try:
-            with _concrete():
+            with sites.known_inside_jit():
                 self._prepare(args, kwargs)
         except BaseException:
             self.inducing = {}
@@ -212,7 +205,7 @@ class _Sparsified:
         self.inducing = chosen
 
     def _checked_structure(self, args, kwargs):
-        trace = self._run(_prior_mean, {}, args, kwargs)
+        trace = self._run(sites.prior_mean, {}, args, kwargs)
         names = [name for name, site in trace.items() if sites.is_latent_gp(site)]
         if not names:
             raise ValueError(
@@ -227,7 +220,7 @@ class _Sparsified:
         for name in names:
             sites.check_inputs(name, sites.unwrap(trace[name]["fn"])[0])
         sites.check_plates(trace)
-        _check_subsampling(trace)
+        sites.check_whole_plates(trace, _ALL_ROWS)
         if not _observed(trace):
             raise ValueError(
                 "The model has no observed site. A sparsified model is set up when it "
@@ -273,21 +266,11 @@ class _Sparsified:
 
     def _check_coupling(self, f, values, args, kwargs):
         shapes = {name: value.shape for name, value in f.items()}
-        dtype = jnp.result_type(*f.values())
 
-        def log_density(f):
-            return _score(self._run(_at(f), values, args, kwargs))
+        def trace_at(f):
+            return self._run(_at(f), values, args, kwargs)
 
-        def features(f):
-            """Has mixed second derivatives where inputs of a GP site mix rows of f."""
-            trace = self._run(_at(f), values, args, kwargs)
-            priors = [sites.unwrap(trace[name]["fn"])[0] for name in f]
-            leaves = jax.tree.leaves([(p.kernel, p.X, p.mean) for p in priors])
-            return sum(jnp.sum(jnp.sin(leaf)) for leaf in leaves)
-
-        if couples_rows(log_density, shapes, dtype) or (
-            len(f) > 1 and couples_rows(features, shapes, dtype)
-        ):
+        if couples_rows(trace_at, shapes, jnp.result_type(*f.values())):
             raise ValueError(
                 "The likelihood ties rows of X together (a log density with mixed second "
                 "derivatives between rows), and quadrature uses the marginals of f alone. "
@@ -321,7 +304,7 @@ class _Sparsified:
         return trace
 
     def _expected_log_likelihood(self, shapes, values, args, kwargs):
-        rule = self.expectation or _default_expectation(shapes, False)
+        rule = self.expectation or default_expectation(shapes)
         for name in shapes:
             if f"{name}_u_white" not in values:
                 raise ValueError(_no_value(f"{name}_u_white"))
@@ -388,7 +371,7 @@ class _InducingValues(Messenger):
         if msg["type"] in ("sample", "param"):
             self.sampled.add(msg["name"])
         if msg["type"] == "plate":
-            _check_subsampling({msg["name"]: msg})
+            sites.check_whole_plates({msg["name"]: msg}, _ALL_ROWS)
         elif sites.is_latent_gp(msg) if msg["type"] == "sample" else False:
             self._replace(msg)
         elif self.with_data and (
@@ -409,7 +392,7 @@ class _InducingValues(Messenger):
         v = numpyro.sample(f"{name}_u_white", white.to_event(1 + reinterpreted))
         self.shapes[name] = prior.shape()
         if self.with_data:
-            msg["value"] = _prior_mean(msg)  # of no effect on what is not hidden
+            msg["value"] = sites.prior_mean(msg)  # of no effect on what is not hidden
             self._hide(msg)
         else:
             msg["fn"] = sites.rewrap(self.sparse._posterior(msg, v), reinterpreted)
@@ -442,11 +425,6 @@ def _given(prior, points, white, jitter):
     return SparsePosterior(prior, (points,), q, jitter)
 
 
-def _prior_mean(site):
-    prior, _ = sites.unwrap(site["fn"])
-    return jnp.reshape(prior.mean, site["fn"].shape())
-
-
 def _at(f):
     return lambda site: f[site["name"]]
 
@@ -454,7 +432,7 @@ def _at(f):
 def _score(trace):
     """Log density of the observed sites."""
     terms = [
-        jnp.sum(scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"]))
+        jnp.sum(sites.log_prob(site))
         for site in trace.values()
         if site["type"] == "sample" and site["is_observed"]
     ]
@@ -467,18 +445,6 @@ def _observed(trace):
         for name, site in trace.items()
         if site["type"] == "sample" and site["is_observed"]
     )
-
-
-def _check_subsampling(trace):
-    for name, site in trace.items():
-        if site["type"] == "plate":
-            size, subsample_size = site["args"]
-            if subsample_size is not None and subsample_size != size:
-                raise ValueError(
-                    f"Plate '{name}' subsamples {subsample_size} of {size} rows, but MCMC "
-                    "needs all data in each step: leave subsample_size out (or use SVI "
-                    "with AutoSparseGP)."
-                )
 
 
 def _is_about_q(option):
@@ -505,9 +471,3 @@ def _one_set(option):
 
 def _is_origin(x):
     return isinstance(x, frozenset)
-
-
-def _concrete():
-    """Keeps known arrays known inside of jit."""
-    inside_jit = not not_jax_tracer(jnp.zeros(()))
-    return jax.ensure_compile_time_eval() if inside_jit else nullcontext()

@@ -193,7 +193,7 @@ def test_errors():
     svi = make_svi(model)
     with pytest.raises(TypeError, match=r"svi must be a numpyro\.infer\.SVI.* function"):
         calibrate(model, X, y)
-    with pytest.raises(ValueError, match=r"minibatch of plate 'data' \(2 of 4\)"):
+    with pytest.raises(ValueError, match=r"minibatch of plate 'data' \(2 of 4 rows\)"):
         calibrate(svi, X, y, batch_size=2, **SMALL)
 
     def factor(X, y=None):

@@ -27,6 +27,7 @@ TINY = "--num-bins 40 --sparsity 0.1 --num-steps 20 --quiet --num-draws 30"
 TINY += " --num-warmup 5 --num-samples 20 --num-slice-steps 40 --output"
 
 
+@pytest.mark.slow
 def test_example_prints_its_tables_and_saves_its_figures(coal_mining, tmp_path, capsys):
     options = [*TINY.split(), str(tmp_path), "--methods", "natural", "mog1"]
     coal_mining.main(coal_mining.parse_args(options))

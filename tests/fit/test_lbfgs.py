@@ -337,7 +337,7 @@ def test_progress_bar_shows_block_and_loss(capsys):
 def test_subsampling_is_refused():
     X, y = helpers.regression_data()
     svi = sparse_svi(helpers.gaussian_model)
-    with pytest.raises(ValueError, match=r"Plate 'data' is subsampled \(5 of 15 rows\)"):
+    with pytest.raises(ValueError, match=r"minibatch of plate 'data' \(5 of 15 rows\)"):
         fit(svi, X, y, batch_size=5)
 
 

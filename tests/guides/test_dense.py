@@ -248,3 +248,30 @@ def test_coupled_covariances_and_sites_are_whitened(covariance):
         sgp.SVGP(3, covariance=covariance, whiten=False)
     with pytest.raises(ValueError, match="SOLVEGP: covariance must be one of"):
         sgp.SOLVEGP(3, 3, covariance=covariance)
+
+
+@pytest.mark.parametrize("covariance", ["coupled", "full"])
+def test_rows_of_different_functions_are_tied_where_these_are_coupled(covariance):
+    def model(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([2]))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f[0] * f[1][::-1], 0.5), obs=y)
+
+    X = jnp.linspace(0.0, 2.0, 4)[:, None]
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3, covariance=covariance))
+    guide.setup(X, jnp.ones(4))
+    assert guide.couples_rows == (covariance == "coupled")
+
+
+def test_derivatives_by_marginals_are_not_those_of_coupled_functions():
+    def model(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([2]))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f[0] * f[1], 0.5), obs=y)
+
+    X, y = jnp.linspace(0.0, 2.0, 4)[:, None], jnp.ones(4)
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3, covariance="coupled"))
+    svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), X, y))
+    with pytest.raises(ValueError, match="GP site 'f' has a mixture, coupled"):
+        svi.loss.marginal_gradients(jax.random.key(0), params, model, guide, X, y)

@@ -380,7 +380,7 @@ def test_subsampled_data_are_refused():
         with numpyro.plate("data", N, subsample_size=2) as idx:
             numpyro.sample("y", dist.Normal(f[idx], NOISE), obs=Y[idx])
 
-    with pytest.raises(ValueError, match=r"subsamples \['data'\]"):
+    with pytest.raises(ValueError, match="minibatch of plate 'data'"):
         EllipticalSlice(model).init(jax.random.key(0), 0)
 
 

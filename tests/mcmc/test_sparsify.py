@@ -360,7 +360,7 @@ def nothing(X, y):
         (depends_on_f, Z, Y, r"\['w'\] depend on f"),
         (coupled, Z, Y, "ties rows of X together"),
         (in_data_plate, Z, Y, "inside the data plate"),
-        (subsampled, Z, Y, "Plate 'data' subsamples 3 of 8"),
+        (subsampled, Z, Y, "minibatch of plate 'data' .3 of 8 rows"),
         (nothing, Z, Y, "no latent GP site"),
         (whiten(hyper), Z, Y, "not whiten"),
         (hyper, Z, None, "no observed site.*sparse.setup"),
