@@ -75,14 +75,27 @@ def _cholesky_retry_jvp(jitter, largest, primals, tangents):
     L, level = _cholesky_retry(K, scale, jitter, largest)
     djitter = level * dscale
     dA = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
-    return (L, level), (L @ _phi(L, dA), jnp.zeros_like(level))
+    return (L, level), (L @ _T(_phi(L, dA)), jnp.zeros_like(level))
 
 
 def _phi(L, dA):
-    """:math:`\\Phi(L^{-1} dA L^{-T})`, Phi: the lower triangle with half the diagonal."""
-    G = lax.linalg.triangular_solve(L, dA, left_side=False, lower=True, transpose_a=True)
-    G = lax.linalg.triangular_solve(L, G, left_side=True, lower=True)
-    return jnp.tril(G) - 0.5 * G * jnp.eye(L.shape[-1], dtype=L.dtype)
+    """
+    :math:`\\Phi(L^{-1} dA L^{-\\top})^\\top`, Phi: the lower triangle with half the
+    diagonal.
+    """
+    G = lax.linalg.triangular_solve(
+        L, _T(dA), left_side=False, lower=True, transpose_a=True
+    )
+    G = _T(lax.linalg.triangular_solve(L, G, left_side=True, lower=True))
+    return jnp.triu(G) - 0.5 * G * jnp.eye(L.shape[-1], dtype=L.dtype)
+
+
+def _T(A):
+    """
+    The transpose. LAPACK and BLAS order matrices by columns and XLA by rows; around the
+    calls below it costs nothing, and spares copies that cost as much as the calls.
+    """
+    return jnp.swapaxes(A, -1, -2)
 
 
 def whitened_solve(
@@ -126,8 +139,8 @@ def _whitened_jvp(jitter, largest, primals, tangents):
     djitter = level * dscale
     dK = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
     phi = _phi(L, dK)
-    dA = solve_lower(L, dB) - jnp.einsum("...mk,...kn->...mn", phi, A)
-    return (L, level, A), (L @ phi, jnp.zeros_like(level), dA)
+    dA = solve_lower(L, dB) - jnp.einsum("...km,...kn->...mn", phi, A)
+    return (L, level, A), (L @ _T(phi), jnp.zeros_like(level), dA)
 
 
 @partial(jax.jit, static_argnums=(2, 3))
@@ -136,9 +149,8 @@ def _search(K, scale, jitter, largest):
     first = default_jitter(K.dtype)
 
     def factor(level):
-        return lax.linalg.cholesky(
-            K + (level * scale)[..., None, None] * eye, symmetrize_input=False
-        )
+        A = K + (level * scale)[..., None, None] * eye
+        return lax.linalg.cholesky(_T(A), symmetrize_input=False)
 
     def failed(L):
         return ~jnp.all(jnp.isfinite(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
@@ -168,10 +180,11 @@ def solve_lower(L: Array, B: Array) -> Array:
     batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
     if L.ndim == 2 and B.ndim > 2:
         # One solve with all right-hand sides rather than a copy of L for each.
-        columns = jnp.moveaxis(B, -2, 0).reshape(B.shape[-2], -1)
-        out = lax.linalg.triangular_solve(L, columns, left_side=True, lower=True)
-        out = out.reshape(B.shape[-2], *B.shape[:-2], B.shape[-1])
-        return jnp.moveaxis(out, 0, -2)
-    L = jnp.broadcast_to(L, (*batch, *L.shape[-2:]))
-    B = jnp.broadcast_to(B, (*batch, *B.shape[-2:]))
-    return lax.linalg.triangular_solve(L, B, left_side=True, lower=True)
+        rows = _T(B).reshape(-1, B.shape[-2])
+    else:
+        L = jnp.broadcast_to(L, (*batch, *L.shape[-2:]))
+        rows = _T(jnp.broadcast_to(B, (*batch, *B.shape[-2:])))
+    out = lax.linalg.triangular_solve(
+        L, rows, left_side=False, lower=True, transpose_a=True
+    )
+    return _T(out.reshape(*batch, B.shape[-1], B.shape[-2]))
