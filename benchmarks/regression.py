@@ -153,7 +153,7 @@ def run(name, method, split, args, path):
     guide = sgp.AutoSparseGP(model, approximation(method, args.inducing, args.tight))
     optimiser = optax.adam(args.rate)
     if args.natural:
-        optimiser = sgp.NaturalGradient(guide, args.natural, optimiser)
+        optimiser = sgp.natural_gradients(guide, args.natural, optimiser)
     svi = SVI(model, guide, optimiser, sgp.TraceGP_ELBO(sgp.GaussHermite(2)))
     begin = time.perf_counter()
     guide.setup(X, y)

@@ -16,6 +16,7 @@ from numpyro_sgp.distributions import (
     CollapsedSOLVEGP,
     CollapsedSVGP,
     CoupledPosterior,
+    FunctionSamples,
     GaussianProcess,
     MarginalGP,
     MixturePosterior,
@@ -23,7 +24,7 @@ from numpyro_sgp.distributions import (
     neighbour_blocks,
 )
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo, ScoreFunction, TraceGP_ELBO
-from numpyro_sgp.fit import FitInterrupted, fit_lbfgs
+from numpyro_sgp.fit import FitInterrupted, fit_lbfgs, natural_gradients
 from numpyro_sgp.guides import ODVGP, SOLVEGP, SVGP, VGP, AutoSparseGP, MixtureSVGP
 from numpyro_sgp.inducing import assess_inducing, initial_inducing
 from numpyro_sgp.mcmc import EllipticalSlice, WhitenReparam, sparsify, whiten
@@ -42,6 +43,7 @@ __all__ = [
     "CoupledPosterior",
     "EllipticalSlice",
     "FitInterrupted",
+    "FunctionSamples",
     "GPPredictive",
     "GaussHermite",
     "GaussianProcess",
@@ -67,6 +69,7 @@ __all__ = [
     "likelihoods",
     "log_predictive_density",
     "means",
+    "natural_gradients",
     "neighbour_blocks",
     "sparsify",
     "to_arviz",

@@ -296,7 +296,7 @@ class _Collapsed(MarginalGP):
         if self.tight == "block":
             prior = self.prior
             return cost + block_cost(
-                prior.kernel, prior.X, A, self._rows_noise, self.blocks
+                prior.kernel, prior.X, A, 1.0 / self._rows_noise, self.blocks
             )
         residual = self.prior.variance / self._rows_noise**2 - jnp.sum(A**2, axis=-2)
         if self.tight == "diagonal":

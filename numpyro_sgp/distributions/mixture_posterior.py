@@ -50,7 +50,7 @@ class MixturePosterior(GPPosterior):
         ((50,), (50,))
     """
 
-    pytree_data_fields = ("components", "logits", "prior")
+    pytree_data_fields = ("components", "logits", "prior", "relaxation")
     pytree_aux_fields = ("entropy",)
 
     def __init__(
@@ -117,6 +117,21 @@ class MixturePosterior(GPPosterior):
     def marginals(self, component=0) -> tuple[Array, Array]:
         """See :meth:`GPPosterior.marginals`."""
         return self.components.mean[component], self.components.variance[component]
+
+    def relaxed(self, relaxation) -> "MixturePosterior":
+        """See :meth:`GPPosterior.relaxed`; all components share q(f | u)."""
+        new = super().relaxed(relaxation)
+        new.components = self.components.relaxed(relaxation)
+        return new
+
+    def bound_marginals(self, component=0) -> tuple[Array, Array]:
+        """See :meth:`GPPosterior.bound_marginals`."""
+        means, variances = self.components.bound_marginals()
+        return means[component], variances[component]
+
+    def relaxation_cost(self, precision=None) -> Array:
+        """See :meth:`GPPosterior.relaxation_cost`."""
+        return self.components.relaxation_cost(precision)[0]
 
     def _average(self, values):
         return jnp.tensordot(self.weights.astype(values.dtype), values, axes=1)

@@ -1,5 +1,7 @@
 """What every variational posterior at a GP site offers."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
@@ -22,6 +24,9 @@ class GPPosterior(dist.Distribution):
     arg_constraints = {}
     support = constraints.real_vector
     reparametrized_params = []
+
+    #: How q(f | u) is relaxed in the bound, if it is.
+    relaxation = None
 
     #: Whether rows of different latent functions are independent under q.
     independent_latents = True
@@ -49,6 +54,30 @@ class GPPosterior(dist.Distribution):
         """
         del component
         return self.mean, self.variance
+
+    def relaxed(self, relaxation) -> "GPPosterior":
+        """
+        The same posterior for a tighter bound: only :meth:`bound_marginals` and
+        :meth:`relaxation_cost` change, predictions do not.
+
+        :param relaxation: a :class:`~numpyro_sgp.distributions.relaxation.Relaxation`, or
+            None.
+        """
+        new = copy.copy(self)
+        new.relaxation = relaxation
+        return new
+
+    def bound_marginals(self, component=0) -> tuple[Array, Array]:
+        """As :meth:`marginals`, those that the bound takes expectations under."""
+        return self.marginals(component)
+
+    def relaxation_cost(self, precision: Array | None = None) -> Array:
+        """
+        What a relaxed q(f | u) costs the bound at the rows of X, shape ``batch_shape``.
+
+        :param precision: of a Gaussian likelihood, ``batch_shape + (N,)``.
+        """
+        raise NotImplementedError
 
     def place(self, x: Array, component=0) -> Array:
         """

@@ -63,7 +63,7 @@ class SparsePosterior(GPPosterior):
         ((50,), 0.0)
     """
 
-    pytree_data_fields = ("prior", "inducing", "given_q")
+    pytree_data_fields = ("prior", "inducing", "given_q", "relaxation")
     pytree_aux_fields = ("jitter", "_sets", "_residual")
 
     def __init__(
@@ -170,6 +170,31 @@ class SparsePosterior(GPPosterior):
             F = A if block.is_prior else block.project(A)
             variance = variance + jnp.sum(F**2, axis=-2)
         return jnp.broadcast_to(jnp.maximum(variance, floor), self.shape())
+
+    @property
+    def _residual_variance(self):
+        """Prior variances that no set explains."""
+        prior = self.prior.kernel.diag(self.prior.X)
+        return jnp.maximum(prior - jnp.sum(self.projection**2, axis=-2), 0.0)
+
+    def bound_marginals(self, component=0):
+        """See :meth:`GPPosterior.bound_marginals`."""
+        if self.relaxation is None:
+            return self.marginals(component)
+        residual = self._residual_variance
+        variance = self.relaxation.factor * residual
+        for A, block in self._blocks():
+            F = A if block.is_prior else block.project(A)
+            variance = variance + jnp.sum(F**2, axis=-2)
+        floor = jnp.finfo(residual.dtype).eps * self.prior.kernel.diag(self.prior.X)
+        return self.mean, jnp.broadcast_to(jnp.maximum(variance, floor), self.shape())
+
+    def relaxation_cost(self, precision=None):
+        """See :meth:`GPPosterior.relaxation_cost`."""
+        cost = self.relaxation.cost(
+            self.prior, self.projection, self._residual_variance, precision
+        )
+        return jnp.broadcast_to(cost, self.batch_shape)
 
     def _cancels(self, index, block):
         return self._residual and block.is_prior and index in self._sets

@@ -28,11 +28,7 @@ def couples_rows(
     """
 
     def log_density(f):
-        return sum(
-            jnp.sum(sites.log_prob(site))
-            for name, site in trace_at(f).items()
-            if site["type"] == "sample" and name not in shapes
-        )
+        return log_likelihood(trace_at(f), shapes)
 
     def features(f):
         """Has mixed second derivatives where inputs of a GP site mix rows of f."""
@@ -44,6 +40,15 @@ def couples_rows(
     if mixes_rows(log_density, shapes, dtype, frozenset(coupled)):
         return True
     return len(shapes) > 1 and mixes_rows(features, shapes, dtype)
+
+
+def log_likelihood(trace, gp_sites: Iterable[str]) -> Array:
+    """Log density of all sites of a trace but the GP sites."""
+    return sum(
+        jnp.sum(sites.log_prob(site))
+        for name, site in trace.items()
+        if site["type"] == "sample" and name not in gp_sites
+    )
 
 
 def mixes_rows(

@@ -14,6 +14,8 @@ from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import _validate_model, check_model_guide_match, find_stack_level
 
 from numpyro_sgp.distributions import sites
+from numpyro_sgp.distributions.relaxation import Relaxation
+from numpyro_sgp.elbo.curvature import row_precisions
 from numpyro_sgp.elbo.expectation import (
     GaussHermite,
     MonteCarlo,
@@ -38,6 +40,9 @@ class TraceGP_ELBO(ELBO):
     factorises each K_uu once. Other latent variables are drawn from the guide once a
     particle, as in :class:`~numpyro.infer.Trace_ELBO`; subsampling plates scale the
     expected log likelihood and not the KL.
+
+    A relaxed conditional (``tight=...`` of an approximation) makes the bound tighter; what
+    it costs is part of the data's terms and scaled as these are.
 
     The components of a mixture posterior (:class:`~numpyro_sgp.MixtureSVGP`) are integrated
     one by one and weighted, so that no component is ever drawn.
@@ -177,6 +182,8 @@ class TraceGP_ELBO(ELBO):
                         "natural=False."
                     )
 
+        precisions = self._precisions(run, found)
+
         def at(node, component):
             """
             Terms of the ELBO with f at one node of one component, and what does not depend
@@ -193,12 +200,13 @@ class TraceGP_ELBO(ELBO):
                 if found[name].num_components > 1:
                     log_weight.append(q.log_weights[k])
                 f = q.sample(x) if joint else q.place(x, k)
-                if score or shift is not None:
-                    mean, variance = q.marginals(k)
+                if score or shift is not None or q.relaxation is not None:
+                    mean, variance = q.bound_marginals(k)
                     if shift:
                         mean, variance = mean + shift[name][0], variance + shift[name][1]
-                        f = mean + jnp.sqrt(variance) * x
                     marginals[name] = (mean, variance)
+                    if shift or q.relaxation is not None:
+                        f = mean + jnp.sqrt(variance) * x
                 if score:
                     f = jax.lax.stop_gradient(f)
                 return jnp.reshape(f, site["fn"].shape())
@@ -206,6 +214,12 @@ class TraceGP_ELBO(ELBO):
             guide_trace, model_trace, mutable = run(place)
             log_probs = _log_prob_arrays(model_trace, found)
             terms = _contributions(model_trace, guide_trace, kl_key, log_probs)
+            for name, site in found.items():
+                if site.relaxation is not None:
+                    q, _ = sites.unwrap(guide_trace[name]["fn"])
+                    scale = _row_scale(model_trace, name, site.shape[-1])
+                    cost = q.relaxation_cost(precisions.get(name, 0.0) / scale)
+                    terms[name] = terms[name] - scale * jnp.sum(cost)
             rows = _row_values(log_probs, found, on_f) if score else {}
             if shift is not None:
                 for name, moments in marginals.items():
@@ -251,6 +265,29 @@ class TraceGP_ELBO(ELBO):
         terms = jax.tree.map(lambda x: jnp.dot(weights.astype(x.dtype), x), terms)
         return terms, jax.tree.map(lambda x: x[jnp.argmax(weights)], mutable), {}
 
+    def _precisions(self, run, found) -> dict[str, Array]:
+        """Of the Gaussian likelihood at each row of the sites whose bound asks for it."""
+        names = [
+            name
+            for name, site in found.items()
+            if site.relaxation is not None and site.relaxation.is_gaussian
+        ]
+        if not names:
+            return {}
+
+        def log_density(values):
+            def place(site):
+                if not sites.is_sparse_posterior(site):
+                    return None
+                return jnp.reshape(values[site["name"]], site["fn"].shape())
+
+            log_probs = _log_prob_arrays(run(place)[1], found)
+            return sum(jnp.sum(log_prob) for log_prob in log_probs.values())
+
+        # They are the same at any f, or AutoSparseGP would have refused the model.
+        zeros = {name: jnp.zeros(site.shape, site.dtype) for name, site in found.items()}
+        return row_precisions(log_density, zeros, names)
+
     def _rule(self, found):
         """The expectation rule, checked against the GP sites."""
         coupled = any(site.couples_rows for site in found.values())
@@ -263,6 +300,12 @@ class TraceGP_ELBO(ELBO):
                 "alone. Use TraceGP_ELBO(MonteCarlo(num_samples, joint=True))."
             )
         for name, site in found.items():
+            if joint and site.relaxation is not None:
+                raise ValueError(
+                    f"GP site '{name}' has a tight bound, which is for expectations under "
+                    "marginals of f; MonteCarlo(..., joint=True) draws rows together. Use "
+                    "tight='none'."
+                )
             if joint and site.num_components > 1:
                 raise ValueError(
                     f"GP site '{name}' has a mixture posterior, whose components are "
@@ -293,6 +336,9 @@ class TraceGP_ELBO(ELBO):
                 site["infer"].get("couples_rows", False),
                 q.num_components,
                 q.independent_latents,
+                None
+                if q.relaxation is None
+                else Relaxation(q.relaxation.kind, None, q.relaxation.block_size),
             )
             return jnp.zeros(site["fn"].shape(), q.prior.X.dtype)
 
@@ -315,6 +361,7 @@ class _GPSite(NamedTuple):
     couples_rows: bool
     num_components: int
     independent_latents: bool
+    relaxation: Relaxation | None
 
 
 class _GPSites(dict):
@@ -354,6 +401,27 @@ def _check_pair(model_trace, guide_trace, shapes):
                 "that each would see a minibatch of its own. Open "
                 f"numpyro.plate('{name}', ...) with the same sizes in the guide."
             )
+
+
+def _row_scale(trace, name, num_rows) -> float:
+    """What data plates multiply the terms of the rows of a GP site by."""
+    if trace[name]["scale"] is not None:
+        raise ValueError(
+            f"GP site '{name}' is scaled (numpyro.handlers.scale) and has a tight bound, "
+            "which is for the unscaled prior. Use tight='none'."
+        )
+    scales = {
+        size / batch
+        for size, batch in subsample_plate_sizes(trace).values()
+        if batch == num_rows
+    }
+    if len(scales) > 1:
+        raise ValueError(
+            f"GP site '{name}' has a tight bound, whose terms belong to the rows of one "
+            f"data plate, but the model has several, with the scales {sorted(scales)}. Use "
+            "tight='none'."
+        )
+    return scales.pop() if scales else 1.0
 
 
 def _log_prob_arrays(model_trace, found) -> dict[str, Array]:

@@ -14,7 +14,9 @@ from numpyro.primitives import Messenger
 from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp.distributions import SparsePosterior, sites
-from numpyro_sgp.elbo.coupling import couples_rows
+from numpyro_sgp.distributions.relaxation import check_block_size
+from numpyro_sgp.elbo.coupling import couples_rows, log_likelihood
+from numpyro_sgp.elbo.curvature import check_gaussian
 from numpyro_sgp.guides.approximations import MeanKernel, check_approximations
 from numpyro_sgp.guides.parameters import parameter_blocks
 from numpyro_sgp.inducing import InducingVerdict, assess_inducing
@@ -179,6 +181,8 @@ class AutoSparseGP(autoguide.AutoGuide):
             )
         values, given = approximation.declare(f"{name}_{self.prefix}", initial)
         posterior = approximation.posterior(prior, {**values, **self._constants[name]})
+        if (relaxation := approximation.relaxation(values)) is not None:
+            posterior = posterior.relaxed(relaxation)
         site["infer"] = {**site["infer"], "couples_rows": self.couples_rows}
         # Where no optimiser or result has given parameters yet, SVI.init wants a value of
         # the right shape only, and a joint draw would cost O(N^3).
@@ -241,7 +245,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         subsampled = bool(subsample_plate_sizes(trace))
         for name in gp_sites:
             self._initialise(name, values, subsampled, args, kwargs)
-        self.couples_rows = self._couples_rows(trace, values, args, kwargs)
+        self._check_likelihood(trace, values, args, kwargs)
         self._setup_args = None if subsampled else (args, kwargs)
         # What pickles, and what NumPyro's tools ask of a guide.
         self.prototype_trace = {
@@ -358,13 +362,17 @@ class AutoSparseGP(autoguide.AutoGuide):
         Kuu = inducing_covariance(prior.kernel, points)
         check_cholesky(name, jittered_cholesky(Kuu, approximation.jitter)[0])
 
-    def _couples_rows(self, trace, values, args, kwargs):
-        """Whether the likelihood, or the prior of a GP site, mixes rows of another."""
+    def _check_likelihood(self, trace, values, args, kwargs):
+        """
+        Finds out whether the likelihood, or the prior of a GP site, mixes rows of another,
+        and checks that it suits the bounds asked for.
+        """
         shapes, dtypes = {}, []
         for name in self._initial:
             prior, _ = sites.unwrap(trace[name]["fn"])
             shapes[name] = prior.shape()
             dtypes.append(prior.X.dtype)
+        dtype = jnp.result_type(*dtypes)
 
         def trace_at(f):
             def at_site(site):
@@ -380,7 +388,25 @@ class AutoSparseGP(autoguide.AutoGuide):
             for name, approximation in self._approximations.items()
             if getattr(approximation, "covariance", None) == "coupled"
         }
-        return couples_rows(trace_at, shapes, jnp.result_type(*dtypes), coupled)
+        self.couples_rows = couples_rows(trace_at, shapes, dtype, coupled)
+        tight = {
+            name: option
+            for name, option in self._approximations.items()
+            if option.tight != "none"
+        }
+        if tight and self.couples_rows:
+            raise ValueError(
+                f"GP sites {sorted(tight)} have a tight bound, which is for likelihoods of "
+                "one row at a time, but this one ties rows of X together. Use tight='none'."
+            )
+        gaussian = [name for name, option in tight.items() if option.tight != "scalar"]
+        if gaussian:
+            check_gaussian(
+                lambda f: log_likelihood(trace_at(f), shapes), shapes, dtype, gaussian
+            )
+        for name in gaussian:
+            if (size := tight[name].block_size) is not None:
+                check_block_size(size, shapes[name][-1])
 
     # ---- results ------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ class MixtureSVGP(SVGP):
     :param whiten: as in :class:`SVGP`; the paper's is ``False``.
     :param train_inducing: as in :class:`SVGP`.
     :param share_inducing: as in :class:`SVGP`.
+    :param tight: ``"none"`` or ``"scalar"``, as in :class:`SVGP`.
     :param jitter: relative jitter of K_uu; by dtype if None.
     :param seed: of the initialiser and of the starting means.
     :raises ValueError: if the options contradict each other.
@@ -56,6 +57,7 @@ class MixtureSVGP(SVGP):
     """
 
     _covariances = ("diagonal", "full")
+    _tights = ("none", "scalar")
 
     def __init__(
         self,
@@ -69,6 +71,7 @@ class MixtureSVGP(SVGP):
         whiten: bool = True,
         train_inducing: bool = True,
         share_inducing: bool = True,
+        tight: Literal["none", "scalar"] = "none",
         jitter: float | None = None,
         seed: int = 0,
     ):
@@ -100,6 +103,7 @@ class MixtureSVGP(SVGP):
             covariance=covariance,
             train_inducing=train_inducing,
             share_inducing=share_inducing,
+            tight=tight,
             jitter=jitter,
             seed=seed,
         )
@@ -112,6 +116,8 @@ class MixtureSVGP(SVGP):
         params = super().initial_params(prior.expand((K, *prior.batch_shape)), points)
         # Inducing points belong to latent functions, not to components.
         params["Z"] = points[0]
+        if "qf_scale" in params:
+            params["qf_scale"] = params["qf_scale"][0]
         if K > 1:
             mu = params["qu_mu"]
             L, _ = jittered_cholesky(inducing_covariance(prior.kernel, points), self.jitter)

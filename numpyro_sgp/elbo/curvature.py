@@ -1,0 +1,84 @@
+"""The precision of a Gaussian likelihood, read off model code."""
+
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+
+def row_precisions(
+    log_density: Callable[[dict[str, Array]], Array],
+    f: dict[str, Array],
+    names: Iterable[str],
+) -> dict[str, Array]:
+    r"""
+    :math:`-\partial^2 \log p / \partial f_{jn}^2` at each row n and latent function j, by
+    one Hessian product for each latent function: rows must not be mixed.
+
+    :param log_density: from values of GP sites to the log likelihood of all rows.
+    :param f: values of GP sites, shapes ``batch_shape + (N,)``.
+    :param names: of the sites whose precisions are wanted.
+    :return: arrays of the shapes of ``f``.
+    """
+    found = {}
+    for name in names:
+        value = f[name]
+        num_functions = int(np.prod(value.shape[:-1]))
+
+        def slope(v, name=name):
+            return jax.grad(lambda v: log_density({**f, name: v}))(v)
+
+        def along(function, value=value, slope=slope):
+            direction = function.reshape(*value.shape[:-1], 1) * jnp.ones_like(value)
+            _, Hs = jax.jvp(slope, (value,), (direction,))
+            return function @ Hs.reshape(function.shape[0], -1)
+
+        each = jax.vmap(along)(jnp.eye(num_functions, dtype=value.dtype))
+        found[name] = -each.reshape(value.shape)
+    return found
+
+
+def check_gaussian(log_density, shapes: dict[str, tuple], dtype, names) -> None:
+    """
+    :param log_density: as in :func:`row_precisions`.
+    :param shapes: ``batch_shape + (N,)`` of each GP site.
+    :param dtype: dtype of the values.
+    :param names: sites at which the likelihood must be Gaussian.
+    :raises ValueError: naming a site at which it is not.
+    """
+    rng = np.random.default_rng(0)
+
+    def found():
+        f = {k: jnp.asarray(rng.normal(size=s), dtype) for k, s in shapes.items()}
+        return row_precisions(log_density, f, names)
+
+    try:
+        first, second = found(), found()
+    except (TypeError, NotImplementedError) as error:
+        raise ValueError(
+            f"tight='diagonal' and tight='block' at GP sites {sorted(names)} need a "
+            "likelihood that JAX can differentiate. Use tight='scalar'."
+        ) from error
+    tolerance = 1e4 * float(jnp.finfo(dtype).eps)
+    for name in names:
+        a, b = np.asarray(first[name]), np.asarray(second[name])
+        if not np.any(a) and not np.any(b):
+            raise ValueError(
+                f"GP site '{name}': no observed site is Gaussian in its values, so there "
+                "is nothing for tight='diagonal' or tight='block' (does it feed another "
+                "GP site?). Use tight='scalar'."
+            )
+        if np.any(np.abs(a - b) > tolerance * np.maximum(np.abs(a), np.abs(b)).max()):
+            raise ValueError(
+                f"GP site '{name}': tight='diagonal' and tight='block' are for Gaussian "
+                "likelihoods, whose precision does not depend on f, but here it does. Use "
+                "tight='scalar', which learns one number for each latent function, for any "
+                "likelihood."
+            )
+        if np.min(a) < 0:
+            raise ValueError(
+                f"GP site '{name}': the log likelihood is convex in f, so tight='diagonal' "
+                "and tight='block' are not for it. Use tight='none'."
+            )

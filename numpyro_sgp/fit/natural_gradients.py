@@ -1,0 +1,211 @@
+"""Natural gradients of Gaussian q(u), as an optimiser that SVI takes."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+
+from numpyro_sgp.guides import AutoSparseGP
+
+_HALVINGS = 20
+_SMALLEST_PIVOT = 0.1  # of the new precision's factor: variances grow at most hundredfold
+
+
+class _State(NamedTuple):
+    count: Array
+    others: optax.OptState
+
+
+def natural_gradients(
+    guide: AutoSparseGP,
+    learning_rate: float | Callable[[Array], Array],
+    others: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    r"""
+    Natural gradients for each Gaussian q(u) = N(mu, S) of a guide, and another optimiser
+    for all other parameters, as one optimiser for :class:`numpyro.infer.SVI`.
+
+    A step of size :math:`\rho` along the natural gradient is a step along the plain
+    gradient by the expectation parameters [1, 2],
+
+    .. math::
+
+        S^{-1} \leftarrow S^{-1} + 2 \rho\, \frac{\partial L}{\partial S}, \qquad
+        \mu \leftarrow \mu - \rho\, S_\text{new} \frac{\partial L}{\partial \mu},
+
+    with L the loss; whatever estimates its gradient will do (quadrature, Monte Carlo,
+    :class:`~numpyro_sgp.ScoreFunction`, minibatches). On all data of a Gaussian likelihood
+    one step with :math:`\rho = 1` is the optimum; with minibatches, rates around the
+    batch's share of the data up to 0.5 do well. The step is halved where the new
+    precision would not be positive definite or a variance would grow more than
+    hundredfold, as may happen for likelihoods that are not log-concave, so that S is
+    always a covariance. Costs about two products of M x M matrices.
+
+    Every q(u) with a full (or coupled) or a diagonal covariance takes part, whitened or
+    not. The sets of SOLVE-GP are stepped side by side, each as if the others stood still:
+    covariances arrive at once, means after some steps (with more than two sets keep the
+    rate at 0.5 or below). The mean of ODVGP's second set, whose covariance is fixed, is
+    left to ``others``.
+
+    :param guide: the guide of the same SVI.
+    :param learning_rate: :math:`\rho`, in (0, 1], or a function of the step number.
+    :param others: optimiser of hyperparameters, inducing points and so on.
+    :return: an optax transformation.
+    :raises ValueError: if the rate is not in (0, 1]; at the first step, if a GP site has a
+        mixture or sites.
+
+    **References:**
+
+    1. Salimbeni, Eleftheriadis, Hensman (2018). Natural Gradients in Practice:
+       Non-Conjugate Variational Inference in Gaussian Process Models. AISTATS.
+       https://arxiv.org/abs/1803.09151
+    2. Khan, Lin (2017). Conjugate-Computation Variational Inference. AISTATS.
+       https://arxiv.org/abs/1703.04265
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, optax
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+        >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
+        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(8))
+        >>> optimiser = sgp.natural_gradients(guide, 0.5, optax.adam(0.01))
+        >>> svi = numpyro.infer.SVI(model, guide, optimiser, sgp.TraceGP_ELBO())
+        >>> y = 1.0 * (X[:, 0] > 1.0)
+        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
+        >>> bool(result.losses[-1] < result.losses[0])
+        True
+    """
+    if not isinstance(guide, AutoSparseGP):
+        raise TypeError(
+            "natural_gradients needs the AutoSparseGP that SVI has, got "
+            f"{type(guide).__name__}: natural_gradients(guide, 0.5, optax.adam(0.01))."
+        )
+    if not callable(learning_rate) and not 0.0 < learning_rate <= 1.0:
+        raise ValueError(
+            "The learning rate of natural gradients must be in (0, 1], got "
+            f"{learning_rate}: 1 goes to the optimum at once on all data of a Gaussian "
+            "likelihood, less averages over minibatches. (That of the other parameters is "
+            "an argument of their optimiser.)"
+        )
+
+    def split(params):
+        pairs = _gaussians(guide)
+        taken = {name for pair in pairs for name in pair}
+        return pairs, {k: v for k, v in params.items() if k not in taken}
+
+    def init(params):
+        return _State(jnp.zeros((), jnp.int32), others.init(split(params)[1]))
+
+    def update(gradients, state, params=None):
+        pairs, rest = split(params)
+        _, slopes = split(gradients)
+        steps, other_state = others.update(slopes, state.others, rest)
+        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        for mu, sqrt in pairs:
+            steps[mu], steps[sqrt] = _natural_step(
+                params[mu], params[sqrt], gradients[mu], gradients[sqrt], rate
+            )
+        return steps, _State(state.count + 1, other_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _gaussians(guide) -> list[tuple[str, str]]:
+    """Names of the mean and factor of each Gaussian q(u) of a guide."""
+    pairs = []
+    for site, names in guide.parameter_names().items():
+        if "qu_logits" in names or "qu_precision" in names:
+            what = "a mixture" if "qu_logits" in names else "covariance='sites'"
+            mend = (
+                "Train mixtures by Adam or fit_lbfgs."
+                if "qu_logits" in names
+                else "Train sites by fit_lbfgs, which takes natural gradients by itself."
+            )
+            raise ValueError(
+                f"natural_gradients are for Gaussian q(u), but GP site '{site}' has "
+                f"{what}. {mend}"
+            )
+        pairs += [
+            (names[name.replace("_sqrt", "_mu")], full)
+            for name, full in names.items()
+            if name.endswith("_sqrt")
+        ]
+    return pairs
+
+
+def _natural_step(mu, free, to_mu, to_free, rate):
+    """
+    Additive steps of mu and of the unconstrained factor of S.
+
+    :param mu: shape ``(*batch, M)``; all functions together for coupled covariances.
+    :param free: the factor, unconstrained, ``(*batch, M, M)``, or the standard deviations,
+        ``(*batch, M)``; positive entries go through softplus.
+    """
+    rate = jnp.asarray(rate, free.dtype)
+    if free.shape == mu.shape:
+        sqrt = jax.nn.softplus(free)
+        to_sqrt = to_free / jax.nn.sigmoid(free)
+
+        # As below, for each coordinate: 1 + rate (phi + phi').
+        def precision(rate):
+            return 1.0 + rate * sqrt * to_sqrt
+
+        rate = _safe(rate, lambda r: jnp.all(precision(r) > _SMALLEST_PIVOT**2))
+        new = sqrt / jnp.sqrt(precision(rate))
+        return -rate * new**2 * to_mu, _inverse_softplus(new) - free
+    shape = mu.shape
+    mu_shape = free.shape[:-1]
+    to_mu = to_mu.reshape(mu_shape)
+    eye = jnp.eye(free.shape[-1], dtype=free.dtype)
+    diagonal = jnp.diagonal(free, axis1=-2, axis2=-1)
+    P = jnp.tril(free, -1) + jax.nn.softplus(diagonal)[..., None] * eye
+    slope = jnp.diagonal(to_free, axis1=-2, axis2=-1) / jax.nn.sigmoid(diagonal)
+    to_P = jnp.tril(to_free, -1) + slope[..., None] * eye
+    # With P P' = S: P' (dL/dS) P = (phi + phi') / 2, phi the lower triangle of P' dL/dP
+    # with half the diagonal, so the new precision is P^-T (I + rate (phi + phi')) P^-1.
+    phi = jnp.tril(jnp.einsum("...km,...kn->...mn", P, to_P)) * (1.0 - 0.5 * eye)
+    phi = phi + jnp.swapaxes(phi, -1, -2)
+
+    def factor(rate):
+        """Upper U with U U' = I + rate (phi + phi'): the Cholesky factor, flipped."""
+        flipped = jnp.flip(eye + rate * phi, (-2, -1))
+        return jnp.flip(lax.linalg.cholesky(flipped, symmetrize_input=False), (-2, -1))
+
+    def positive(rate):
+        return jnp.all(jnp.diagonal(factor(rate), axis1=-2, axis2=-1) > _SMALLEST_PIVOT)
+
+    rate = _safe(rate, positive)
+    # The new factor P U^-T is lower triangular again.
+    new = lax.linalg.triangular_solve(
+        factor(rate), P, left_side=False, lower=False, transpose_a=True
+    )
+    to_mu = jnp.einsum("...mk,...nk,...n->...m", new, new, to_mu)
+    pivots = _inverse_softplus(jnp.diagonal(new, axis1=-2, axis2=-1))
+    new_free = jnp.tril(new, -1) + pivots[..., None] * eye
+    step = jnp.where(jnp.tril(jnp.ones_like(eye)) > 0, new_free - free, 0.0)
+    return -rate * to_mu.reshape(shape), step
+
+
+def _safe(rate, fits):
+    """The rate, halved until it fits (NaN fits nowhere, and stays to be seen)."""
+
+    def go_on(carry):
+        count, rate = carry
+        return (count < _HALVINGS) & ~fits(rate)
+
+    start = jnp.zeros((), jnp.int32), rate
+    return lax.while_loop(go_on, lambda c: (c[0] + 1, 0.5 * c[1]), start)[1]
+
+
+def _inverse_softplus(y):
+    return y + jnp.log(-jnp.expm1(-y))

@@ -1,0 +1,278 @@
+"""Tighter bounds by relaxed conditionals, in minibatches and for any likelihood."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import SVI
+
+import numpyro_sgp as sgp
+from tests.helpers import count_data, rbf, regression_data
+
+KERNEL = sgp.kernels.RBF(1.3, 0.7)
+KEY = jax.random.key(0)
+
+
+def model(X, y, num_rows=None, noise=None):
+    noise = numpyro.param("noise", 0.3) if noise is None else noise
+    f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+    with numpyro.plate("data", num_rows or len(X), subsample_size=len(X)):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def at_the_optimum(approximation, collapsed, y):
+    """Parameters of a guide whose q(u) is a collapsed bound's."""
+    params = {"noise": jnp.asarray(0.3)}
+    for name, block in zip(("qu", "qv"), collapsed.optimal_q(y).blocks, strict=False):
+        params[f"f_auto_{name}_mu"] = block.mu
+        if block.sqrt is not None:
+            S = block.sqrt @ block.sqrt.T
+            params[f"f_auto_{name}_sqrt"] = jnp.linalg.cholesky(S)
+    return params
+
+
+def elbo(guide, params, *args, **kwargs):
+    loss = sgp.TraceGP_ELBO(sgp.GaussHermite(2))
+    return -loss.loss(KEY, params, model, guide, *args, **kwargs)
+
+
+Z, O = jnp.array([[-1.5], [0.5]]), jnp.array([[-0.5], [1.5], [1.0]])
+FAMILIES = {
+    "svgp": (sgp.SVGP, sgp.CollapsedSVGP, {"inducing": Z}, (Z,)),
+    "solve": (
+        sgp.SOLVEGP,
+        sgp.CollapsedSOLVEGP,
+        {"inducing": Z, "orthogonal": O},
+        (Z, O),
+    ),
+    "odvgp": (sgp.ODVGP, sgp.CollapsedODVGP, {"inducing": Z, "orthogonal": O}, (Z, O)),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tight", ["diagonal", "block"])
+def test_at_the_optimum_the_bound_is_the_collapsed_one(family, tight):
+    X, y = regression_data(12)
+    option, collapsed, points, sets = FAMILIES[family]
+    blocks = {"blocks": 5} if tight == "block" else {}
+    best = collapsed(KERNEL, X, *sets, 0.3, tight=tight, **blocks)
+    size = {"block_size": 5} if tight == "block" else {}
+    guide = sgp.AutoSparseGP(
+        model, option(**points, train_inducing=False, tight=tight, **size)
+    )
+    guide.setup(X, y)
+    params = at_the_optimum(option, best, y)
+    np.testing.assert_allclose(elbo(guide, params, X, y), best.log_prob(y), rtol=1e-8)
+    plain = sgp.AutoSparseGP(model, option(**points, train_inducing=False))
+    plain.setup(X, y)
+    assert elbo(plain, params, X, y) < elbo(guide, params, X, y)
+    # The noise is learned by the tight bound: its slope is the collapsed bound's.
+    slope = jax.grad(lambda s: elbo(guide, {**params, "noise": s}, X, y))(0.3)
+    one = lambda s: collapsed(KERNEL, X, *sets, s, tight=tight, **blocks).log_prob(y)  # noqa: E731
+    np.testing.assert_allclose(slope, jax.grad(one)(0.3), rtol=1e-6)
+    # Predictions are the plain ones.
+    new = guide.posterior(params, X[:3], y[:3])["f"]
+    other = plain.posterior(params, X[:3], y[:3])["f"]
+    np.testing.assert_allclose(new.variance, other.variance)
+
+
+def test_minibatches_average_to_the_bound_of_all_rows():
+    X, y = regression_data(12)
+    rows = np.random.default_rng(0).permutation(12).reshape(3, 4)
+    for tight, blocks in [("diagonal", {}), ("block", {"blocks": rows})]:
+        best = sgp.CollapsedSVGP(KERNEL, X, Z, 0.3, tight=tight, **blocks)
+        guide = sgp.AutoSparseGP(
+            model, sgp.SVGP(inducing=Z, train_inducing=False, tight=tight)
+        )
+        guide.setup(X, y)
+        params = at_the_optimum(sgp.SVGP, best, y)
+        each = [elbo(guide, params, X[r], y[r], num_rows=12) for r in rows]
+        # A random block as the minibatch: unbiased for the bound of its partition.
+        np.testing.assert_allclose(np.mean(each), best.log_prob(y), rtol=1e-8)
+
+
+def test_several_functions_masks_and_noise_of_each_row():
+    """Precisions are read off each row and function; zero where nothing is seen."""
+    X, y = regression_data(8)
+    noise = jnp.stack([jnp.linspace(0.2, 0.6, 8), jnp.full(8, 0.4)])
+    mask = jnp.arange(8) != 3
+
+    def two(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X).expand([2]))
+        with numpyro.plate("data", 8), numpyro.handlers.mask(mask=mask):
+            mean = jnp.stack([f[0], 2.0 * f[1]])
+            fn = dist.Normal(mean.T, noise.T).to_event(1)
+            numpyro.sample("y", fn, obs=jnp.stack([y, -y]).T)
+
+    def bound(tight, given=Z):
+        guide = sgp.AutoSparseGP(two, sgp.SVGP(inducing=Z, tight=tight))
+        guide.setup(X, y)
+        loss = sgp.TraceGP_ELBO(sgp.GaussHermite(3), sum_sites=False)
+        params = {"f_auto_Z": given, "f_auto_qu_mu": jnp.ones((2, 2))}
+        params["f_auto_qu_sqrt"] = 0.5 * jnp.stack([jnp.eye(2)] * 2)
+        terms = loss.loss(KEY, params, two, guide, X, y)
+        return -sum(terms.values())
+
+    K = rbf(Z, Z, 1.3, 0.7) + 1.3e-8 * np.eye(2)
+    Kuf = rbf(Z, X, 1.3, 0.7)
+    D = rbf(X, X, 1.3, 0.7) - Kuf.T @ np.linalg.solve(K, Kuf)
+    precision = np.stack([1 / noise[0] ** 2, 4 / noise[1] ** 2]) * mask
+    scaled = precision * np.diag(D)
+    gain = 0.5 * np.sum(scaled - np.log1p(scaled))
+    np.testing.assert_allclose(bound("diagonal") - bound("none"), gain, rtol=1e-6)
+    gain = 0.5 * np.sum(scaled)
+    for root in np.sqrt(precision):
+        gain -= 0.5 * np.linalg.slogdet(np.eye(8) + root[:, None] * D * root)[1]
+    np.testing.assert_allclose(bound("block") - bound("none"), gain, rtol=1e-6)
+    assert jnp.isfinite(jax.grad(lambda Z: bound("block", Z))(Z)).all()
+
+
+def poisson(X, y, num_rows=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+    with numpyro.plate("data", num_rows or len(X), subsample_size=len(X)):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+@pytest.mark.parametrize("family", ["svgp", "solve", "mixture"])
+def test_scalar_is_its_formula_for_any_likelihood(family):
+    X, y = count_data(12)
+    if family == "mixture":
+        option = sgp.MixtureSVGP(num_components=2, inducing=Z, tight="scalar")
+    else:
+        option = FAMILIES[family][0](**FAMILIES[family][2], tight="scalar")
+    guide = sgp.AutoSparseGP(poisson, option)
+    svi = SVI(poisson, guide, optax.adam(0.05), sgp.TraceGP_ELBO(sgp.GaussHermite(50)))
+    result = svi.run(KEY, 100, X, y, progress_bar=False)
+    params = result.params
+    v = params["f_auto_qf_scale"]
+    assert 0 < v < 1  # learned, and tighter than the plain bound
+
+    def bound(v, *args):
+        given = {**params, "f_auto_qf_scale": jnp.asarray(v)}
+        return -svi.loss.loss(KEY, given, poisson, guide, *args)
+
+    assert bound(v, X, y) > bound(1.0, X, y)
+    # By E[exp f] in closed form, with the variances that the relaxation leaves.
+    q = guide.posterior(params, X, y)["f"]
+    parts = q.components if family == "mixture" else q
+    weights = np.exp(q.log_weights)
+    Kuf = np.asarray(parts.projection)
+    d = 1.3 - np.sum(Kuf**2, axis=-2)
+    mean, variance = np.atleast_2d(parts.mean), np.atleast_2d(parts.variance - (1 - v) * d)
+    expected = y * mean - np.exp(mean + 0.5 * variance)
+    expected = expected - jax.scipy.special.gammaln(y + 1)
+    expected = np.sum(weights @ expected) - np.sum(q.prior_kl())
+    expected -= 0.5 * len(X) * (v - np.log(v) - 1)
+    np.testing.assert_allclose(bound(v, X, y), expected, rtol=1e-5)
+    # In minibatches, v's cost is scaled as the data are.
+    each = [bound(v, X[i : i + 4], y[i : i + 4], 12) for i in (0, 4, 8)]
+    np.testing.assert_allclose(np.mean(each), bound(v, X, y), rtol=1e-9)
+    # At v = 1 it is the plain bound.
+    option.tight = "none"
+    plain = sgp.AutoSparseGP(poisson, option)
+    plain.setup(X, y)
+    given = {k: p for k, p in params.items() if k != "f_auto_qf_scale"}
+    np.testing.assert_allclose(
+        bound(1.0, X, y), -svi.loss.loss(KEY, given, poisson, plain, X, y), rtol=1e-9
+    )
+
+
+def test_scalar_never_exceeds_the_evidence():
+    """Its best value for a Gaussian likelihood is the spherical bound, in closed form."""
+    X, y = regression_data(12)
+    guide = sgp.AutoSparseGP(
+        model, sgp.SVGP(inducing=Z, train_inducing=False, tight="scalar")
+    )
+    guide.setup(X, y, noise=0.3)
+    best = sgp.CollapsedSVGP(KERNEL, X, Z, 0.3)
+    params = at_the_optimum(sgp.SVGP, best, y)
+    K = rbf(Z, Z, 1.3, 0.7) + 1.3e-8 * np.eye(2)
+    Kuf = rbf(Z, X, 1.3, 0.7)
+    trace = 12 * 1.3 - np.trace(Kuf.T @ np.linalg.solve(K, Kuf))
+    v = 1 / (1 + trace / (12 * 0.3**2))
+    plain = float(best.log_prob(y)) + 0.5 * trace / 0.3**2
+    spherical = plain - 6 * np.log1p(trace / (12 * 0.3**2))
+    for scale in (0.5 * v, v, 1.5 * v):
+        params["f_auto_qf_scale"] = jnp.asarray(scale)
+        found = elbo(guide, params, X, y, noise=0.3)
+        assert found <= spherical + 1e-8
+    params["f_auto_qf_scale"] = jnp.asarray(v)
+    np.testing.assert_allclose(elbo(guide, params, X, y, noise=0.3), spherical, rtol=1e-8)
+    assert spherical < sgp.MarginalGP(KERNEL, X, 0.3).log_prob(y)
+
+
+def test_sites_and_lbfgs_take_tight_bounds():
+    X, y = regression_data(12)
+    guide = sgp.AutoSparseGP(
+        model,
+        sgp.SVGP(inducing=Z, covariance="sites", train_inducing=False, tight="diagonal"),
+    )
+    svi = SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    result = sgp.fit_lbfgs(svi, KEY, X, y, noise=0.3, progress_bar=False)
+    best = sgp.CollapsedSVGP(KERNEL, X, Z, 0.3, tight="diagonal").log_prob(y)
+    np.testing.assert_allclose(-result.losses[-1], best, rtol=1e-6)
+
+
+def test_float32_trains():
+    X, y = (a.astype(jnp.float32) for a in regression_data(20))
+    for tight in ("diagonal", "block", "scalar"):
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(4, tight=tight))
+        svi = SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+        result = svi.run(KEY, 20, X, y, noise=jnp.float32(0.3), progress_bar=False)
+        assert jnp.isfinite(result.losses).all()
+        assert result.params["f_auto_qu_mu"].dtype == jnp.float32
+
+
+def set_up(program, option, *args):
+    sgp.AutoSparseGP(program, option).setup(*args)
+
+
+def test_bad_input_is_told():
+    X, y = count_data(12)
+    for tight in ("diagonal", "block"):
+        with pytest.raises(ValueError, match="'f'.*Gaussian likelihoods.*tight='scalar'"):
+            set_up(poisson, sgp.SVGP(3, tight=tight), X, y)
+    with pytest.raises(ValueError, match="13 rows do not fit 12 rows"):
+        set_up(model, sgp.SVGP(3, tight="block", block_size=13), X, y * 1.0)
+    with pytest.raises(ValueError, match="tight must be one of"):
+        sgp.SOLVEGP(3, 3, tight="full")
+    with pytest.raises(ValueError, match=r"one of \('none', 'scalar'\)"):
+        sgp.MixtureSVGP(3, tight="diagonal")
+    with pytest.raises(ValueError, match="block_size is for tight='block'"):
+        sgp.SVGP(3, block_size=4)
+    with pytest.raises(ValueError, match="independent latent functions"):
+        sgp.SVGP(3, covariance="coupled", tight="scalar")
+
+    def ties(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        numpyro.sample("y", dist.Normal(jnp.sum(f), 1.0), obs=y)
+
+    with pytest.raises(ValueError, match="ties rows of X together"):
+        set_up(ties, sgp.SVGP(3, tight="diagonal"), X, 1.0)
+
+    def deep(X, y):
+        inner = numpyro.sample("inner", sgp.GaussianProcess(KERNEL, X))
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, inner[:, None]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    with pytest.raises(ValueError, match="'inner': no observed site is Gaussian"):
+        set_up(deep, sgp.SVGP(3, tight="diagonal"), X, y * 1.0)
+
+    def scaled(X, y):
+        with numpyro.handlers.scale(scale=0.5):
+            f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    guide = sgp.AutoSparseGP(scaled, sgp.SVGP(3, tight="diagonal"))
+    svi = SVI(scaled, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    with pytest.raises(ValueError, match="'f' is scaled"):
+        svi.run(KEY, 1, X, y * 1.0, progress_bar=False)
+    guide = sgp.AutoSparseGP(poisson, sgp.SVGP(3, tight="scalar"))
+    loss = sgp.TraceGP_ELBO(sgp.MonteCarlo(2, joint=True))
+    with pytest.raises(ValueError, match="draws rows together"):
+        SVI(poisson, guide, optax.adam(0.01), loss).run(KEY, 1, X, y, progress_bar=False)
