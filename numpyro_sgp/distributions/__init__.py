@@ -9,6 +9,7 @@ from numpyro_sgp.distributions.collapsed import (
     MarginalGP,
 )
 from numpyro_sgp.distributions.coupled_posterior import CoupledPosterior
+from numpyro_sgp.distributions.decoupled_posterior import DecoupledPosterior
 from numpyro_sgp.distributions.function_samples import FunctionSamples
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.mixture_posterior import MixturePosterior
@@ -24,6 +25,7 @@ __all__ = [
     "CollapsedSOLVEGP",
     "CollapsedSVGP",
     "CoupledPosterior",
+    "DecoupledPosterior",
     "FunctionSamples",
     "GPPosterior",
     "GaussianProcess",

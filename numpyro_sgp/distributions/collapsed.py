@@ -288,9 +288,8 @@ class _Collapsed(MarginalGP):
     def _log_det_cost(self, A, each):
         """Half the log-determinants, and what relaxation leaves of half the trace."""
         cost = _log_det(each[0])
-        if self._prior_covariance:
-            # Sets with the prior covariance leave their own variance: tr(B) / 2.
-            cost = cost + 0.5 * jnp.sum(A[..., self._slices[0].stop :, :] ** 2, (-2, -1))
+        if self._prior_covariance:  # these sets explain a mean, but no variance
+            A = A[..., self._slices[0], :]
         else:
             cost = cost + sum(_log_det(factor) for factor in each[1:])
         if self.tight == "block":
@@ -521,9 +520,7 @@ class CollapsedSOLVEGP(_Collapsed):
             cost = cost + block.kl() + 0.5 * jnp.sum(F**2, axis=(-2, -1))
         quadratic = self._quadratic(residual, A[..., first, :], each[0])
         # What all sets leave, relaxed or not; the sets' own parts are counted above.
-        left = self._log_det_cost(A, [each[0]])
-        if self._prior_covariance:
-            left = left - 0.5 * jnp.sum(A[..., first.stop :, :] ** 2, axis=(-2, -1))
+        left = _Collapsed._log_det_cost(self, A, [each[0]])
         return self._normaliser() - left - 0.5 * quadratic - cost
 
 

@@ -72,6 +72,7 @@ def draw_functions(posterior, rng_key, sample_shape, num_features) -> FunctionSa
         u = prior(points) + jnp.sqrt(posterior.jitter_used)[..., None] * noise
         weights = weights - _solve(L, u, len(sample_shape))
     weights = _solve(L, weights, len(sample_shape), transpose=True)
+    points, weights = posterior._with_fixed_part(points, weights)
     mean = process.mean_function if posterior._has_mean else None
     return FunctionSamples(process.kernel, mean, points, weights, prior)
 

@@ -158,10 +158,7 @@ class SparsePosterior(GPPosterior):
         if self._residual:
             # What the sets explain a priori; the parts of a set that keeps its prior
             # covariance come back below and cancel, so they are left out.
-            kept = [i for i, b in enumerate(self.q.blocks) if not self._cancels(i, b)]
-            for i in kept:
-                A = self.projection[..., self.q.slices[i], :]
-                variance = variance - jnp.sum(A**2, axis=-2)
+            variance = variance - jnp.sum(self._explaining**2, axis=-2)
         for i in self._sets:
             block = self.q.blocks[i]
             if self._cancels(i, block):
@@ -172,27 +169,36 @@ class SparsePosterior(GPPosterior):
         return jnp.broadcast_to(jnp.maximum(variance, floor), self.shape())
 
     @property
-    def _residual_variance(self):
-        """Prior variances that no set explains."""
-        prior = self.prior.kernel.diag(self.prior.X)
-        return jnp.maximum(prior - jnp.sum(self.projection**2, axis=-2), 0.0)
+    def _explaining(self):
+        """Rows of the projection of the sets whose covariance is not the prior's."""
+        blocks = enumerate(self.q.blocks)
+        kept = [self.q.slices[i] for i, b in blocks if not self._cancels(i, b)]
+        if len(kept) == len(self.q.blocks):
+            return self.projection
+        return jnp.concatenate([self.projection[..., s, :] for s in kept], axis=-2)
 
     def bound_marginals(self, component=0):
         """See :meth:`GPPosterior.bound_marginals`."""
         if self.relaxation is None:
             return self.marginals(component)
-        residual = self._residual_variance
-        variance = self.relaxation.factor * residual
+        prior = self.prior.kernel.diag(self.prior.X)
+        variance = self.relaxation.factor * self._residual_variance
         for A, block in self._blocks():
-            F = A if block.is_prior else block.project(A)
-            variance = variance + jnp.sum(F**2, axis=-2)
-        floor = jnp.finfo(residual.dtype).eps * self.prior.kernel.diag(self.prior.X)
+            if not block.is_prior:  # else it is part of what is relaxed
+                variance = variance + jnp.sum(block.project(A) ** 2, axis=-2)
+        floor = jnp.finfo(prior.dtype).eps * prior
         return self.mean, jnp.broadcast_to(jnp.maximum(variance, floor), self.shape())
+
+    @property
+    def _residual_variance(self):
+        """Prior variances that :attr:`_explaining` leaves open."""
+        prior = self.prior.kernel.diag(self.prior.X)
+        return jnp.maximum(prior - jnp.sum(self._explaining**2, axis=-2), 0.0)
 
     def relaxation_cost(self, precision=None):
         """See :meth:`GPPosterior.relaxation_cost`."""
         cost = self.relaxation.cost(
-            self.prior, self.projection, self._residual_variance, precision
+            self.prior, self._explaining, self._residual_variance, precision
         )
         return jnp.broadcast_to(cost, self.batch_shape)
 
@@ -263,6 +269,10 @@ class SparsePosterior(GPPosterior):
                 noise = jnp.einsum("...mk,...k->...m", block.sqrt, noise)
             draws.append(block.mu + noise)
         return jnp.concatenate(draws, axis=-1)
+
+    def _with_fixed_part(self, points, weights):
+        """Points and weights of kernel functions with those that all draws share."""
+        return points, weights
 
     def prior_kl(self, rng_key=None) -> Array:
         r"""

@@ -12,6 +12,7 @@ from numpyro.distributions import constraints
 
 from numpyro_sgp.distributions import (
     CoupledPosterior,
+    DecoupledPosterior,
     GaussianProcess,
     GPPosterior,
     SparsePosterior,
@@ -188,6 +189,14 @@ class _BlockApproximation:
         """
         del X
         return {}
+
+    def factorised(self, points: tuple[Array, ...]) -> tuple[Array, ...]:
+        """
+        The sets whose covariance is factorised.
+
+        :param points: inducing points of each set.
+        """
+        return points
 
     def initial_params(
         self, prior: GaussianProcess, points: tuple[Array, ...]
@@ -573,7 +582,14 @@ class ODVGP(SOLVEGP):
     Orthogonally decoupled GPs [1]: SOLVE-GP whose second covariance is the prior's, so
     that the points O model the mean only (Shi, Titsias & Mnih 2020, section 5).
 
-    Takes the arguments of :class:`SOLVEGP`.
+    Takes the arguments of :class:`SOLVEGP`, and
+
+    :param num_columns: None to hold q(v) in whitened coordinates, for which the covariance
+        of all points is factorised in each step; a number for thousands of points O: then
+        :math:`q(v) = N(C_{vv} a, C_{vv})` with a learned, nothing of the size of O is
+        factorised, and the KL divergence is estimated from that many random columns of
+        K_vv in each step (one orthogonal set only).
+        See :class:`~numpyro_sgp.DecoupledPosterior`.
 
     **References:**
 
@@ -586,6 +602,67 @@ class ODVGP(SOLVEGP):
     """
 
     _orthogonal_covariance = "prior"
+
+    def __init__(self, *args, num_columns: int | None = None, **options):
+        self.num_columns = num_columns
+        super().__init__(*args, **options)
+
+    def _check(self):
+        super()._check()
+        b = self.num_columns
+        if b is None:
+            return
+        if isinstance(b, bool) or not isinstance(b, int | np.integer) or b < 1:
+            raise ValueError(
+                f"ODVGP: num_columns must be a positive whole number or None, got {b!r}."
+            )
+        if len(self._sets()) != 2:
+            raise ValueError(
+                "ODVGP: num_columns is for one orthogonal set; give one number or array, "
+                "or leave num_columns out."
+            )
+        size, start, _ = self._sets()[1]
+        size = np.shape(start)[-2] if size is None else size
+        if b > size:
+            raise ValueError(
+                f"ODVGP: {b} columns (num_columns) of {size} orthogonal points O were "
+                "asked for."
+            )
+
+    def factorised(self, points):
+        """See the base class; O is not, if columns are drawn."""
+        return points if self.num_columns is None else points[:1]
+
+    def initial_params(self, prior, points):
+        """See the base class."""
+        if self.num_columns is None:
+            return super().initial_params(prior, points)
+        first = SVGP(
+            inducing=points[0],
+            whiten=self.whiten,
+            covariance=self.covariance,
+            tight=self.tight,
+            block_size=self.block_size,
+            jitter=self.jitter,
+        )
+        params = first.initial_params(prior, points[:1])
+        shape = (*prior.batch_shape, points[1].shape[-2])
+        return {**params, "O": points[1], "qv_weights": jnp.zeros(shape, points[1].dtype)}
+
+    def posterior(self, prior, params):
+        """See the base class."""
+        if self.num_columns is None:
+            return super().posterior(prior, params)
+        q = BlockGaussian((Block(params["qu_mu"], params["qu_sqrt"]),), self.whiten)
+        return DecoupledPosterior(
+            prior,
+            params["Z"],
+            q,
+            params["O"],
+            params["qv_weights"],
+            self.num_columns,
+            self.jitter,
+        )
 
 
 def check_approximations(approximation) -> list:

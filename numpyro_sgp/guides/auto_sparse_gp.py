@@ -359,7 +359,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._constants[name] = approximation.constants(X)
         self._initial[name] = approximation.initial_params(prior, points)
         self._setup_inputs[name] = (prior.kernel, X)
-        Kuu = inducing_covariance(prior.kernel, points)
+        Kuu = inducing_covariance(prior.kernel, approximation.factorised(points))
         check_cholesky(name, jittered_cholesky(Kuu, approximation.jitter)[0])
 
     def _check_likelihood(self, trace, values, args, kwargs):

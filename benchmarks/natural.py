@@ -1,0 +1,162 @@
+"""
+Steps to the same bound: natural gradients and Adam against Adam alone
+======================================================================
+
+SVGP with learned hyperparameters and inducing points on minibatches of 1024 rows, both
+optimisers from the same start: Adam with each of ``--rates`` for everything, or natural
+gradients for q(u) and the same Adam for the rest. The bound of all rows is taken every 10
+steps; printed is how many steps each needs to the highest bound that the best Adam reaches
+in ``--steps`` steps.
+
+    python benchmarks/natural.py --data FOLDER                # kin40k, and its signs
+    python benchmarks/natural.py --data FOLDER --problems kin40k --steps 500
+
+FOLDER has ``kin40k.npz`` with arrays ``X`` and ``y``. The problems: ``kin40k``, regression
+on 10,000 of its rows with M = 256; ``sign``, whether y is above its median, by a Bernoulli
+likelihood, on the same rows.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from numpyro.distributions import constraints
+from numpyro.infer import SVI
+
+import numpyro_sgp as sgp
+
+EVERY = 10
+BATCH = 1024
+RESULTS = Path(__file__).parent / "results" / "natural.json"
+
+
+def make_model(problem):
+    """A model on a batch of rows out of ``num_rows``."""
+
+    def positive(name, start):
+        return numpyro.param(
+            name, jnp.float32(start), constraint=constraints.softplus_positive
+        )
+
+    def model(X, y, num_rows):
+        kernel = sgp.kernels.Matern32(
+            positive("variance", 1.0), positive("lengthscale", 2.0)
+        )
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        if problem == "kin40k":
+            fn = dist.Normal(f, positive("noise", 0.3))
+        else:
+            fn = dist.Bernoulli(logits=f)
+        with numpyro.plate("data", num_rows, subsample_size=len(X)):
+            numpyro.sample("y", fn, obs=y)
+
+    return model
+
+
+def load(folder, problem):
+    """Ten thousand rows, standardised."""
+    with np.load(folder / "kin40k.npz") as file:
+        rows = np.random.default_rng(0).permutation(len(file["X"]))[:10_000]
+        X, y = file["X"][rows].astype(float), file["y"][rows].astype(float)
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    y = (y - y.mean()) / y.std()
+    if problem == "sign":
+        y = y > np.median(y)
+    return jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.float32)
+
+
+def bounds(problem, X, y, num_inducing, rate, natural, steps):
+    """The bound of all rows every 10 steps, and seconds of training."""
+    model, num_rows = make_model(problem), len(X)
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(num_inducing))
+    optimiser = optax.adam(rate)
+    if natural:
+        optimiser = sgp.natural_gradients(guide, natural, optimiser)
+    svi = SVI(model, guide, optimiser, sgp.TraceGP_ELBO())
+    guide.setup(X, y, num_rows)
+    state = svi.init(jax.random.key(0), X[:BATCH], y[:BATCH], num_rows)
+
+    @jax.jit
+    def train(state, key):
+        def step(state, key):
+            rows = jax.random.choice(key, num_rows, (BATCH,), replace=False)
+            return svi.update(state, X[rows], y[rows], num_rows)[0], None
+
+        return jax.lax.scan(step, state, jax.random.split(key, EVERY))[0]
+
+    @jax.jit
+    def bound(state):
+        params = svi.get_params(state)
+
+        def part(rows):
+            return svi.loss.loss(
+                jax.random.key(0), params, model, guide, X[rows], y[rows], num_rows
+            )
+
+        parts = jax.lax.map(part, jnp.arange(num_rows).reshape(10, -1))
+        return -jnp.mean(parts)
+
+    found, seconds = [], 0.0
+    for i in range(steps // EVERY):
+        begin = time.perf_counter()
+        state = train(state, jax.random.key(i + 1))
+        jax.block_until_ready(state)
+        seconds += (time.perf_counter() - begin) * (i > 0)
+        found.append(float(bound(state)))
+    return found, seconds
+
+
+def main(args):
+    """Prints the table and keeps the curves."""
+    results = json.loads(args.results.read_text()) if args.results.exists() else {}
+    for problem in args.problems:
+        X, y = load(args.data, problem)
+        kept = results.setdefault(problem, {})
+        for rate in args.rates:
+            for natural in (0.0, *args.natural):
+                name = f"Adam {rate:g}" + (f" + natural {natural:g}" if natural else "")
+                if name not in kept:
+                    found = bounds(problem, X, y, args.inducing, rate, natural, args.steps)
+                    kept[name] = {"bounds": found[0], "seconds": found[1]}
+                    args.results.parent.mkdir(parents=True, exist_ok=True)
+                    args.results.write_text(json.dumps(results))
+        alone = {name: run for name, run in kept.items() if "natural" not in name}
+        goal = max(max(run["bounds"]) for run in alone.values())
+        best = max(alone, key=lambda name: max(alone[name]["bounds"]))
+        print(f"\n{problem}: steps to {goal:.1f}, the most of {best}")
+        for name, run in kept.items():
+            reached = np.asarray(run["bounds"]) >= goal
+            steps = EVERY * (1 + int(np.argmax(reached))) if reached.any() else None
+            told = "not reached" if steps is None else f"{steps} steps"
+            per_step = run["seconds"] / (EVERY * (len(run["bounds"]) - 1))
+            print(
+                f"  {name:28s}{told:>14s}   at the end {run['bounds'][-1]:10.1f}   "
+                f"{1e3 * per_step:.0f} ms a step"
+            )
+
+
+def parse(argv=None):
+    """Command-line options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[1], formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder with kin40k.npz")
+    problems = ["kin40k", "sign"]
+    parser.add_argument("--problems", nargs="+", choices=problems, default=problems)
+    parser.add_argument("--inducing", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--rates", nargs="+", type=float, default=[0.01])
+    parser.add_argument("--natural", nargs="+", type=float, default=[0.1])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main(parse())
