@@ -2,7 +2,8 @@
 Steps to the same bound: natural gradients and Adam against Adam alone
 ======================================================================
 
-SVGP with learned hyperparameters and inducing points on minibatches of 1024 rows, both
+SVGP with learned hyperparameters and inducing points (``--fix-inducing``: at their start,
+by k-means) on minibatches of 1024 rows, both
 optimisers from the same start: Adam with each of ``--rates`` for everything, or natural
 gradients for q(u) and the same Adam for the rest. The bound of all rows is taken every 10
 steps; printed is how many steps each needs to the highest bound that the best Adam reaches
@@ -72,10 +73,11 @@ def load(folder, problem):
     return jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.float32)
 
 
-def bounds(problem, X, y, num_inducing, rate, natural, steps):
+def bounds(problem, X, y, args, rate, natural):
     """The bound of all rows every 10 steps, and seconds of training."""
     model, num_rows = make_model(problem), len(X)
-    guide = sgp.AutoSparseGP(model, sgp.SVGP(num_inducing))
+    option = sgp.SVGP(args.inducing, train_inducing=not args.fix_inducing)
+    guide = sgp.AutoSparseGP(model, option)
     optimiser = optax.adam(rate)
     if natural:
         optimiser = sgp.natural_gradients(guide, natural, optimiser)
@@ -104,7 +106,7 @@ def bounds(problem, X, y, num_inducing, rate, natural, steps):
         return -jnp.mean(parts)
 
     found, seconds = [], 0.0
-    for i in range(steps // EVERY):
+    for i in range(args.steps // EVERY):
         begin = time.perf_counter()
         state = train(state, jax.random.key(i + 1))
         jax.block_until_ready(state)
@@ -118,19 +120,20 @@ def main(args):
     results = json.loads(args.results.read_text()) if args.results.exists() else {}
     for problem in args.problems:
         X, y = load(args.data, problem)
-        kept = results.setdefault(problem, {})
+        title = problem + (", inducing points fixed" if args.fix_inducing else "")
+        kept = results.setdefault(title, {})
         for rate in args.rates:
             for natural in (0.0, *args.natural):
                 name = f"Adam {rate:g}" + (f" + natural {natural:g}" if natural else "")
                 if name not in kept:
-                    found = bounds(problem, X, y, args.inducing, rate, natural, args.steps)
+                    found = bounds(problem, X, y, args, rate, natural)
                     kept[name] = {"bounds": found[0], "seconds": found[1]}
                     args.results.parent.mkdir(parents=True, exist_ok=True)
                     args.results.write_text(json.dumps(results))
         alone = {name: run for name, run in kept.items() if "natural" not in name}
         goal = max(max(run["bounds"]) for run in alone.values())
         best = max(alone, key=lambda name: max(alone[name]["bounds"]))
-        print(f"\n{problem}: steps to {goal:.1f}, the most of {best}")
+        print(f"\n{title}: steps to {goal:.1f}, the most of {best}")
         for name, run in kept.items():
             reached = np.asarray(run["bounds"]) >= goal
             steps = EVERY * (1 + int(np.argmax(reached))) if reached.any() else None
@@ -151,6 +154,7 @@ def parse(argv=None):
     problems = ["kin40k", "sign"]
     parser.add_argument("--problems", nargs="+", choices=problems, default=problems)
     parser.add_argument("--inducing", type=int, default=256)
+    parser.add_argument("--fix-inducing", action="store_true")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rates", nargs="+", type=float, default=[0.01])
     parser.add_argument("--natural", nargs="+", type=float, default=[0.1])

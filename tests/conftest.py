@@ -15,7 +15,7 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_disable_most_optimizations", True)
 CACHE = Path(__file__).resolve().parent.parent / ".jax_cache"
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 # Examples that fail are not shrunk: that takes minutes of compilation.
 settings.register_profile(
