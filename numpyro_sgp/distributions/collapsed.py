@@ -1,5 +1,7 @@
 """GP regression with q(u) at its optimum: bounds of the evidence as distributions of y."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,10 +30,12 @@ class MarginalGP(dist.Distribution):
     Exact GP regression with f integrated out:
     :math:`y \sim N(m(X), K(X, X) + \mathrm{diag}(s^2))`, eq. (1) of [1].
 
-    An event is the vector of N responses. O(N^3); the collapsed bounds
-    (:class:`CollapsedSVGP`, :class:`CollapsedSOLVEGP`, :class:`CollapsedCG`) are lower
-    bounds of its ``log_prob`` that cost less, and are used in the same way: under NUTS or
-    SVI, with any prior of the hyperparameters.
+    An event is the vector of N responses: all rows, outside of any data plate. Q functions
+    by a kernel with a batch or by ``.expand([Q])`` take y of shape ``(Q, N)``.
+
+    O(N^3); the collapsed bounds (:class:`CollapsedSVGP`, :class:`CollapsedSOLVEGP`,
+    :class:`CollapsedCG`) are lower bounds of its ``log_prob`` that cost less, and are used
+    in the same way: under NUTS or SVI, with any prior of the hyperparameters.
 
     :param kernel: as in :class:`~numpyro_sgp.GaussianProcess`.
     :param X: inputs, shape ``(N, D)``.
@@ -109,6 +113,17 @@ class MarginalGP(dist.Distribution):
             self.prior.batch_shape, self.prior.event_shape, validate_args=validate_args
         )
 
+    def expand(self, batch_shape) -> "MarginalGP":
+        """
+        Independent responses of functions with the same prior; nothing is copied.
+
+        :param batch_shape: the new batch shape; the old one must broadcast to it.
+        """
+        expanded = copy.copy(self)
+        expanded.prior = self.prior.expand(batch_shape)
+        expanded._batch_shape = expanded.prior.batch_shape
+        return expanded
+
     @property
     def _rows_noise(self) -> Array:
         """Noise of each row, ``batch_shape + (N,)``."""
@@ -137,14 +152,32 @@ class MarginalGP(dist.Distribution):
         return f + self._rows_noise * jax.random.normal(key_y, f.shape, f.dtype)
 
     def _residual(self, y) -> Array:
-        """(y - m) / s, after a check of y's shape."""
+        """(y - m) / s, after a check of y."""
+        if y is None:
+            raise ValueError(
+                f"{type(self).__name__}: y is None, but a posterior needs the responses. "
+                "In a model: `if y is not None:`, or condition on draws of the prior."
+            )
+        if jnp.ndim(y) - 1 < len(self.batch_shape):
+            raise ValueError(
+                f"{type(self).__name__} has the batch shape {self.batch_shape}, but y has "
+                f"the shape {jnp.shape(y)}. All rows are one event: sample it outside the "
+                "data plate. (Q latent functions need y of shape (Q, N).)"
+            )
         if jnp.shape(y)[-1:] != self.event_shape:
             raise ValueError(
                 f"{type(self).__name__} has {self.event_shape[0]} rows of X, but y has the "
                 f"shape {jnp.shape(y)}. Give one response for each row, of shape (N,)"
                 + (" (use y[:, 0])." if jnp.shape(y)[-1:] == (1,) else ".")
             )
-        return (jnp.asarray(y) - self.prior.mean) / self._rows_noise
+        if not_jax_tracer(y) and (bad := np.isnan(np.asarray(y))).any():
+            rows = np.unique(np.nonzero(bad)[-1])
+            raise ValueError(
+                f"{type(self).__name__}: y has NaN in {rows.size} rows (first: "
+                f"{rows[:5].tolist()}). Leave these rows out of X and y."
+            )
+        dtype = jax.eval_shape(self.prior.kernel.diag, self.prior.X).dtype
+        return (jnp.asarray(y, dtype) - self.prior.mean) / self._rows_noise
 
     def _normaliser(self) -> Array:
         """log of the density of unit noise, and of the change of scale, ``batch_shape``."""
@@ -170,7 +203,8 @@ class MarginalGP(dist.Distribution):
 
     def posterior(self, y: Array, X_new: Array) -> SparsePosterior:
         """
-        q(f(X_new)) given y: exact here, with the optimal q(u) for the bounds.
+        q(f(X_new)) given y: exact here (but for the jitter of K(X, X), which matters where
+        the noise variance is as small), with the optimal q(u) for the bounds.
 
         :param y: the responses, shape ``batch_shape + (N,)``.
         :param X_new: inputs, shape ``(N_new, D)``.
@@ -178,6 +212,7 @@ class MarginalGP(dist.Distribution):
             ``sample`` and so on.
         :raises ValueError: if y does not have a response for each row.
         """
+        self._residual(y)
         same = CollapsedSVGP(
             self.prior.kernel,
             self.prior.X,
@@ -186,7 +221,7 @@ class MarginalGP(dist.Distribution):
             self.prior.mean_function,
             jitter=self.jitter,
         )
-        return same.posterior(y, X_new)
+        return same.expand(self.batch_shape).posterior(y, X_new)
 
     def predictive(self, y: Array, X_new: Array, noise: Array | None = None) -> dist.Normal:
         """
@@ -208,6 +243,10 @@ class MarginalGP(dist.Distribution):
                     f"The noise differs by row (shape {noise.shape}); give predictive its "
                     "values at X_new: noise=..."
                 )
+        elif not_jax_tracer(noise) and not np.all(np.asarray(noise) > 0):
+            raise ValueError(
+                f"noise is a standard deviation and must be positive, got {noise}."
+            )
         return dist.Normal(f.mean, jnp.sqrt(f.variance + jnp.asarray(noise) ** 2))
 
 
@@ -236,16 +275,24 @@ class _Collapsed(MarginalGP):
         )
         num_rows, dim = self.prior.X.shape[-2:]
         for what, points in zip("ZO" + "O" * len(inducing), self.inducing, strict=False):
-            if points.ndim < 2 or points.shape[-1] != dim:
+            if points.ndim < 2 or points.shape[-1] != dim or not points.shape[-2]:
                 raise ValueError(
                     f"{name}: inducing points {what} must have the shape (M, {dim}), as X "
                     f"has {dim} columns, got {points.shape}."
+                )
+            if len(points.shape[:-2]) > len(self.batch_shape) or any(
+                a not in (1, b)
+                for a, b in zip(points.shape[-3::-1], self.batch_shape[::-1], strict=False)
+            ):
+                raise ValueError(
+                    f"{name}: inducing points {what} of shape {points.shape} are for a "
+                    f"batch of functions, but the batch shape is {self.batch_shape}."
                 )
         self.tight = tight
         if tight == "block":
             if blocks is None:
                 blocks = min(num_rows, max(points.shape[-2] for points in self.inducing))
-            if np.ndim(blocks) == 0:
+            if isinstance(blocks, int | float | np.number):
                 blocks = consecutive_blocks(num_rows, blocks)
             check_partition(blocks, num_rows)
         self.blocks = None if blocks is None else jnp.asarray(blocks)
@@ -313,10 +360,17 @@ class _Collapsed(MarginalGP):
         and the covariance of each, eq. (29) of Shi et al. (2020).
 
         :param y: the responses, shape ``batch_shape + (N,)``.
+        :raises ValueError: if y has another shape.
         """
         residual = self._residual(y)
+        if residual.shape != self.shape():
+            raise ValueError(
+                f"{type(self).__name__}: a posterior is that of one y of shape "
+                f"{self.shape()}, got {jnp.shape(y)}. Use jax.vmap for several."
+            )
         A, union, each = self._factors()
         pulled = jnp.einsum("...mn,...n->...m", A, residual)
+        union = jnp.broadcast_to(union, (*pulled.shape[:-1], *union.shape[-2:]))
         mu = jax.scipy.linalg.solve_triangular(
             union, solve_lower(union, pulled[..., None]), lower=True, trans=1
         )[..., 0]
@@ -358,7 +412,7 @@ class CollapsedSVGP(_Collapsed):
           O(N b^2) for blocks of b rows;
         - ``"conditional"``: :math:`\frac12 \mathrm{tr}[(Q + s^2 I)^{-1} D]`, the bound
           with the exact q(u | f_perp) of appendix A of [2] (eq. 14, 15), O(N^2 M) time
-          and, streamed over columns of K_ff, O(N M) memory.
+          and, streamed over columns of K_ff, O(N M) memory; best in float64.
     :param blocks: for ``tight="block"``: a number of rows, by which rows are taken in
         their order, or an array of row numbers, ``(num_blocks, rows)``, filled up with -1.
         Blocks of neighbours are tightest: :func:`~numpyro_sgp.neighbour_blocks`. M rows if
@@ -416,7 +470,8 @@ class CollapsedSVGP(_Collapsed):
         trace = self.prior.variance / self._rows_noise**2 - jnp.sum(A**2, axis=-2)
         AW = jnp.einsum("...kn,...mn->...km", W, A)
         gain = self._trace_with_prior(W) - jnp.sum(AW**2, axis=(-2, -1))
-        return _log_det(each[0]) + 0.5 * (jnp.sum(trace, axis=-1) - gain)
+        trace = jnp.sum(jnp.maximum(trace, 0.0), axis=-1) - gain
+        return _log_det(each[0]) + 0.5 * jnp.maximum(trace, 0.0)
 
     def _trace_with_prior(self, W):
         """tr(W K_ff W') in units of the noise, over column blocks of K_ff."""
@@ -496,7 +551,7 @@ class CollapsedSOLVEGP(_Collapsed):
         *,
         validate_args: bool | None = None,
     ):
-        sets = O if isinstance(O, tuple) else (O,)
+        sets = O if isinstance(O, tuple | list) else (O,)
         super().__init__(
             kernel, X, (Z, *sets), noise, mean, tight, blocks, jitter, validate_args
         )
@@ -516,8 +571,13 @@ class CollapsedSOLVEGP(_Collapsed):
         for s, block in zip(others, q_v, strict=True):
             part = A[..., s, :]
             residual = residual - jnp.einsum("...mn,...m->...n", part, block.mu)
+            cost = cost + block.kl()
+            if self._prior_covariance:  # whose variance is among what Z leaves
+                if not block.is_prior:
+                    raise ValueError("CollapsedODVGP: q(v) has the prior's covariance.")
+                continue
             F = part if block.is_prior else block.project(part)
-            cost = cost + block.kl() + 0.5 * jnp.sum(F**2, axis=(-2, -1))
+            cost = cost + 0.5 * jnp.sum(F**2, axis=(-2, -1))
         quadratic = self._quadratic(residual, A[..., first, :], each[0])
         # What all sets leave, relaxed or not; the sets' own parts are counted above.
         left = _Collapsed._log_det_cost(self, A, [each[0]])
@@ -527,7 +587,8 @@ class CollapsedSOLVEGP(_Collapsed):
 class CollapsedODVGP(CollapsedSOLVEGP):
     """
     The collapsed bound of ODVGP, eq. (10) of Shi et al. (2020): SOLVE-GP with the
-    covariance of q(v) fixed to the prior's. Parameters as in :class:`CollapsedSOLVEGP`.
+    covariance of q(v) fixed to the prior's. Parameters as in :class:`CollapsedSOLVEGP`, but
+    that ``tight`` relaxes all that Z leaves unexplained.
 
     >>> import jax.numpy as jnp
     >>> import numpyro_sgp as sgp
@@ -558,7 +619,8 @@ class CollapsedCG(CollapsedSVGP):
     evaluation costs O(N M^2) and O(N^2) for each step of conjugate gradients.
 
     Where the steps end depends on the hyperparameters, so that the bound has small jumps,
-    of at most ``tol``; lower ``tol`` for NUTS.
+    of at most ``tol``; lower ``tol`` for NUTS. :meth:`predictive` has the means of
+    conjugate gradients (:meth:`posterior_mean`); :meth:`posterior` is that of Z.
 
     :param kernel: as in :class:`~numpyro_sgp.GaussianProcess`.
     :param X: inputs, shape ``(N, D)``.
@@ -677,6 +739,11 @@ class CollapsedCG(CollapsedSVGP):
         start = jax.tree.map(lambda x: jnp.asarray(x, getattr(x, "dtype", int)), start)
         count, v, *_ = jax.lax.while_loop(go_on, step, start)
         return v.astype(dtype), count
+
+    def predictive(self, y, X_new, noise=None) -> dist.Normal:
+        """See :meth:`MarginalGP.predictive`; with the means of :meth:`posterior_mean`."""
+        plain = super().predictive(y, X_new, noise)
+        return dist.Normal(self.posterior_mean(y, X_new), plain.scale)
 
     def posterior_mean(self, y: Array, X_new: Array) -> Array:
         """

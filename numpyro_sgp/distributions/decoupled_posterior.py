@@ -39,6 +39,7 @@ class DecoupledPosterior(SparsePosterior):
     :param weights: a, shape ``(*batch, M2)``.
     :param num_columns: number b of columns; all if None.
     :param jitter: relative jitter of K_uu.
+    :raises ValueError: if shapes do not fit together.
 
     **References:**
 
@@ -77,6 +78,17 @@ class DecoupledPosterior(SparsePosterior):
         *,
         validate_args: bool | None = None,
     ):
+        num_points, dim = jnp.shape(orthogonal)[-2:]
+        if dim != prior.X.shape[-1] or jnp.shape(weights)[-1:] != (num_points,):
+            raise ValueError(
+                f"The orthogonal points must have the shape (M2, {prior.X.shape[-1]}) and "
+                f"the weights (*batch, M2), got {jnp.shape(orthogonal)} and "
+                f"{jnp.shape(weights)}."
+            )
+        if num_columns is not None and not 1 <= num_columns <= num_points:
+            raise ValueError(
+                f"num_columns must be between 1 and {num_points}, got {num_columns}."
+            )
         self.points = orthogonal
         self.weights = weights
         self.num_columns = num_columns

@@ -12,7 +12,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.kernels import as_kernel
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
-from numpyro_sgp.means import as_mean
+from numpyro_sgp.means import Constant, as_mean
 
 
 class GaussianProcess(dist.Distribution):
@@ -79,6 +79,13 @@ class GaussianProcess(dist.Distribution):
                 "The mean function must return one value for each row of X, shape "
                 f"(..., {num_rows}), but it returned the shape {mean_shape}."
             )
+        if num_rows > 1 and mean_shape[-2:] == (num_rows, 1) and callable(mean):
+            if not isinstance(mean, Constant):
+                raise ValueError(
+                    f"The mean function returned the shape {mean_shape}, which would be a "
+                    f"batch of {num_rows} processes. Return one value for each row of X, "
+                    f"shape ({num_rows},): use [:, 0]."
+                )
         try:
             batch_shape = jnp.broadcast_shapes(kernel_shape[:-1], mean_shape[:-1])
         except ValueError:

@@ -130,7 +130,7 @@ class GPPosterior(dist.Distribution):
         any shape or number: nothing of size N x N is formed. The memory for the values
         of S draws is that of S F N numbers.
 
-        :param sample_shape: shape of the draws.
+        :param sample_shape: shape of the draws, or their number.
         :param num_features: number F of random features of each draw.
         :return: what, called with inputs of shape ``(N, D)``, has the values of shape
             ``sample_shape + batch_shape + (N,)``.
@@ -159,6 +159,8 @@ class GPPosterior(dist.Distribution):
         >>> f(X).shape, bool(jnp.allclose(f(X)[:, 10:12], f(X[10:12]), atol=1e-3))
         ((3, 50), True)
         """
+        if isinstance(sample_shape, int):
+            sample_shape = (sample_shape,)
         return draw_functions(self, rng_key, tuple(sample_shape), num_features)
 
     def _sample_whitened(self, key, sample_shape) -> Array:

@@ -9,6 +9,8 @@ import numpy as np
 from jax import Array
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp.linalg import jittered_cholesky
+
 
 @partial(
     jax.tree_util.register_dataclass,
@@ -84,7 +86,7 @@ def neighbour_blocks(X: Array, size: int) -> np.ndarray:
     :param size: the most rows in a block.
     :return: row numbers, shape ``(num_blocks, rows)`` with ``rows <= size``; -1 where a
         block has fewer.
-    :raises ValueError: if ``size`` is not between 1 and N.
+    :raises ValueError: if X is not a table, or ``size`` not between 1 and N.
 
     >>> import numpy as np
     >>> neighbour_blocks(np.array([[0.0], [5.0], [1.0], [4.0]]), 2)
@@ -92,6 +94,11 @@ def neighbour_blocks(X: Array, size: int) -> np.ndarray:
            [3, 1]])
     """
     X = np.asarray(X)
+    if X.ndim != 2:
+        raise ValueError(
+            f"neighbour_blocks needs inputs X of shape (N, D), got {X.shape}."
+            + (" Use X[:, None] for one input dimension." if X.ndim == 1 else "")
+        )
     check_block_size(size, len(X))
 
     def split(rows):
@@ -133,10 +140,14 @@ def check_partition(blocks, num_rows: int) -> None:
     """
     :raises ValueError: if known blocks do not have each row once.
     """
-    if np.ndim(blocks) != 2:
+    try:
+        ndim = np.ndim(blocks)
+    except ValueError:
+        ndim = 0  # lists of different lengths
+    if ndim != 2:
         raise ValueError(
             "blocks is a number of rows, or an array of row numbers of shape "
-            f"(num_blocks, rows), filled up with -1; got the shape {np.shape(blocks)}."
+            f"(num_blocks, rows), filled up with -1; got {type(blocks).__name__}."
         )
     if not not_jax_tracer(blocks):
         return
@@ -187,7 +198,9 @@ def block_cost(kernel, X: Array, A: Array, root: Array, blocks: Array) -> Array:
         K = K * scale[..., :, None] * scale[..., None, :]
         part = jnp.where(there, A[..., rows], 0.0)
         I_D = K - jnp.einsum("...mi,...mj->...ij", part, part)
-        L = jnp.linalg.cholesky(I_D + jnp.eye(rows.shape[0], dtype=K.dtype))
+        I_D = I_D + jnp.eye(rows.shape[0], dtype=K.dtype)
+        # Jitter only where rounding has left it indefinite; it makes the bound lower.
+        L, _ = jittered_cholesky(I_D, 0.0)
         return jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
 
     return jnp.sum(jax.lax.map(jax.checkpoint(one), jnp.asarray(blocks)), axis=0)

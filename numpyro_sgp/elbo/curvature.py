@@ -56,7 +56,7 @@ def check_gaussian(log_density, shapes: dict[str, tuple], dtype, names) -> None:
 
     try:
         first, second = found(), found()
-    except (TypeError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(
             f"tight='diagonal' and tight='block' at GP sites {sorted(names)} need a "
             "likelihood that JAX can differentiate. Use tight='scalar'."
@@ -70,7 +70,8 @@ def check_gaussian(log_density, shapes: dict[str, tuple], dtype, names) -> None:
                 "is nothing for tight='diagonal' or tight='block' (does it feed another "
                 "GP site?). Use tight='scalar'."
             )
-        if np.any(np.abs(a - b) > tolerance * np.maximum(np.abs(a), np.abs(b)).max()):
+        size = np.maximum(np.abs(a), np.abs(b))
+        if np.any(np.abs(a - b) > tolerance * size + size.max() * jnp.finfo(dtype).eps):
             raise ValueError(
                 f"GP site '{name}': tight='diagonal' and tight='block' are for Gaussian "
                 "likelihoods, whose precision does not depend on f, but here it does. Use "

@@ -11,7 +11,12 @@ from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.gibbs import subsample_plate_sizes
-from numpyro.util import _validate_model, check_model_guide_match, find_stack_level
+from numpyro.util import (
+    _validate_model,
+    check_model_guide_match,
+    find_stack_level,
+    not_jax_tracer,
+)
 
 from numpyro_sgp.distributions import sites
 from numpyro_sgp.distributions.relaxation import Relaxation
@@ -171,7 +176,8 @@ class TraceGP_ELBO(ELBO):
         expectation = self._rule(found)
         score = isinstance(expectation, ScoreFunction)
         joint = getattr(expectation, "joint", False)
-        on_f = _sites_on_f(run, found) if score else set()
+        relaxed = any(site.relaxation is not None for site in found.values())
+        on_f = _sites_on_f(run, found) if score or relaxed else set()
         if shift is not None:
             for name, site in found.items():
                 if joint or site.num_components > 1 or not site.independent_latents:
@@ -204,9 +210,10 @@ class TraceGP_ELBO(ELBO):
                     mean, variance = q.bound_marginals(k)
                     if shift:
                         mean, variance = mean + shift[name][0], variance + shift[name][1]
-                    marginals[name] = (mean, variance)
                     if shift or q.relaxation is not None:
                         f = mean + jnp.sqrt(variance) * x
+                    if score or shift is not None:
+                        marginals[name] = (mean, variance)
                 if score:
                     f = jax.lax.stop_gradient(f)
                 return jnp.reshape(f, site["fn"].shape())
@@ -217,7 +224,7 @@ class TraceGP_ELBO(ELBO):
             for name, site in found.items():
                 if site.relaxation is not None:
                     q, _ = sites.unwrap(guide_trace[name]["fn"])
-                    scale = _row_scale(model_trace, name, site.shape[-1])
+                    scale = _row_scale(model_trace, name, site.shape[-1], on_f)
                     cost = q.relaxation_cost(precisions.get(name, 0.0) / scale)
                     terms[name] = terms[name] - scale * jnp.sum(cost)
             rows = _row_values(log_probs, found, on_f) if score else {}
@@ -403,22 +410,42 @@ def _check_pair(model_trace, guide_trace, shapes):
             )
 
 
-def _row_scale(trace, name, num_rows) -> float:
-    """What data plates multiply the terms of the rows of a GP site by."""
+def _row_scale(trace, name, num_rows, on_f) -> float:
+    """
+    What data plates multiply the terms of the rows of a GP site by, for its tight bound.
+
+    :param on_f: names of the observed sites that depend on f.
+    """
     if trace[name]["scale"] is not None:
         raise ValueError(
             f"GP site '{name}' is scaled (numpyro.handlers.scale) and has a tight bound, "
             "which is for the unscaled prior. Use tight='none'."
         )
-    scales = {
-        size / batch
-        for size, batch in subsample_plate_sizes(trace).values()
-        if batch == num_rows
-    }
+    subsampled, scales = subsample_plate_sizes(trace), set()
+    for observed in on_f:
+        site, scale = trace[observed], 1.0
+        for frame in site["cond_indep_stack"]:
+            size, batch = subsampled.get(frame.name, (1, 1))
+            if frame.name in subsampled and batch != num_rows:
+                raise ValueError(
+                    f"GP site '{name}' has a tight bound and {num_rows} rows, but "
+                    f"'{observed}' takes a minibatch of {batch} rows of plate "
+                    f"'{frame.name}'. Sample the process at the rows of the minibatch, "
+                    "X[idx], or use tight='none'."
+                )
+            scale *= size / batch
+        found = 1.0 if site["scale"] is None else site["scale"]
+        if not not_jax_tracer(found) or abs(float(found) / scale - 1.0) > 1e-5:
+            raise ValueError(
+                f"GP site '{name}' has a tight bound, but '{observed}' is scaled beside "
+                "its plates (numpyro.handlers.scale). Scale minibatches by "
+                "numpyro.plate(name, N, subsample_size=B), or use tight='none'."
+            )
+        scales.add(scale)
     if len(scales) > 1:
         raise ValueError(
             f"GP site '{name}' has a tight bound, whose terms belong to the rows of one "
-            f"data plate, but the model has several, with the scales {sorted(scales)}. Use "
+            f"data plate, but {sorted(on_f)} have the scales {sorted(scales)}. Use "
             "tight='none'."
         )
     return scales.pop() if scales else 1.0

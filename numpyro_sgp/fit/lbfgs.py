@@ -220,6 +220,7 @@ class _Descent:
             args, kwargs = jax.tree.unflatten(structure, filled.values())
             given = (svi.model, svi.guide, *args)
             params = svi.constrain_fn(self._unravel(flat))
+            _check_fixed(svi.guide)
             with _WholePlates():
                 if natural:
                     # At the optimum of q(u) the derivative of its sites is zero.
@@ -435,6 +436,17 @@ def _names(descent, parts):
             f"and the parameters {sorted(params)}."
         )
     return found
+
+
+def _check_fixed(guide):
+    """Refuses a KL of random columns: with these fixed, it has no minimum."""
+    for name, option in getattr(guide, "_approximations", {}).items():
+        if getattr(option, "num_columns", None) is not None:
+            raise ValueError(
+                f"GP site '{name}' has {option}, whose KL divergence is estimated from "
+                "random columns, and L-BFGS keeps its random numbers. Use "
+                "num_columns=None, or train by SVI."
+            )
 
 
 class _WholePlates(Messenger):

@@ -11,7 +11,7 @@ from jax import Array, lax
 from numpyro_sgp.guides import AutoSparseGP
 
 _HALVINGS = 20
-_SMALLEST_PIVOT = 0.1  # of the new precision's factor: variances grow at most hundredfold
+_MOST_GROWTH = 100.0  # of a variance in one step
 
 
 class _State(NamedTuple):
@@ -42,7 +42,11 @@ def natural_gradients(
     batch's share of the data up to 0.5 do well. The step is halved where the new
     precision would not be positive definite or a variance would grow more than
     hundredfold, as may happen for likelihoods that are not log-concave, so that S is
-    always a covariance. Costs about two products of M x M matrices.
+    always a covariance. Costs about two products of M x M matrices. Losses that are scaled
+    as a whole (by 1/N, say) scale the steps too; leave the ELBO as it is. Take
+    :class:`~numpyro_sgp.TraceGP_ELBO` as the loss: the single joint draw of
+    ``TraceMeanField_ELBO`` is too noisy for steps of this length. Clipping and the like
+    belong into ``others``; around this optimiser they would change the natural step.
 
     Every q(u) with a full (or coupled) or a diagonal covariance takes part, whitened or
     not. The sets of SOLVE-GP are stepped side by side, each as if the others stood still:
@@ -51,7 +55,8 @@ def natural_gradients(
     left to ``others``.
 
     :param guide: the guide of the same SVI.
-    :param learning_rate: :math:`\rho`, in (0, 1], or a function of the step number.
+    :param learning_rate: :math:`\rho`, in (0, 1], or a function of the step number, whose
+        values are clipped to that.
     :param others: optimiser of hyperparameters, inducing points and so on.
     :return: an optax transformation.
     :raises ValueError: if the rate is not in (0, 1]; at the first step, if a GP site has a
@@ -90,6 +95,11 @@ def natural_gradients(
             "natural_gradients needs the AutoSparseGP that SVI has, got "
             f"{type(guide).__name__}: natural_gradients(guide, 0.5, optax.adam(0.01))."
         )
+    if not isinstance(others, optax.GradientTransformation):
+        raise TypeError(
+            "others must be an optax transformation, such as optax.adam(0.01), got "
+            f"{type(others).__name__}."
+        )
     if not callable(learning_rate) and not 0.0 < learning_rate <= 1.0:
         raise ValueError(
             "The learning rate of natural gradients must be in (0, 1], got "
@@ -99,7 +109,9 @@ def natural_gradients(
         )
 
     def split(params):
-        pairs = _gaussians(guide)
+        if params is None:
+            raise ValueError(optax.NO_PARAMS_MSG)
+        pairs = _gaussians(guide, params)
         taken = {name for pair in pairs for name in pair}
         return pairs, {k: v for k, v in params.items() if k not in taken}
 
@@ -110,7 +122,9 @@ def natural_gradients(
         pairs, rest = split(params)
         _, slopes = split(gradients)
         steps, other_state = others.update(slopes, state.others, rest)
-        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        rate = learning_rate
+        if callable(learning_rate):
+            rate = jnp.clip(learning_rate(state.count), 0.0, 1.0)
         for mu, sqrt in pairs:
             steps[mu], steps[sqrt] = _natural_step(
                 params[mu], params[sqrt], gradients[mu], gradients[sqrt], rate
@@ -120,10 +134,19 @@ def natural_gradients(
     return optax.GradientTransformation(init, update)
 
 
-def _gaussians(guide) -> list[tuple[str, str]]:
+def _gaussians(guide, params) -> list[tuple[str, str]]:
     """Names of the mean and factor of each Gaussian q(u) of a guide."""
-    pairs = []
-    for site, names in guide.parameter_names().items():
+    pairs, by_site = [], {}
+    if guide.prototype_trace is not None:
+        by_site = guide.parameter_names()
+    own = [full for names in by_site.values() for k, full in names.items() if k[0] == "q"]
+    if not own or any(full not in params for full in own):
+        raise ValueError(
+            "The guide of natural_gradients is not the one that SVI trains: its q(u) is "
+            f"not among the parameters {sorted(params)}. Give natural_gradients(guide, "
+            "...) and SVI(model, guide, ...) the same guide."
+        )
+    for site, names in by_site.items():
         if "qu_logits" in names or "qu_precision" in names:
             what = "a mixture" if "qu_logits" in names else "covariance='sites'"
             mend = (
@@ -160,7 +183,7 @@ def _natural_step(mu, free, to_mu, to_free, rate):
         def precision(rate):
             return 1.0 + rate * sqrt * to_sqrt
 
-        rate = _safe(rate, lambda r: jnp.all(precision(r) > _SMALLEST_PIVOT**2))
+        rate = _safe(rate, lambda r: jnp.all(precision(r) > 1.0 / _MOST_GROWTH))
         new = sqrt / jnp.sqrt(precision(rate))
         return -rate * new**2 * to_mu, _inverse_softplus(new) - free
     shape = mu.shape
@@ -181,14 +204,18 @@ def _natural_step(mu, free, to_mu, to_free, rate):
         flipped = jnp.flip(eye + rate * phi, (-2, -1))
         return jnp.flip(lax.linalg.cholesky(flipped, symmetrize_input=False), (-2, -1))
 
-    def positive(rate):
-        return jnp.all(jnp.diagonal(factor(rate), axis1=-2, axis2=-1) > _SMALLEST_PIVOT)
+    def stepped(rate):
+        """The new factor P U^-T, which is lower triangular again."""
+        return lax.linalg.triangular_solve(
+            factor(rate), P, left_side=False, lower=False, transpose_a=True
+        )
 
-    rate = _safe(rate, positive)
-    # The new factor P U^-T is lower triangular again.
-    new = lax.linalg.triangular_solve(
-        factor(rate), P, left_side=False, lower=False, transpose_a=True
-    )
+    def fits(rate):
+        grown = jnp.sum(stepped(rate) ** 2, axis=-1)
+        return jnp.all(grown <= _MOST_GROWTH * jnp.sum(P**2, axis=-1))
+
+    rate = _safe(rate, fits)
+    new = jnp.where(rate > 0, stepped(rate), P)
     to_mu = jnp.einsum("...mk,...nk,...n->...m", new, new, to_mu)
     pivots = _inverse_softplus(jnp.diagonal(new, axis1=-2, axis2=-1))
     new_free = jnp.tril(new, -1) + pivots[..., None] * eye
@@ -197,14 +224,15 @@ def _natural_step(mu, free, to_mu, to_free, rate):
 
 
 def _safe(rate, fits):
-    """The rate, halved until it fits (NaN fits nowhere, and stays to be seen)."""
+    """The rate, halved until it fits; zero if it never does."""
 
     def go_on(carry):
         count, rate = carry
         return (count < _HALVINGS) & ~fits(rate)
 
     start = jnp.zeros((), jnp.int32), rate
-    return lax.while_loop(go_on, lambda c: (c[0] + 1, 0.5 * c[1]), start)[1]
+    count, rate = lax.while_loop(go_on, lambda c: (c[0] + 1, 0.5 * c[1]), start)
+    return jnp.where(count < _HALVINGS, rate, 0.0)
 
 
 def _inverse_softplus(y):

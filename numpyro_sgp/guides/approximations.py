@@ -582,7 +582,8 @@ class ODVGP(SOLVEGP):
     Orthogonally decoupled GPs [1]: SOLVE-GP whose second covariance is the prior's, so
     that the points O model the mean only (Shi, Titsias & Mnih 2020, section 5).
 
-    Takes the arguments of :class:`SOLVEGP`, and
+    Takes the arguments of :class:`SOLVEGP` (``tight`` relaxes all that Z leaves
+    unexplained), and
 
     :param num_columns: None to hold q(v) in whitened coordinates, for which the covariance
         of all points is factorised in each step; a number for thousands of points O: then

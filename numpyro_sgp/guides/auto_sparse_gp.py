@@ -438,7 +438,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         }
 
     def _verdict(self, name, kernel, X, initial):
-        points = [v for k, v in initial.items() if not k.startswith("q")]
+        points = tuple(v for k, v in initial.items() if not k.startswith("q"))
+        points = self._approximations[name].factorised(points)
         return assess_inducing(MeanKernel(kernel), X, *_points_for_verdict(points))
 
     def posterior(

@@ -177,6 +177,8 @@ def solve_lower(L: Array, B: Array) -> Array:
     :param B: shape ``(*batch, M, K)``.
     :return: shape ``(*batch, M, K)``.
     """
+    dtype = jnp.promote_types(L.dtype, B.dtype)
+    L, B = L.astype(dtype), B.astype(dtype)
     batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
     if L.ndim == 2 and B.ndim > 2:
         # One solve with all right-hand sides rather than a copy of L for each.

@@ -452,6 +452,7 @@ def _is_about_q(option):
     covariance = getattr(option, "covariance", "full")
     return (
         isinstance(option, MixtureSVGP)
+        or getattr(option, "tight", "none") != "none"
         or covariance in ("coupled", "sites")
         or (isinstance(option, VGP) and (covariance != "full" or not option.whiten))
     )

@@ -339,9 +339,87 @@ def test_prior_draws_are_those_of_the_exact_process():
     np.testing.assert_allclose(marginal.variance, 1.55)
 
 
+def test_the_bound_at_a_given_q_v_of_odvgp_is_its_own():
+    X, y = regression_data(15)
+    for tight in ("none", "diagonal"):
+        odvgp = sgp.CollapsedODVGP(KERNEL, X, X[:3], X[3:7], 0.3, tight=tight)
+        best = odvgp.optimal_q(y).blocks[1]
+        np.testing.assert_allclose(
+            odvgp.log_prob_given(y, best), odvgp.log_prob(y), rtol=1e-9
+        )
+    with pytest.raises(ValueError, match="q\\(v\\) has the prior's covariance"):
+        odvgp.log_prob_given(y, Block(best.mu, jnp.eye(4)))
+
+
+def test_they_are_pytrees_and_go_through_jit_and_vmap():
+    X, y = regression_data(12)
+
+    @jax.vmap
+    def make(lengthscale):
+        kernel = sgp.kernels.RBF(1.0, lengthscale)
+        return sgp.CollapsedSVGP(kernel, X, X[:3], 0.3, tight="block", blocks=4)
+
+    lengthscales = jnp.array([0.5, 1.0])
+    stacked = make(lengthscales)
+    found = jax.jit(jax.vmap(lambda fn: fn.log_prob(y)))(stacked)
+    for value, lengthscale in zip(found, lengthscales, strict=True):
+        kernel = sgp.kernels.RBF(1.0, lengthscale)
+        one = sgp.CollapsedSVGP(kernel, X, X[:3], 0.3, tight="block", blocks=4)
+        np.testing.assert_allclose(value, one.log_prob(y), rtol=1e-9)
+        doubled = jax.tree.map(lambda leaf: leaf, one)
+        np.testing.assert_allclose(doubled.log_prob(y), one.log_prob(y), rtol=1e-12)
+
+
+def test_expanded_ones_have_a_posterior_of_each_function():
+    X, y = regression_data(10)
+    Y = jnp.stack([y, 2.0 * y])
+    for marginal in (
+        sgp.MarginalGP(KERNEL, X, 0.3),
+        sgp.CollapsedSOLVEGP(KERNEL, X, X[:3], [X[3:5], X[5:7]], 0.3),
+    ):
+        both = marginal.expand([2])
+        np.testing.assert_allclose(both.log_prob(Y)[1], marginal.log_prob(Y[1]))
+        np.testing.assert_allclose(
+            both.posterior(Y, X[:2]).mean[1], marginal.posterior(Y[1], X[:2]).mean
+        )
+
+
+def test_mixed_and_single_precision():
+    X, y = regression_data(15)
+    small = X.astype(jnp.float32)
+    for cls in (sgp.CollapsedSVGP, sgp.CollapsedCG):
+        assert jnp.isfinite(cls(KERNEL, small, small[:3], 0.3).log_prob(y))
+    # Noise near the rounding of float32: finite, and not above the evidence.
+    kernel = sgp.kernels.RBF(jnp.float32(1.0), jnp.float32(0.5))
+    exact = sgp.MarginalGP(sgp.kernels.RBF(1.0, 0.5), X, 1e-3).log_prob(y)
+    for tight in ("block", "conditional", "diagonal"):
+        fn = sgp.CollapsedSVGP(kernel, small, small[:5], jnp.float32(1e-3), tight=tight)
+        found = fn.log_prob(y.astype(jnp.float32))
+        assert found.dtype == jnp.float32
+        assert jnp.isfinite(found) and found < exact
+
+
 def test_bad_input_is_told():
     X, y = regression_data(10)
     svgp = sgp.CollapsedSVGP(KERNEL, X, X[:3], 0.1)
+    with pytest.raises(ValueError, match="outside the data plate"):
+        svgp.expand([10]).log_prob(y)
+    with pytest.raises(ValueError, match="y is None"):
+        svgp.posterior(None, X)
+    with pytest.raises(ValueError, match=r"NaN in 1 rows \(first: \[4\]\)"):
+        svgp.log_prob(y.at[4].set(jnp.nan))
+    with pytest.raises(ValueError, match="jax.vmap for several"):
+        svgp.posterior(jnp.stack([y, y]), X)
+    with pytest.raises(ValueError, match="points Z of shape .* are for a batch"):
+        sgp.CollapsedSVGP(KERNEL, X, jnp.zeros((2, 3, 1)), 0.1)
+    with pytest.raises(ValueError, match=r"use \[:, 0\]"):
+        sgp.MarginalGP(KERNEL, X, 0.1, lambda X: 2.0 * X)
+    with pytest.raises(ValueError, match="must be positive"):
+        svgp.predictive(y, X, noise=-1.0)
+    with pytest.raises(ValueError, match="filled up with -1"):
+        sgp.CollapsedSVGP(KERNEL, X, X[:3], 0.1, tight="block", blocks=[[0], [1, 2]])
+    with pytest.raises(ValueError, match=r"Use X\[:, None\]"):
+        sgp.neighbour_blocks(X[:, 0], 3)
     with pytest.raises(ValueError, match=r"10 rows of X, but y has the shape \(10, 1\)"):
         svgp.log_prob(y[:, None])
     with pytest.raises(ValueError, match="must be positive, got -0.1"):

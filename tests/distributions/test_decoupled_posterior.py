@@ -101,5 +101,13 @@ def test_bad_input_is_told():
             sgp.ODVGP(3, 5, num_columns=columns)
     with pytest.raises(ValueError, match="6 columns .* of 5 orthogonal points"):
         sgp.ODVGP(3, 5, num_columns=6)
+    X, y = regression_data(10)
+    guide = sgp.AutoSparseGP(gaussian_model, sgp.ODVGP(3, 5, num_columns=2))
+    svi = SVI(gaussian_model, guide, optax.adam(0.05), sgp.TraceGP_ELBO())
+    with pytest.raises(ValueError, match="random columns, and L-BFGS"):
+        sgp.fit_lbfgs(svi, KEY, X, y, progress_bar=False)
+    found, _ = pair()
+    with pytest.raises(ValueError, match="the weights"):
+        sgp.DecoupledPosterior(found.prior, X[:3], found.given_q, X, jnp.ones(3))
     with pytest.raises(ValueError, match="one orthogonal set"):
         sgp.ODVGP(3, (5, 5), num_columns=2)

@@ -215,6 +215,28 @@ def test_scalar_never_exceeds_the_evidence():
     assert spherical < sgp.MarginalGP(KERNEL, X, 0.3).log_prob(y)
 
 
+def test_deep_layers_may_be_tight():
+    X, y = regression_data(8)
+
+    def deep(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        g = numpyro.sample("g", sgp.GaussianProcess(KERNEL, f[:, None]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(g, 0.3), obs=y)
+
+    def bound(inner, outer):
+        options = {"f": sgp.SVGP(inducing=Z, tight=inner)}
+        options["g"] = sgp.SVGP(inducing=Z, tight=outer)
+        guide = sgp.AutoSparseGP(deep, options)
+        svi = SVI(deep, guide, optax.adam(0.01), sgp.TraceGP_ELBO(sgp.MonteCarlo(4)))
+        params = svi.get_params(svi.init(KEY, X, y))
+        return -svi.loss.loss(KEY, params, deep, guide, X, y)
+
+    # With the same draws: the outer layer's gain; at v = 1 the scalar changes nothing.
+    assert bound("none", "diagonal") > bound("none", "none")
+    np.testing.assert_allclose(bound("scalar", "scalar"), bound("none", "none"), rtol=1e-9)
+
+
 def test_sites_and_lbfgs_take_tight_bounds():
     X, y = regression_data(12)
     guide = sgp.AutoSparseGP(
@@ -283,6 +305,35 @@ def test_bad_input_is_told():
     svi = SVI(scaled, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
     with pytest.raises(ValueError, match="'f' is scaled"):
         svi.run(KEY, 1, X, y * 1.0, progress_bar=False)
+
+    def elsewhere(X, y, batch_size):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        with numpyro.plate("data", len(X), subsample_size=batch_size) as i:
+            numpyro.sample("y", dist.Normal(f[i], 0.3), obs=y[i])
+
+    guide = sgp.AutoSparseGP(elsewhere, sgp.SVGP(3, tight="diagonal"))
+    svi = SVI(elsewhere, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    with pytest.raises(ValueError, match="minibatch of 4 rows of plate 'data'.*X\\[idx\\]"):
+        svi.run(KEY, 1, X, y * 1.0, 4, progress_bar=False)
+
+    def weighted(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        with numpyro.handlers.scale(scale=2.0), numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    guide = sgp.AutoSparseGP(weighted, sgp.SVGP(3, tight="diagonal"))
+    svi = SVI(weighted, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    with pytest.raises(ValueError, match="'y' is scaled beside its plates"):
+        svi.run(KEY, 1, X, y * 1.0, progress_bar=False)
+
+    def two_likelihoods(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        numpyro.sample("a", dist.Normal(f[:1], 0.01).to_event(1), obs=y[:1])
+        numpyro.sample("y", dist.Poisson(jnp.exp(f[1:])).to_event(1), obs=y[1:])
+
+    single = X.astype(jnp.float32), y.astype(jnp.float32)
+    with pytest.raises(ValueError, match="are for Gaussian likelihoods"):
+        set_up(two_likelihoods, sgp.SVGP(3, tight="diagonal"), *single)
     guide = sgp.AutoSparseGP(poisson, sgp.SVGP(3, tight="scalar"))
     loss = sgp.TraceGP_ELBO(sgp.MonteCarlo(2, joint=True))
     with pytest.raises(ValueError, match="draws rows together"):

@@ -177,7 +177,14 @@ def test_bad_input_is_told():
             sgp.natural_gradients(guide, rate, optax.adam(0.01))
     with pytest.raises(TypeError, match="needs the AutoSparseGP"):
         sgp.natural_gradients(gaussian_model, 0.5, optax.adam(0.01))
+    with pytest.raises(TypeError, match="others must be an optax"):
+        sgp.natural_gradients(guide, 0.5, numpyro.optim.Adam(0.01))
     X, y = regression_data(10)
+    other = sgp.AutoSparseGP(gaussian_model, sgp.SVGP(3))
+    optimiser = sgp.natural_gradients(other, 0.5, optax.adam(0.01))
+    svi = SVI(gaussian_model, guide, optimiser, sgp.TraceGP_ELBO())
+    with pytest.raises(ValueError, match="not the one that SVI trains"):
+        svi.init(KEY, X, y)
     for option, what in [
         (sgp.SVGP(3, covariance="sites"), "covariance='sites'.*fit_lbfgs"),
         (sgp.MixtureSVGP(3), "'f' has a mixture"),
