@@ -80,6 +80,8 @@ def bounds(problem, X, y, args, rate, natural):
     guide = sgp.AutoSparseGP(model, option)
     optimiser = optax.adam(rate)
     if natural:
+        if args.decay:
+            natural = optax.cosine_decay_schedule(natural, args.steps, 0.1)
         optimiser = sgp.natural_gradients(guide, natural, optimiser)
     svi = SVI(model, guide, optimiser, sgp.TraceGP_ELBO())
     guide.setup(X, y, num_rows)
@@ -125,6 +127,7 @@ def main(args):
         for rate in args.rates:
             for natural in (0.0, *args.natural):
                 name = f"Adam {rate:g}" + (f" + natural {natural:g}" if natural else "")
+                name += " decaying" if natural and args.decay else ""
                 if name not in kept:
                     found = bounds(problem, X, y, args, rate, natural)
                     kept[name] = {"bounds": found[0], "seconds": found[1]}
@@ -174,6 +177,9 @@ def parse(argv=None):
     parser.add_argument("--problems", nargs="+", choices=problems, default=problems)
     parser.add_argument("--inducing", type=int, default=256)
     parser.add_argument("--fix-inducing", action="store_true")
+    parser.add_argument(
+        "--decay", action="store_true", help="let natural rates fall to a tenth"
+    )
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rates", nargs="+", type=float, default=[0.01])
     parser.add_argument("--natural", nargs="+", type=float, default=[0.1])
