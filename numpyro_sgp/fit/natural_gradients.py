@@ -11,7 +11,7 @@ from jax import Array, lax
 from numpyro_sgp.guides import AutoSparseGP
 
 _HALVINGS = 20
-_MOST_GROWTH = 100.0  # of a variance in one step
+_MOST_GROWTH = 4.0  # of a variance in one step
 
 
 class _State(NamedTuple):
@@ -41,7 +41,7 @@ def natural_gradients(
     one step with :math:`\rho = 1` is the optimum; with minibatches, rates around the
     batch's share of the data up to 0.5 do well. The step is halved where the new
     precision would not be positive definite or a variance would grow more than
-    hundredfold, as may happen for likelihoods that are not log-concave, so that S is
+    fourfold, as may happen for likelihoods that are not log-concave, so that S is
     always a covariance. Costs about two products of M x M matrices. Losses that are scaled
     as a whole (by 1/N, say) scale the steps too; leave the ELBO as it is. Take
     :class:`~numpyro_sgp.TraceGP_ELBO` as the loss: the single joint draw of
