@@ -171,6 +171,10 @@ class GPPosterior(dist.Distribution):
         """
         raise NotImplementedError
 
+    def _with_fixed_part(self, points, weights):
+        """Points and weights of kernel functions with those that all draws share."""
+        return points, weights
+
     def _scale_tril(self, covariance) -> Array:
         """Lower factor of a covariance over X, with the prior's jitter."""
         size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)

@@ -270,10 +270,6 @@ class SparsePosterior(GPPosterior):
             draws.append(block.mu + noise)
         return jnp.concatenate(draws, axis=-1)
 
-    def _with_fixed_part(self, points, weights):
-        """Points and weights of kernel functions with those that all draws share."""
-        return points, weights
-
     def prior_kl(self, rng_key=None) -> Array:
         r"""
         :math:`\mathrm{KL}[q(f, u) \| p(f, u)] = \mathrm{KL}[q(u) \| p(u)]`, the sum of
