@@ -99,6 +99,7 @@ def test_the_numpy_likelihood_is_the_one_of_the_model(coal_mining):
     np.testing.assert_allclose(found, values[0], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_control_variate_divides_the_variance_by_ten_at_the_optimum(coal_mining):
     coal = sgp.datasets.coal_mining(81)
     X = jnp.asarray(coal.bin_centre_day, float)[:, None]

@@ -70,6 +70,7 @@ def test_approximations_have_the_points_of_their_panel(snelson, name):
     assert points == method.num_inducing + method.num_orthogonal
 
 
+@pytest.mark.slow
 def test_a_few_steps_of_lbfgs_raise_a_bound_below_the_evidence(snelson, exact):
     short = snelson.FULL_BATCH._replace(steps=8)
     fitted = snelson.fit("solvegp", *DATA, protocol=short, progress=False)
@@ -84,6 +85,7 @@ def test_a_few_steps_of_lbfgs_raise_a_bound_below_the_evidence(snelson, exact):
     assert f"{fitted.elbo:.3f}" in line and f"{snelson.rmse(fitted, exact):.4f}" in line
 
 
+@pytest.mark.slow
 def test_command_line_with_minibatches(snelson, tmp_path, capsys):
     options = ["--method", "svgp5", "--optimiser", "adam", "--batch-size", "20"]
     options += ["--steps", "5", "--output", str(tmp_path / "new"), "--no-progress"]

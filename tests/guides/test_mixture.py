@@ -199,6 +199,7 @@ def test_components_start_near_the_prior_and_apart(whiten):
     assert np.abs(other["qu_mu"] - start["qu_mu"]).min() > 1e-3
 
 
+@pytest.mark.slow
 def test_two_components_find_both_modes():
     """y = f^2 + noise does not tell f from -f."""
     X, y, noise = jnp.array([[0.0], [0.4]]), jnp.array([4.0, 3.0]), 0.3
