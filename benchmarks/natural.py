@@ -11,6 +11,7 @@ that of the best Adam.
 
     python benchmarks/natural.py --data FOLDER                # kin40k, and its signs
     python benchmarks/natural.py --data FOLDER --problems kin40k --steps 500
+    python benchmarks/natural.py --table > docs/natural.md
 
 FOLDER has ``kin40k.npz`` with arrays ``X`` and ``y``. The problems: ``kin40k``, regression
 on 10,000 of its rows with M = 256; ``sign``, whether y is above its median, by a Bernoulli
@@ -120,6 +121,13 @@ def bounds(problem, X, y, args, rate, natural):
 def main(args):
     """Prints the table and keeps the curves."""
     results = json.loads(args.results.read_text()) if args.results.exists() else {}
+    if args.table:
+        print("# Natural gradients\n\nMade by `python benchmarks/natural.py --table`.")
+        for title, kept in results.items():
+            print("\n" + table(title, kept))
+        return
+    if args.data is None:
+        raise SystemExit("--data FOLDER is needed, the folder with kin40k.npz.")
     for problem in args.problems:
         X, y = load(args.data, problem)
         title = problem + (", inducing points fixed" if args.fix_inducing else "")
@@ -172,7 +180,7 @@ def parse(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n")[1], formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True, help="folder with kin40k.npz")
+    parser.add_argument("--data", type=Path, help="folder with kin40k.npz")
     problems = ["kin40k", "sign"]
     parser.add_argument("--problems", nargs="+", choices=problems, default=problems)
     parser.add_argument("--inducing", type=int, default=256)
@@ -184,6 +192,7 @@ def parse(argv=None):
     parser.add_argument("--rates", nargs="+", type=float, default=[0.01])
     parser.add_argument("--natural", nargs="+", type=float, default=[0.1])
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="print what is there, and end")
     return parser.parse_args(argv)
 
 

@@ -11,14 +11,14 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 @pytest.mark.filterwarnings("ignore:There are not enough devices")
 def test_the_example_of_the_readme_runs(capsys):
     code = "\n".join(re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S))
-    fewer = {"X, y, batch_size=64": "X, y, batch_size=16, progress_bar=False"}
-    fewer["num_warmup=500, num_samples=500"] = "num_warmup=2, num_samples=20"
+    fewer = {"X, y, batch_size=64": "X, y, batch_size=64, progress_bar=False"}
+    fewer["num_warmup=500, num_samples=500"] = "num_warmup=5, num_samples=40"
     fewer["2000"] = "30"
     fewer |= {
         "ScoreFunction(200)": "ScoreFunction(20)",
         "key(0), 300, X, y)": "key(0), 5, X, y)",
     }
-    fewer |= {"num_samples=500,\n": "num_samples=5,\n", "(0.0, 6.0, 200)": "(0.0, 6.0, 32)"}
+    fewer |= {"num_samples=500,\n": "num_samples=5,\n", "(0.0, 6.0, 200)": "(0.0, 6.0, 64)"}
     for old, new in fewer.items():
         assert old in code
         code = code.replace(old, new)

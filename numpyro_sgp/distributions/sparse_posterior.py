@@ -4,6 +4,7 @@ import copy
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from numpyro.distributions.kl import kl_divergence
 from numpyro.util import not_jax_tracer
@@ -175,7 +176,8 @@ class SparsePosterior(GPPosterior):
         kept = [self.q.slices[i] for i, b in blocks if not self._cancels(i, b)]
         if len(kept) == len(self.q.blocks):
             return self.projection
-        return jnp.concatenate([self.projection[..., s, :] for s in kept], axis=-2)
+        rows = np.concatenate([np.arange(s.start, s.stop) for s in kept] or [[]])
+        return self.projection[..., rows.astype(int), :]
 
     def bound_marginals(self, component=0):
         """See :meth:`GPPosterior.bound_marginals`."""
