@@ -3,7 +3,7 @@
 # Options for pytest:  make test PYTEST_ARGS="-n 2 -k coal"; two processes by default.
 
 PYTHON ?= python3
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --dist worksteal
 
 VENV := .venv
 BIN := $(VENV)/bin

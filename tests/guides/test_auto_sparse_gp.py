@@ -150,7 +150,10 @@ def test_posterior_at_the_optimum_is_the_exact_one():
 # ---- models that it takes ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base_guide", [AutoDelta, AutoNormal, AutoMultivariateNormal])
+@pytest.mark.parametrize(
+    "base_guide",
+    [AutoNormal, AutoMultivariateNormal, pytest.param(AutoDelta, marks=pytest.mark.slow)],
+)
 def test_any_guide_for_the_other_latents(base_guide):
     def model(X, y=None):
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))
