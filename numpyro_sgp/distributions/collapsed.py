@@ -20,6 +20,7 @@ from numpyro_sgp.distributions.relaxation import (
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
+from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower, whitened_solve
 
 _COLUMNS = 512  # columns of K_ff held in memory where a bound streams them
@@ -94,11 +95,7 @@ class MarginalGP(dist.Distribution):
         self.jitter = jitter
         self.noise = noise
         shape = self.prior.shape()
-        try:
-            fits = jnp.broadcast_shapes(jnp.shape(noise), shape) == shape
-        except ValueError:
-            fits = False
-        if not fits:
+        if not broadcasts_to(jnp.shape(noise), shape):
             raise ValueError(
                 f"{type(self).__name__}: noise has the shape {jnp.shape(noise)}, which "
                 f"does not broadcast to {shape}, one for each row (and latent function). "
@@ -280,10 +277,7 @@ class _Collapsed(MarginalGP):
                     f"{name}: inducing points {what} must have the shape (M, {dim}), as X "
                     f"has {dim} columns, got {points.shape}."
                 )
-            if len(points.shape[:-2]) > len(self.batch_shape) or any(
-                a not in (1, b)
-                for a, b in zip(points.shape[-3::-1], self.batch_shape[::-1], strict=False)
-            ):
+            if not broadcasts_to(points.shape[:-2], self.batch_shape):
                 raise ValueError(
                     f"{name}: inducing points {what} of shape {points.shape} are for a "
                     f"batch of functions, but the batch shape is {self.batch_shape}."
@@ -370,10 +364,8 @@ class _Collapsed(MarginalGP):
             )
         A, union, each = self._factors()
         pulled = jnp.einsum("...mn,...n->...m", A, residual)
-        union = jnp.broadcast_to(union, (*pulled.shape[:-1], *union.shape[-2:]))
-        mu = jax.scipy.linalg.solve_triangular(
-            union, solve_lower(union, pulled[..., None]), lower=True, trans=1
-        )[..., 0]
+        white = solve_lower(union, pulled[..., None])
+        mu = solve_lower(union, white, transpose=True)[..., 0]
         blocks = []
         for i, (s, factor) in enumerate(zip(self._slices, each, strict=True)):
             sqrt = None
@@ -631,7 +623,7 @@ class CollapsedCG(CollapsedSVGP):
         ``"block"``, as in :class:`CollapsedSVGP`.
     :param blocks: as in :class:`CollapsedSVGP`.
     :param max_iterations: of conjugate gradients.
-    :param tol: stop where :math:`\frac12 r^\top P^{-1} r`, the most that is lost, is below,
+    :param tol: stop where :math:`\frac12 \|r\|^2 / s^2`, more than what is lost, is below,
         in nats.
     :param jitter: relative jitter of K_uu; by dtype if None.
     :raises ValueError: if shapes or blocks do not fit together, or ``tol`` or
@@ -687,12 +679,10 @@ class CollapsedCG(CollapsedSVGP):
 
     def _quadratic(self, residual, A, union):
         """The upper bound above, at what conjugate gradients give for v."""
-        v, _ = jax.lax.stop_gradient(
-            self._solve(*jax.lax.stop_gradient((residual, A, union)))
-        )
+        frozen, *given = jax.lax.stop_gradient((self, residual, A, union))
+        v = frozen._solve(*given)
         product = self._times(v)
-        r = residual - product
-        within = super()._quadratic(r, A, union)
+        within = super()._quadratic(residual - product, A, union)
         return within + jnp.sum(v * (2.0 * residual - product), axis=-1)
 
     def _times(self, v):
@@ -711,34 +701,22 @@ class CollapsedCG(CollapsedSVGP):
         return v + product[..., :num_rows] / noise
 
     def _solve(self, residual, A, union):
-        """v near (K + I)^-1 y in units of the noise, and the number of steps."""
-        dtype = residual.dtype
+        """v near (K / s s' + I)^-1 (y - m) / s."""
 
-        def preconditioned(r):
-            W = solve_lower(union, jnp.einsum("...mn,...n->...m", A, r)[..., None])
-            back = jax.scipy.linalg.solve_triangular(union, W, lower=True, trans=1)
+        def precondition(r):
+            pulled = jnp.einsum("...mn,...n->...m", A, r)[..., None]
+            back = solve_lower(union, solve_lower(union, pulled), transpose=True)
             return r - jnp.einsum("...mn,...m->...n", A, back[..., 0])
 
-        def go_on(carry):
-            count, _, _, _, _, loss = carry
-            return (count < self.max_iterations) & jnp.any(0.5 * loss > self.tol)
-
-        def step(carry):
-            count, v, r, p, z, rz = carry
-            Kp = self._times(p)
-            curvature = jnp.sum(p * Kp, axis=-1)
-            alpha = (rz / jnp.where(curvature > 0, curvature, 1.0))[..., None]
-            v, r = v + alpha * p, r - alpha * Kp
-            z = preconditioned(r)
-            new = jnp.sum(r * z, axis=-1)
-            beta = (new / jnp.where(rz > 0, rz, 1.0))[..., None]
-            return count + 1, v, r, z + beta * p, z, new
-
-        z = preconditioned(residual)
-        start = (0, jnp.zeros_like(residual), residual, z, z, jnp.sum(residual * z, -1))
-        start = jax.tree.map(lambda x: jnp.asarray(x, getattr(x, "dtype", int)), start)
-        count, v, *_ = jax.lax.while_loop(go_on, step, start)
-        return v.astype(dtype), count
+        v, _ = jax.scipy.sparse.linalg.cg(
+            self._times,
+            residual,
+            tol=0.0,
+            atol=(2.0 * self.tol) ** 0.5,
+            maxiter=self.max_iterations,
+            M=precondition,
+        )
+        return v
 
     def predictive(self, y, X_new, noise=None) -> dist.Normal:
         """See :meth:`MarginalGP.predictive`; with the means of :meth:`posterior_mean`."""
@@ -756,7 +734,7 @@ class CollapsedCG(CollapsedSVGP):
         """
         residual = self._residual(y)
         A, union, _ = self._factors()
-        v, _ = self._solve(residual, A, union)
+        v = self._solve(residual, A, union)
         left = (residual - self._times(v)) * self._rows_noise + self.prior.mean
         new = self.prior.at(X_new)
         K = self.prior.kernel(new.X, self.prior.X)

@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
+from numpyro_sgp.distributions.relaxation import consecutive_blocks
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.families import BlockGaussian
 from numpyro_sgp.inducing.covariances import union
@@ -121,37 +121,28 @@ class DecoupledPosterior(SparsePosterior):
             return kl
         num_points = self.points.shape[-2]
         if self.num_columns is None or rng_key is None:
-            # Blocks of columns, the last one filled up with columns that count nothing.
-            size = min(num_points, _COLUMNS)
-            count = -(-num_points // size)
-            columns = np.arange(count * size)
-            there = (columns < num_points).reshape(count, size)
-            columns = np.minimum(columns, num_points - 1).reshape(count, size)
-            parts = jax.lax.map(
-                jax.checkpoint(lambda args: self._product(*args)),
-                (jnp.asarray(columns), jnp.asarray(there)),
-            )
+            blocks = consecutive_blocks(num_points, min(num_points, _COLUMNS))
+            parts = jax.lax.map(jax.checkpoint(self._product), jnp.asarray(blocks))
             product = jnp.sum(parts, axis=0)
         else:
             columns = jax.random.choice(
                 rng_key, num_points, (self.num_columns,), replace=False
             )
-            product = self._product(columns, 1.0) * (num_points / self.num_columns)
+            product = self._product(columns) * (num_points / self.num_columns)
         explained = jnp.sum(self._pulled() ** 2, axis=-1)
         return kl + jnp.broadcast_to(0.5 * (product - explained), self.batch_shape)
 
-    def _product(self, columns, there):
-        """sum_j a_j K_vv[:, j]' a over some columns, ``(*batch,)``."""
+    def _product(self, columns):
+        """sum_j a_j K_vv[:, j]' a over some columns, ``(*batch,)``; -1 for no column."""
         K = self.prior.kernel(self.points[..., columns, :], self.points)
         each = jnp.einsum("...jm,...m->...j", K, self.weights)
-        return jnp.sum(there * self.weights[..., columns] * each, axis=-1)
+        return jnp.sum((columns >= 0) * self.weights[..., columns] * each, axis=-1)
 
     def _with_fixed_part(self, points, weights):
         if not self._has_orthogonal:
             return points, weights
         # c(x, O) a = k(x, O) a - k(x, Z) L^-T inv(L) K_uv a.
-        L, pulled = self.chol, self._pulled()
-        back = jax.scipy.linalg.solve_triangular(L, pulled[..., None], trans=1, lower=True)
+        back = solve_lower(self.chol, self._pulled()[..., None], transpose=True)
         fixed = jnp.broadcast_to(
             self.weights, (*weights.shape[:-1], self.weights.shape[-1])
         )

@@ -11,6 +11,7 @@ from numpyro.distributions.util import validate_sample
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.kernels import as_kernel
+from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
 from numpyro_sgp.means import Constant, as_mean
 
@@ -103,11 +104,7 @@ class GaussianProcess(dist.Distribution):
         :param batch_shape: the new batch shape; the old one must broadcast to it.
         """
         batch_shape = tuple(batch_shape)
-        try:
-            fits = jnp.broadcast_shapes(batch_shape, self.batch_shape) == batch_shape
-        except ValueError:
-            fits = False
-        if not fits:
+        if not broadcasts_to(self.batch_shape, batch_shape):
             raise ValueError(
                 f"A Gaussian process with batch shape {self.batch_shape} cannot be "
                 f"expanded to {batch_shape}."

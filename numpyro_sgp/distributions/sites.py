@@ -12,6 +12,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior
+from numpyro_sgp.kernels.base import broadcasts_to
 
 
 def unwrap(fn):
@@ -192,7 +193,7 @@ def check_observations(trace) -> None:
             continue
         _check_finite(name, site)
         got, expected = jnp.shape(site["value"]), tuple(site["fn"].shape())
-        if got == () or _broadcasts(expected, got):
+        if got == () or broadcasts_to(expected, got):
             continue
         gps = ", ".join(f"{n} rows at GP site '{gp}'" for gp, n in rows.items())
         raise ValueError(
@@ -217,13 +218,6 @@ def _check_finite(name, site):
                 "with numpyro.handlers.mask(mask=...) around the site, with any number in "
                 "place of NaN."
             )
-
-
-def _broadcasts(shape, to) -> bool:
-    try:
-        return jnp.broadcast_shapes(shape, to) == to
-    except ValueError:
-        return False
 
 
 def check_latents(trace) -> None:

@@ -19,7 +19,7 @@ from numpyro.util import (
 )
 
 from numpyro_sgp.distributions import sites
-from numpyro_sgp.distributions.relaxation import Relaxation
+from numpyro_sgp.elbo.coupling import log_likelihood
 from numpyro_sgp.elbo.curvature import row_precisions
 from numpyro_sgp.elbo.expectation import (
     GaussHermite,
@@ -176,7 +176,7 @@ class TraceGP_ELBO(ELBO):
         expectation = self._rule(found)
         score = isinstance(expectation, ScoreFunction)
         joint = getattr(expectation, "joint", False)
-        relaxed = any(site.relaxation is not None for site in found.values())
+        relaxed = any(site.tight is not None for site in found.values())
         on_f = _sites_on_f(run, found) if score or relaxed else set()
         if shift is not None:
             for name, site in found.items():
@@ -205,15 +205,17 @@ class TraceGP_ELBO(ELBO):
                 x, k = node[name], component[name]
                 if found[name].num_components > 1:
                     log_weight.append(q.log_weights[k])
-                f = q.sample(x) if joint else q.place(x, k)
-                if score or shift is not None or q.relaxation is not None:
+                if joint:
+                    f = q.sample(x)
+                elif score or shift is not None or q.relaxation is not None:
                     mean, variance = q.bound_marginals(k)
                     if shift:
                         mean, variance = mean + shift[name][0], variance + shift[name][1]
-                    if shift or q.relaxation is not None:
-                        f = mean + jnp.sqrt(variance) * x
+                    f = mean + jnp.sqrt(variance) * x
                     if score or shift is not None:
                         marginals[name] = (mean, variance)
+                else:
+                    f = q.place(x, k)
                 if score:
                     f = jax.lax.stop_gradient(f)
                 return jnp.reshape(f, site["fn"].shape())
@@ -222,7 +224,7 @@ class TraceGP_ELBO(ELBO):
             log_probs = _log_prob_arrays(model_trace, found)
             terms = _contributions(model_trace, guide_trace, kl_key, log_probs)
             for name, site in found.items():
-                if site.relaxation is not None:
+                if site.tight is not None:
                     q, _ = sites.unwrap(guide_trace[name]["fn"])
                     scale = _row_scale(model_trace, name, site.shape[-1], on_f)
                     cost = q.relaxation_cost(precisions.get(name, 0.0) / scale)
@@ -274,22 +276,12 @@ class TraceGP_ELBO(ELBO):
 
     def _precisions(self, run, found) -> dict[str, Array]:
         """Of the Gaussian likelihood at each row of the sites whose bound asks for it."""
-        names = [
-            name
-            for name, site in found.items()
-            if site.relaxation is not None and site.relaxation.is_gaussian
-        ]
+        names = [name for name, site in found.items() if site.tight not in (None, "scalar")]
         if not names:
             return {}
 
         def log_density(values):
-            def place(site):
-                if not sites.is_sparse_posterior(site):
-                    return None
-                return jnp.reshape(values[site["name"]], site["fn"].shape())
-
-            log_probs = _log_prob_arrays(run(place)[1], found)
-            return sum(jnp.sum(log_prob) for log_prob in log_probs.values())
+            return log_likelihood(run(_placed(values))[1], found)
 
         # They are the same at any f, or AutoSparseGP would have refused the model.
         zeros = {name: jnp.zeros(site.shape, site.dtype) for name, site in found.items()}
@@ -307,7 +299,7 @@ class TraceGP_ELBO(ELBO):
                 "alone. Use TraceGP_ELBO(MonteCarlo(num_samples, joint=True))."
             )
         for name, site in found.items():
-            if joint and site.relaxation is not None:
+            if joint and site.tight is not None:
                 raise ValueError(
                     f"GP site '{name}' has a tight bound, which is for expectations under "
                     "marginals of f; MonteCarlo(..., joint=True) draws rows together. Use "
@@ -343,9 +335,7 @@ class TraceGP_ELBO(ELBO):
                 site["infer"].get("couples_rows", False),
                 q.num_components,
                 q.independent_latents,
-                None
-                if q.relaxation is None
-                else Relaxation(q.relaxation.kind, None, q.relaxation.block_size),
+                None if q.relaxation is None else q.relaxation.kind,
             )
             return jnp.zeros(site["fn"].shape(), q.prior.X.dtype)
 
@@ -368,7 +358,7 @@ class _GPSite(NamedTuple):
     couples_rows: bool
     num_components: int
     independent_latents: bool
-    relaxation: Relaxation | None
+    tight: str | None
 
 
 class _GPSites(dict):
@@ -480,14 +470,22 @@ def _contributions(model_trace, guide_trace, kl_key, log_probs) -> dict[str, Arr
     return terms
 
 
+def _placed(values):
+    """Puts known values at GP sites."""
+
+    def place(site):
+        if not sites.is_sparse_posterior(site):
+            return None
+        return jnp.reshape(values[site["name"]], site["fn"].shape())
+
+    return place
+
+
 def _sites_on_f(run, found) -> set[str]:
     """Names of the sites beside GPs whose log density depends on f."""
 
     def log_probs(values):
-        def place(site):
-            return values[site["name"]] if sites.is_sparse_posterior(site) else None
-
-        return _log_prob_arrays(run(place)[1], found)
+        return _log_prob_arrays(run(_placed(values))[1], found)
 
     values = {
         name: jax.ShapeDtypeStruct(site.value_shape, site.dtype)

@@ -26,7 +26,7 @@ _NEEDS_KNOWN_DATA = (
     jax.errors.NonConcreteBooleanIndexError,
 )
 _NATURAL_STEPS = 50  # before each evaluation, at most
-_NATURAL_TOL = 1e-9  # of the loss
+_NATURAL_TOL = 1e-11  # of the loss
 _CORRECTIONS = 20  # pairs of steps that L-BFGS remembers
 _ABNORMAL = 2  # SciPy's status where a line search failed
 
@@ -195,6 +195,7 @@ class _Descent:
 
     def __init__(self, svi, state, args, kwargs, natural=False):
         self.svi, self.args, self.kwargs = svi, args, kwargs
+        _check_fixed(svi.guide)
         self.free = svi.optim.get_params(state.optim_state)
         flat, self._unravel = ravel_pytree(self.free)
         if flat.size == 0:
@@ -220,7 +221,6 @@ class _Descent:
             args, kwargs = jax.tree.unflatten(structure, filled.values())
             given = (svi.model, svi.guide, *args)
             params = svi.constrain_fn(self._unravel(flat))
-            _check_fixed(svi.guide)
             with _WholePlates():
                 if natural:
                     # At the optimum of q(u) the derivative of its sites is zero.
@@ -440,7 +440,9 @@ def _names(descent, parts):
 
 def _check_fixed(guide):
     """Refuses a KL of random columns: with these fixed, it has no minimum."""
-    for name, option in getattr(guide, "_approximations", {}).items():
+    if not isinstance(guide, AutoSparseGP):
+        return
+    for name, option in guide.approximations.items():
         if getattr(option, "num_columns", None) is not None:
             raise ValueError(
                 f"GP site '{name}' has {option}, whose KL divergence is estimated from "

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
+from numpyro.distributions import biject_to, constraints
 
 from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.guides.constraint import lower_triangular
 
 _HALVINGS = 20
 _MOST_GROWTH = 4.0  # of a variance in one step
@@ -176,22 +178,20 @@ def _natural_step(mu, free, to_mu, to_free, rate):
     """
     rate = jnp.asarray(rate, free.dtype)
     if free.shape == mu.shape:
-        sqrt = jax.nn.softplus(free)
-        to_sqrt = to_free / jax.nn.sigmoid(free)
+        transform = biject_to(constraints.softplus_positive)
+        sqrt = transform(free)
+        # As below, for each coordinate: phi + phi'.
+        phi = sqrt * to_free / jax.nn.sigmoid(free)
 
-        # As below, for each coordinate: 1 + rate (phi + phi').
-        def precision(rate):
-            return 1.0 + rate * sqrt * to_sqrt
+        def shrunk(rate):
+            return sqrt / jnp.sqrt(1.0 + rate * phi)
 
-        rate = _safe(rate, lambda r: jnp.all(precision(r) > 1.0 / _MOST_GROWTH))
-        new = sqrt / jnp.sqrt(precision(rate))
-        return -rate * new**2 * to_mu, _inverse_softplus(new) - free
-    shape = mu.shape
-    mu_shape = free.shape[:-1]
-    to_mu = to_mu.reshape(mu_shape)
+        rate, new = _safe(rate, sqrt, shrunk, jnp.square)
+        return -rate * new**2 * to_mu, transform.inv(new) - free
+    transform = biject_to(lower_triangular)
+    P = transform(free)
     eye = jnp.eye(free.shape[-1], dtype=free.dtype)
     diagonal = jnp.diagonal(free, axis1=-2, axis2=-1)
-    P = jnp.tril(free, -1) + jax.nn.softplus(diagonal)[..., None] * eye
     slope = jnp.diagonal(to_free, axis1=-2, axis2=-1) / jax.nn.sigmoid(diagonal)
     to_P = jnp.tril(to_free, -1) + slope[..., None] * eye
     # With P P' = S: P' (dL/dS) P = (phi + phi') / 2, phi the lower triangle of P' dL/dP
@@ -199,41 +199,40 @@ def _natural_step(mu, free, to_mu, to_free, rate):
     phi = jnp.tril(jnp.einsum("...km,...kn->...mn", P, to_P)) * (1.0 - 0.5 * eye)
     phi = phi + jnp.swapaxes(phi, -1, -2)
 
-    def factor(rate):
-        """Upper U with U U' = I + rate (phi + phi'): the Cholesky factor, flipped."""
-        flipped = jnp.flip(eye + rate * phi, (-2, -1))
-        return jnp.flip(lax.linalg.cholesky(flipped, symmetrize_input=False), (-2, -1))
-
     def stepped(rate):
-        """The new factor P U^-T, which is lower triangular again."""
+        """P U^-T with upper U U' = I + rate (phi + phi'): lower triangular again."""
+        flipped = jnp.flip(eye + rate * phi, (-2, -1))
+        U = jnp.flip(lax.linalg.cholesky(flipped, symmetrize_input=False), (-2, -1))
         return lax.linalg.triangular_solve(
-            factor(rate), P, left_side=False, lower=False, transpose_a=True
+            U, P, left_side=False, lower=False, transpose_a=True
         )
 
-    def fits(rate):
-        grown = jnp.sum(stepped(rate) ** 2, axis=-1)
-        return jnp.all(grown <= _MOST_GROWTH * jnp.sum(P**2, axis=-1))
-
-    rate = _safe(rate, fits)
-    new = jnp.where(rate > 0, stepped(rate), P)
+    rate, new = _safe(rate, P, stepped, lambda P: jnp.sum(P**2, axis=-1))
+    to_mu = to_mu.reshape(free.shape[:-1])
     to_mu = jnp.einsum("...mk,...nk,...n->...m", new, new, to_mu)
-    pivots = _inverse_softplus(jnp.diagonal(new, axis1=-2, axis2=-1))
-    new_free = jnp.tril(new, -1) + pivots[..., None] * eye
-    step = jnp.where(jnp.tril(jnp.ones_like(eye)) > 0, new_free - free, 0.0)
-    return -rate * to_mu.reshape(shape), step
+    return -rate * to_mu.reshape(mu.shape), transform.inv(new) - free
 
 
-def _safe(rate, fits):
-    """The rate, halved until it fits; zero if it never does."""
+def _safe(rate, sqrt, stepped, variance):
+    """
+    The rate, halved until the new variances are not too large (nor NaN), and the factor
+    ``stepped(rate)``; zero and ``sqrt`` if that never is.
+
+    :param variance: from a factor to variances.
+    """
+
+    def fits(new):
+        return jnp.all(variance(new) <= _MOST_GROWTH * variance(sqrt))
 
     def go_on(carry):
-        count, rate = carry
-        return (count < _HALVINGS) & ~fits(rate)
+        count, _, new = carry
+        return (count < _HALVINGS) & ~fits(new)
 
-    start = jnp.zeros((), jnp.int32), rate
-    count, rate = lax.while_loop(go_on, lambda c: (c[0] + 1, 0.5 * c[1]), start)
-    return jnp.where(count < _HALVINGS, rate, 0.0)
+    def halve(carry):
+        count, rate, _ = carry
+        return count + 1, 0.5 * rate, stepped(0.5 * rate)
 
-
-def _inverse_softplus(y):
-    return y + jnp.log(-jnp.expm1(-y))
+    start = jnp.zeros((), jnp.int32), rate, stepped(rate)
+    _, rate, new = lax.while_loop(go_on, halve, start)
+    done = fits(new)
+    return jnp.where(done, rate, 0.0), jnp.where(done, new, sqrt)

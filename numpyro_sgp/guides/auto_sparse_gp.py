@@ -500,6 +500,12 @@ class AutoSparseGP(autoguide.AutoGuide):
         args, kwargs = self._default_args(args, kwargs)
         return parameter_blocks(self, params, *args, **kwargs)
 
+    @property
+    def approximations(self) -> dict:
+        """What is put at each GP site; known after the set-up."""
+        self._check_set_up()
+        return dict(self._approximations)
+
     def parameter_names(self) -> dict[str, dict[str, str]]:
         """
         For each GP site, the names of its parameters in ``params`` by their names in the

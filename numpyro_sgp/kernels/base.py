@@ -412,7 +412,7 @@ class InputKernel(Kernel):
         batch = np.shape(self.variance)
         for name in self._per_kernel:
             shape = np.shape(getattr(self, name))
-            if not _broadcasts_to(shape, batch):
+            if not broadcasts_to(shape, batch):
                 raise ValueError(
                     f"{type(self).__name__}: {name} has shape {shape} and variance "
                     f"{batch}; expected {name} to be a scalar or to have variance's "
@@ -421,10 +421,10 @@ class InputKernel(Kernel):
         for name in self._per_column:
             shape = np.shape(getattr(self, name))
             if len(shape) <= len(batch):
-                valid = _broadcasts_to(shape, batch)
+                valid = broadcasts_to(shape, batch)
             else:
                 valid = len(shape) == len(batch) + 1 and (
-                    _broadcasts_to(shape[:-1], batch) and (D is None or shape[-1] in (1, D))
+                    broadcasts_to(shape[:-1], batch) and (D is None or shape[-1] in (1, D))
                 )
             if not valid:
                 columns = "D" if D is None else D
@@ -486,7 +486,7 @@ class InputKernel(Kernel):
         return append_axes(value, 2)
 
 
-def _broadcasts_to(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+def broadcasts_to(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
     try:
         return np.broadcast_shapes(shape, batch) == batch
     except ValueError:

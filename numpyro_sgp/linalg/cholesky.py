@@ -169,12 +169,13 @@ def _search(K, scale, jitter, largest):
     return lax.while_loop(again, retry, (factor(level), level))
 
 
-def solve_lower(L: Array, B: Array) -> Array:
+def solve_lower(L: Array, B: Array, transpose: bool = False) -> Array:
     """
     ``inv(L) @ B`` for lower triangular ``L``, batch dimensions broadcast.
 
     :param L: shape ``(*batch, M, M)``.
     :param B: shape ``(*batch, M, K)``.
+    :param transpose: whether to solve with the transpose of ``L``.
     :return: shape ``(*batch, M, K)``.
     """
     dtype = jnp.promote_types(L.dtype, B.dtype)
@@ -187,6 +188,6 @@ def solve_lower(L: Array, B: Array) -> Array:
         L = jnp.broadcast_to(L, (*batch, *L.shape[-2:]))
         rows = _T(jnp.broadcast_to(B, (*batch, *B.shape[-2:])))
     out = lax.linalg.triangular_solve(
-        L, rows, left_side=False, lower=True, transpose_a=True
+        L, rows, left_side=False, lower=True, transpose_a=not transpose
     )
     return _T(out.reshape(*batch, B.shape[-1], B.shape[-2]))
