@@ -21,6 +21,7 @@ _SMALL_P = 0.05
 _GUIDE_COLUMNS = ("guide_khat", "sbc_p")
 _BAND = (0.05, 0.95)
 _MAX_LINES = 10
+_MAX_COLUMNS = 4  # panels side by side
 _NUM_DECIMALS = {
     "k_max": 2,
     "r_hat": 3,
@@ -414,15 +415,18 @@ class Comparison:
             )
         names = list(self.draws)
         with_elpd = bool(self.table["elpd_loo"].notna().any())
-        num_rows = len(var_names) + with_elpd
-        size = (3.2 * max(len(names), 2), 2.6 * num_rows)
+        num_columns = min(len(names), _MAX_COLUMNS)
+        lines = -(-len(names) // num_columns)  # of panels for each variable
+        num_rows = len(var_names) * lines + with_elpd
+        size = (3.2 * max(num_columns, 2), 2.6 * num_rows)
         figure = plt.figure(figsize=size, layout="constrained")
-        grid = figure.add_gridspec(num_rows, len(names))
+        grid = figure.add_gridspec(num_rows, num_columns)
         for i, v in enumerate(var_names):
             where = _positions(x, v, self.draws[self.reference][v].shape[1:])
             first = None
             for j, name in enumerate(names):
-                ax = figure.add_subplot(grid[i, j], sharey=first)
+                line, column = divmod(j, num_columns)
+                ax = figure.add_subplot(grid[i * lines + line, column], sharey=first)
                 first = first or ax
                 _draw_panel(ax, where, self.draws[name][v], self.draws[self.reference][v])
                 ax.set_title(name)
