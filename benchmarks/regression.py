@@ -200,6 +200,7 @@ def run(name, method, split, args, path):
         "epochs": args.epochs,
         "rate": args.rate,
         "dtype": X.dtype.name,
+        "device": jax.devices()[0].device_kind,
         "LL": float(log_density.mean()),
         "RMSE": float(jnp.sqrt(jnp.mean((mean - y_test) ** 2))),
         "bound": -losses[-1],
@@ -309,6 +310,8 @@ def main(args):
         raise SystemExit("--data FOLDER is needed, the folder with NAME.npz for each set.")
     if args.float64:
         numpyro.enable_x64()
+    # Accelerators would round the factors of float32 products to 10 bits.
+    jax.config.update("jax_default_matmul_precision", "highest")
     for name in args.sets:
         if not (args.data / f"{name}.npz").exists():
             raise SystemExit(f"There is no {name}.npz in {args.data}.")

@@ -19,6 +19,7 @@ from numpyro_sgp.distributions import (
     DecoupledPosterior,
     FunctionSamples,
     GaussianProcess,
+    InverseFreePosterior,
     MarginalGP,
     MixturePosterior,
     SparsePosterior,
@@ -26,7 +27,15 @@ from numpyro_sgp.distributions import (
 )
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo, ScoreFunction, TraceGP_ELBO
 from numpyro_sgp.fit import FitInterrupted, fit_lbfgs, natural_gradients
-from numpyro_sgp.guides import ODVGP, SOLVEGP, SVGP, VGP, AutoSparseGP, MixtureSVGP
+from numpyro_sgp.guides import (
+    ODVGP,
+    SOLVEGP,
+    SVGP,
+    VGP,
+    AutoSparseGP,
+    InverseFreeSVGP,
+    MixtureSVGP,
+)
 from numpyro_sgp.inducing import assess_inducing, initial_inducing
 from numpyro_sgp.mcmc import EllipticalSlice, WhitenReparam, sparsify, whiten
 from numpyro_sgp.predict import GPPredictive, log_predictive_density
@@ -49,6 +58,8 @@ __all__ = [
     "GPPredictive",
     "GaussHermite",
     "GaussianProcess",
+    "InverseFreePosterior",
+    "InverseFreeSVGP",
     "MarginalGP",
     "MixturePosterior",
     "MixtureSVGP",

@@ -1,7 +1,6 @@
 """The evidence lower bound of models with GP sites."""
 
 import itertools
-import warnings
 from typing import NamedTuple
 
 import jax
@@ -14,7 +13,6 @@ from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import (
     _validate_model,
     check_model_guide_match,
-    find_stack_level,
     not_jax_tracer,
 )
 
@@ -57,7 +55,8 @@ class TraceGP_ELBO(ELBO):
         ``GaussHermite(20)`` with one latent function, ``GaussHermite(10)`` with two, and
         ``MonteCarlo(10)`` with more (``joint=True`` where an
         :class:`~numpyro_sgp.AutoSparseGP` found that the likelihood ties rows together).
-    :param num_particles: number of draws of the latents beside f.
+    :param num_particles: number of draws of the latents beside f; mutable state is that of
+        the first.
     :param vectorize_particles: as in :class:`~numpyro.infer.Trace_ELBO`.
     :param sum_sites: whether to return one number, or the negative contribution of each
         site by name (minus the expected log likelihood of an observed site, the KL of a
@@ -106,12 +105,8 @@ class TraceGP_ELBO(ELBO):
             keys = random.split(rng_key, self.num_particles)
             terms, mutable = self.vectorize_particles_fn(particle, keys)
             terms = jax.tree.map(lambda x: jnp.mean(x, axis=0), terms)
-            if mutable:  # as NumPyro's ELBOs do
-                warnings.warn(
-                    "mutable state is currently ignored when num_particles > 1.",
-                    stacklevel=find_stack_level(),
-                )
-                mutable = None
+            # NumPyro's ELBOs drop the state, and with it the structure of SVI's.
+            mutable = jax.tree.map(lambda x: x[0], mutable)
         loss = jax.tree.map(jnp.negative, terms)
         if self.sum_sites:
             loss = sum(loss.values())
@@ -234,13 +229,23 @@ class TraceGP_ELBO(ELBO):
                 for name, moments in marginals.items():
                     scale = guide_trace[name]["scale"]
                     marginals[name] = (*moments, 1.0 if scale is None else scale)
-            return (terms, rows, mutable), (sum(log_weight, jnp.zeros(())), marginals)
+            # The guide's own state, unlike the model's, seldom depends on f.
+            own = _mutable(guide_trace).keys() - _mutable(model_trace).keys()
+            own = {k: mutable.pop(k) for k in sorted(own)}
+            outside = sum(log_weight, jnp.zeros(())), marginals
+            return (terms, rows, mutable), own, outside
 
         def at_component(component, key):
             nodes, weights = expectation.nodes(key, found.shapes, found.dtype)
-            run_at = jax.vmap(lambda node: at(node, component), out_axes=(0, None))
+
+            def run_at(axis):
+                """With an axis of nodes, or none, in the guide's own state."""
+                run = jax.vmap(lambda node: at(node, component), out_axes=(0, axis, None))
+                return run(nodes)
+
             try:
-                (terms, rows, mutable), (log_weight, marginals) = run_at(nodes)
+                stacked, own, (log_weight, marginals) = _one_state(run_at, weights)
+                terms, rows, mutable = stacked
             except ValueError as error:
                 if "out_axes" not in str(error):
                     raise
@@ -253,7 +258,7 @@ class TraceGP_ELBO(ELBO):
             # What does not depend on f is the same at every node; the weights sum to 1.
             terms = jax.tree.map(lambda x: jnp.dot(weights.astype(x.dtype), x), terms)
             # State that depends on f is that of the likeliest node, not one in the tails.
-            mutable = jax.tree.map(lambda x: x[jnp.argmax(weights)], mutable)
+            mutable = jax.tree.map(lambda x: x[jnp.argmax(weights)], mutable) | own
             for name, values in rows.items():
                 terms[name] = terms[name] + sum(
                     surrogate(
@@ -376,6 +381,20 @@ class _GPSites(dict):
         """All combinations of one component of each site."""
         counts = [range(site.num_components) for site in self.values()]
         return [dict(zip(self, ks, strict=True)) for ks in itertools.product(*counts)]
+
+
+def _one_state(run_at, weights):
+    """
+    ``run_at(None)``, with one state of the guide for all nodes, of which there are no
+    copies then; where it does depend on f, that of the likeliest node of ``run_at(0)``.
+    """
+    try:
+        return run_at(None)
+    except ValueError as error:
+        if "out_axes" not in str(error):
+            raise
+    terms, own, outside = run_at(0)
+    return terms, jax.tree.map(lambda x: x[jnp.argmax(weights)], own), outside
 
 
 def _mutable(trace):

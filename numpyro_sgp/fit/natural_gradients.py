@@ -62,7 +62,7 @@ def natural_gradients(
     :param others: optimiser of hyperparameters, inducing points and so on.
     :return: an optax transformation.
     :raises ValueError: if the rate is not in (0, 1]; at the first step, if a GP site has a
-        mixture or sites.
+        mixture, sites or an :class:`~numpyro_sgp.InverseFreeSVGP`.
 
     **References:**
 
@@ -159,6 +159,12 @@ def _gaussians(guide, params) -> list[tuple[str, str]]:
             raise ValueError(
                 f"natural_gradients are for Gaussian q(u), but GP site '{site}' has "
                 f"{what}. {mend}"
+            )
+        if "qu_weights" in names:
+            raise ValueError(
+                "natural_gradients are for Gaussian q(u) given by mean and factor, but GP "
+                f"site '{site}' has an InverseFreeSVGP, whose q(u) has other parameters. "
+                "Train it by Adam."
             )
         pairs += [
             (names[name.replace("_sqrt", "_mu")], full)

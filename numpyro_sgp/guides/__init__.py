@@ -2,6 +2,15 @@
 
 from numpyro_sgp.guides.approximations import ODVGP, SOLVEGP, SVGP, VGP
 from numpyro_sgp.guides.auto_sparse_gp import AutoSparseGP
+from numpyro_sgp.guides.inverse_free import InverseFreeSVGP
 from numpyro_sgp.guides.mixture import MixtureSVGP
 
-__all__ = ["ODVGP", "SOLVEGP", "SVGP", "VGP", "AutoSparseGP", "MixtureSVGP"]
+__all__ = [
+    "ODVGP",
+    "SOLVEGP",
+    "SVGP",
+    "VGP",
+    "AutoSparseGP",
+    "InverseFreeSVGP",
+    "MixtureSVGP",
+]

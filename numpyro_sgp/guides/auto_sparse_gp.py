@@ -16,7 +16,7 @@ from numpyro.util import find_stack_level, not_jax_tracer
 from numpyro_sgp.distributions import SparsePosterior, sites
 from numpyro_sgp.distributions.relaxation import check_block_size
 from numpyro_sgp.elbo.coupling import couples_rows, log_likelihood
-from numpyro_sgp.elbo.curvature import check_gaussian
+from numpyro_sgp.elbo.curvature import check_gaussian, check_log_concave
 from numpyro_sgp.guides.approximations import MeanKernel, check_approximations
 from numpyro_sgp.guides.parameters import parameter_blocks
 from numpyro_sgp.inducing import InducingVerdict, assess_inducing
@@ -60,8 +60,8 @@ class AutoSparseGP(autoguide.AutoGuide):
     :param model: a NumPyro model with one or more GP sites.
     :param approximation: what to put at the GP sites (:class:`~numpyro_sgp.SVGP`,
         :class:`~numpyro_sgp.VGP`, :class:`~numpyro_sgp.MixtureSVGP`,
-        :class:`~numpyro_sgp.SOLVEGP`, :class:`~numpyro_sgp.ODVGP`), or a dict from site
-        name to approximation.
+        :class:`~numpyro_sgp.SOLVEGP`, :class:`~numpyro_sgp.ODVGP`,
+        :class:`~numpyro_sgp.InverseFreeSVGP`), or a dict from site name to approximation.
     :param base_guide: guide for the other latents: a class such as
         :class:`~numpyro.infer.autoguide.AutoDelta` (point estimates),
         :class:`~numpyro.infer.autoguide.AutoNormal`, or a function from a model to a
@@ -404,6 +404,16 @@ class AutoSparseGP(autoguide.AutoGuide):
             check_gaussian(
                 lambda f: log_likelihood(trace_at(f), shapes), shapes, dtype, gaussian
             )
+        lc = [k for k, o in self._approximations.items() if getattr(o, "bound", "") == "lc"]
+        if lc:
+            moments = {}
+            for name in shapes:
+                prior, _ = sites.unwrap(trace[name]["fn"])
+                sd = jnp.sqrt(self._setup_inputs[name][0].diag(prior.X))
+                moments[name] = [
+                    jnp.broadcast_to(v, shapes[name]) for v in (prior.mean, sd)
+                ]
+            check_log_concave(lambda f: log_likelihood(trace_at(f), shapes), moments, lc)
         for name in gaussian:
             if (size := tight[name].block_size) is not None:
                 check_block_size(size, shapes[name][-1])
@@ -470,6 +480,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             posterior, _ = sites.unwrap(fn)
             check_cholesky(site["name"], posterior.chol)
             _report_collapse(site["name"], posterior)
+            _report_residual(site["name"], posterior, self._approximations[site["name"]])
             found[site["name"]] = posterior
             return fn, jnp.reshape(posterior.mean, fn.shape())
 
@@ -705,6 +716,24 @@ def _report_collapse(name, posterior):
             f"{np.array2string(weights, precision=3)}): SVGP(M, covariance=...) gives the "
             "same at less cost. Where several modes are expected, start the components "
             "further apart (MixtureSVGP(..., spread=1.0)) or with another seed.",
+            UserWarning,
+            stacklevel=find_stack_level(),
+        )
+
+
+def _report_residual(name, posterior, approximation):
+    """Warns where the inverse of an inverse-free posterior has not converged."""
+    residual = getattr(posterior, "residual", None)
+    if residual is None or not not_jax_tracer(residual):
+        return
+    if not np.all(np.asarray(residual) < approximation.tol):
+        worst = np.max(np.asarray(residual))
+        warnings.warn(
+            f"The iteration for the inverse at GP site '{name}' ended at a residual of "
+            f"{worst:.1e}, above tol={approximation.tol:.1e}: variances are too large and "
+            "the bound is loose. Look for small pseudo-noise or near-by inducing points; "
+            "give InverseFreeSVGP a jitter (1e-6, say), more max_steps or a larger tol; in "
+            "float32, try numpyro.enable_x64().",
             UserWarning,
             stacklevel=find_stack_level(),
         )

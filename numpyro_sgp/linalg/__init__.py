@@ -7,14 +7,24 @@ from numpyro_sgp.linalg.cholesky import (
     solve_lower,
     whitened_solve,
 )
+from numpyro_sgp.linalg.inverse_free import (
+    InverseRoot,
+    inverse_root,
+    log_det,
+    ulisse,
+)
 from numpyro_sgp.linalg.quadrature import gauss_hermite, tensor_grid
 
 __all__ = [
+    "InverseRoot",
     "default_jitter",
     "gauss_hermite",
+    "inverse_root",
     "jittered_cholesky",
+    "log_det",
     "max_jitter",
     "solve_lower",
     "tensor_grid",
+    "ulisse",
     "whitened_solve",
 ]

@@ -1,0 +1,422 @@
+"""q(f(X)) without a factor of K_uu: the posteriors of inverse-free bounds."""
+
+import copy
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro.distributions.kl import kl_divergence
+from numpyro.util import not_jax_tracer
+
+from numpyro_sgp.distributions.gaussian_process import GaussianProcess
+from numpyro_sgp.distributions.posterior import GPPosterior
+from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
+from numpyro_sgp.families import Block, BlockGaussian
+from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
+from numpyro_sgp.kernels.base import PRECISION
+from numpyro_sgp.linalg import default_jitter, jittered_cholesky
+from numpyro_sgp.linalg.inverse_free import inverse_root, log_det
+
+BOUNDS = ("relaxed", "lc", "fr")
+_mm = partial(jnp.matmul, precision=PRECISION)
+# What preconditions log|S*| need not be accurate: any factor leaves gradients unbiased.
+_PRECONDITIONER = {"tol": 0.1, "max_steps": 30}
+
+
+class InverseFreePosterior(GPPosterior):
+    r"""
+    :math:`q(f(X)) = \int p(f(X) \mid u)\, q^*(u)\, du` in a parameterisation that needs
+    products with :math:`K = K_{uu} + \epsilon I` only [1]: with a symmetric T in the place
+    of :math:`K^{-1}` (eq. 5, 7 and 10 of [1]),
+
+    .. math::
+
+        \mu = m(X) + K_{fu} \hat m, \qquad
+        \Sigma = K_{ff} + K_{fu} C K_{uf}, \qquad
+        C = T K T - 2 T + \hat S, \qquad
+        q^*(u) = N(K \hat m, K + K C K) .
+
+    T is given by a lower triangular root, :math:`T = L_T L_T^\top`. Marginals take four
+    products of an M x M with an M x N matrix: with :math:`L_T^\top`, :math:`L_T`, K, and
+    the factor of :math:`\hat S` (where :math:`\tilde S` is diagonal: three).
+
+    What ``bound`` says is what :math:`\hat S` is, and how the KL from the prior is taken:
+
+    - ``"lc"``, for log-concave likelihoods: :math:`\hat S = L L^\top` is free. The KL is
+      that of :math:`N(K \hat m, K \hat S K)`, eq. (12), which is not :math:`q^*`: a bound
+      because larger variances lower the expectation of a concave function.
+    - ``"fr"``, for all likelihoods: the same with the KL of :math:`q^*(u)`, eq. (11).
+    - ``"relaxed"`` [2], for all likelihoods: :math:`\hat S = T \tilde S T` with T near the
+      inverse of :math:`\tilde K = K + \tilde S`, so that
+      :math:`C = T \tilde K T - 2 T \approx -\tilde K^{-1}`. With :math:`G = L_T^\top K L_T`
+      and :math:`H = L_T^\top R`, :math:`\tilde S = R R^\top`, the KL of :math:`q^*` is at
+      most
+
+      .. math::
+
+          \tfrac12 \bigl[ \hat m^\top K \hat m + \mathrm{tr}(G^2 + G H H^\top)
+              - \mathrm{tr}(G) + \mathrm{tr}(H H^\top) - M
+              - \log |T| - \log |\tilde S| \bigr] ,
+
+      with equality where :math:`T = \tilde K^{-1}`. No determinant is taken but those of
+      triangular matrices.
+
+    :param prior: the process at X, with ``batch_shape`` Q (or none).
+    :param inducing: points Z, shape ``(M, D)`` or ``(*batch, M, D)``.
+    :param weights: :math:`\hat m`, shape ``(*batch, M)``.
+    :param root: :math:`L_T`, shape ``(*batch, M, M)``.
+    :param factor: L, or R where ``bound`` is ``"relaxed"``, lower triangular,
+        ``(*batch, M, M)``; a diagonal one as ``(*batch, M)``.
+    :param bound: one of the above.
+    :param num_probes: number of random vectors in :meth:`prior_kl` with a key; None to
+        take traces and determinants exactly.
+    :param jitter: relative jitter of K_uu; by dtype if None.
+    :param residual: how far from its goal the iteration for ``root`` ended, for reports;
+        shape ``(*batch,)``.
+    :raises ValueError: if ``bound`` is not known or shapes do not fit together.
+
+    **References:**
+
+    1. van der Wilk, John, Artemev, Hensman (2019). Variational Gaussian Process Models
+       without Matrix Inverses. AABI.
+    2. Cortinovis, Aitchison, Eleftheriadis, van der Wilk (2026). Inverse-Free Sparse
+       Variational Gaussian Processes. AISTATS. https://arxiv.org/abs/2604.00697
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> import numpyro_sgp as sgp
+        >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+        >>> prior = sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X)
+        >>> root = 0.3 * jnp.eye(4)  # any T gives a posterior, and a bound
+        >>> posterior = sgp.InverseFreePosterior(
+        ...     prior, X[::14], jnp.ones(4), root, 0.2 * jnp.ones(4), "relaxed"
+        ... )
+        >>> posterior.variance.shape, bool(posterior.prior_kl() > 0)
+        ((50,), True)
+    """
+
+    pytree_data_fields = (
+        "prior",
+        "inducing",
+        "weights",
+        "root",
+        "factor",
+        "residual",
+        "relaxation",
+    )
+    pytree_aux_fields = ("bound", "num_probes", "jitter")
+
+    def __init__(
+        self,
+        prior: GaussianProcess,
+        inducing: Array,
+        weights: Array,
+        root: Array,
+        factor: Array,
+        bound: str = "relaxed",
+        num_probes: int | None = None,
+        jitter: float | None = None,
+        residual: Array | None = None,
+        *,
+        validate_args: bool | None = None,
+    ):
+        if bound not in BOUNDS:
+            raise ValueError(f"bound must be one of {BOUNDS}, got {bound!r}.")
+        num_points = jnp.shape(inducing)[-2]
+        square = (num_points, num_points)
+        is_diagonal = jnp.ndim(factor) == jnp.ndim(weights)
+        if (
+            jnp.shape(weights)[-1:] != (num_points,)
+            or jnp.shape(root)[-2:] != square
+            or jnp.shape(factor)[-1 if is_diagonal else -2 :] != square[is_diagonal:]
+        ):
+            raise ValueError(
+                f"There are {num_points} inducing points, so weights, root and factor must "
+                f"end in the shapes ({num_points},), {square} and {square} (or "
+                f"({num_points},)), got {jnp.shape(weights)}, {jnp.shape(root)} and "
+                f"{jnp.shape(factor)}."
+            )
+        self.prior = prior
+        self.inducing = (inducing,)
+        self.weights = weights
+        self.root = root
+        self.factor = factor
+        self.bound = bound
+        self.num_probes = num_probes
+        self.jitter = jitter
+        self.residual = residual
+        super().__init__(prior.batch_shape, prior.event_shape, validate_args=validate_args)
+
+    def _covariances(self):
+        """
+        K_uu with its jitter, ``(*batch, M, M)``, and K_uf, ``(*batch, M, N)``: made once,
+        when first asked for. What an inner trace made of known arrays is not kept.
+        """
+        kept = self.__dict__.get("_kept")
+        if kept is None:
+            kernel, X = self.prior.kernel, self.prior.X
+            K = with_jitter(inducing_covariance(kernel, self.inducing), self.jitter)
+            kept = K, cross_covariance(kernel, self.inducing, X)
+            known = map(not_jax_tracer, jax.tree.leaves((self.prior, self.inducing)))
+            if not_jax_tracer(kept[1]) or not all(known):
+                self._kept = kept
+        return kept
+
+    @property
+    def mean(self) -> Array:
+        """Marginal means, eq. (7), shape ``batch_shape + (N,)``."""
+        _, k = self._covariances()
+        mean = jnp.einsum("...mn,...m->...n", k, self.weights, precision=PRECISION)
+        return jnp.broadcast_to(mean + self.prior.mean, self.shape())
+
+    def _parts(self):
+        """``L_T' k``, ``T k``, ``K T k`` and the factor of ``k' S_hat k``."""
+        K, k = self._covariances()
+        P = _mm(_T(self.root), k)
+        a = _mm(self.root, P)
+        F = self._times_factor(a if self.bound == "relaxed" else k)
+        return P, a, _mm(K, a), F
+
+    def _times_factor(self, A):
+        """``factor' A``."""
+        if self._is_diagonal:
+            return self.factor[..., None] * A
+        return _mm(_T(self.factor), A)
+
+    @property
+    def _is_diagonal(self):
+        return jnp.ndim(self.factor) == jnp.ndim(self.weights)
+
+    def _variances(self):
+        """
+        What T leaves of the prior variances, at least what Z leaves of them, eq. (5), and
+        what S_hat adds to that, eq. (7).
+        """
+        prior = self.prior.kernel.diag(self.prior.X)
+        P, a, Ka, F = self._parts()
+        rest = prior - 2.0 * jnp.sum(P**2, axis=-2) + jnp.sum(a * Ka, axis=-2)
+        return rest, jnp.sum(F**2, axis=-2)
+
+    def _floored(self, variance):
+        # Exact arithmetic stays above zero, as for SparsePosterior.
+        prior = self.prior.kernel.diag(self.prior.X)
+        floor = jnp.finfo(prior.dtype).eps * prior
+        return jnp.broadcast_to(jnp.maximum(variance, floor), self.shape())
+
+    @property
+    def variance(self) -> Array:
+        """Marginal variances, eq. (5) and (7), shape ``batch_shape + (N,)``."""
+        return self._floored(sum(self._variances()))
+
+    def bound_marginals(self, component=0):
+        """See :meth:`GPPosterior.bound_marginals`."""
+        if self.relaxation is None:
+            return self.marginals(component)
+        rest, added = self._variances()
+        rest = jnp.maximum(rest, 0.0)
+        return self.mean, self._floored(self.relaxation.factor * rest + added)
+
+    def relaxation_cost(self, precision=None):
+        """See :meth:`GPPosterior.relaxation_cost`; of eq. (5) in the place of d_n."""
+        rest = jnp.maximum(self._variances()[0], 0.0)
+        cost = self.relaxation.cost(self.prior, None, rest, precision)
+        return jnp.broadcast_to(cost, self.batch_shape)
+
+    @property
+    def covariance_matrix(self) -> Array:
+        """Joint covariance over X, shape ``batch_shape + (N, N)``."""
+        P, a, Ka, F = self._parts()
+        total = self.prior.kernel(self.prior.X, self.prior.X)
+        total = total - 2.0 * _mm(_T(P), P) + _mm(_T(a), Ka) + _mm(_T(F), F)
+        num_rows = self.event_shape[0]
+        return jnp.broadcast_to(total, (*self.batch_shape, num_rows, num_rows))
+
+    # ---- the KL -------------------------------------------------------------------
+
+    def prior_kl(self, rng_key: Array | None = None) -> Array:
+        """
+        The KL of the bound, see the class; shape ``batch_shape``.
+
+        With a key and ``num_probes`` it is estimated, by products alone. Gradients have no
+        bias, nor has the value of ``"relaxed"``; that of ``"lc"`` and ``"fr"`` has the
+        error of :func:`~numpyro_sgp.linalg.inverse_free.log_det`. Else it is exact, and
+        ``"lc"`` and ``"fr"`` factorise K.
+
+        :param rng_key: of the random vectors.
+        """
+        num_points, dtype = self.weights.shape[-1], self.weights.dtype
+        if rng_key is not None and self.num_probes is not None:
+            key_trace, key_det = jax.random.split(rng_key)
+            # Hutchinson's estimate of a trace; eq. (12) ff. of [1] leave out its 1/H.
+            r = jax.random.rademacher(key_trace, (num_points, self.num_probes), dtype)
+            r = r / math.sqrt(self.num_probes)
+        elif self.bound == "relaxed":
+            r = jnp.eye(num_points, dtype=dtype)  # the traces themselves
+        else:
+            return jnp.broadcast_to(self._exact_kl(), self.batch_shape)
+        K, _ = self._covariances()
+        L, F = self.root, self.factor
+        total = jnp.sum(self.weights * _mm(K, self.weights[..., None])[..., 0], axis=-1)
+        if self.bound != "lc":
+            v = _mm(L, r)
+            g = _mm(_T(L), _mm(K, v))  # G r
+        if self.bound == "relaxed":
+            h = self._times_factor(v)  # H' r
+            total = total + _sum(g * g - r * g + h * h) - num_points
+            h = F[..., None] * h if self._is_diagonal else _mm(F, h)
+            total = total + _sum(g * _mm(_T(L), h)) - 2.0 * (_log_det(L) + self._log_factor)
+        else:
+            v = F[..., None] * r if self._is_diagonal else _mm(F, r)
+            total = total + _sum(v * _mm(K, v))
+        if self.bound == "lc":
+            total = total - _drawn_log_det(key_det, K, L, self.num_probes)
+            total = total - num_points - 2.0 * self._log_factor
+        if self.bound == "fr":
+            S, P = self._optimal_covariance()
+            # The same random vectors, so that errors cancel where q(u) is near the prior.
+            total = total - _drawn_log_det(key_det, S, P, self.num_probes)
+            total = total + _drawn_log_det(key_det, K, L, self.num_probes)
+            total = total + _sum(g * (g - 2.0 * r))
+        return jnp.broadcast_to(0.5 * total, self.batch_shape)
+
+    @property
+    def _log_factor(self):
+        """log|factor|."""
+        if self._is_diagonal:
+            return jnp.sum(jnp.log(self.factor), axis=-1)
+        return _log_det(self.factor)
+
+    def _optimal_covariance(self):
+        """The covariance of q*(u), eq. (10), and a preconditioner for it."""
+        K, _ = self._covariances()
+        B = _mm(_T(self.root), K)
+        a = _mm(self.root, B)  # T K
+        F = self._times_factor(K)
+        S = K - 2.0 * _mm(_T(B), B) + _mm(_T(a), _mm(K, a)) + _mm(_T(F), F)
+        return S, inverse_root(S, self.root, **_PRECONDITIONER).root
+
+    def _exact_kl(self):
+        """Eq. (12), or the KL of q*(u)."""
+        if self.bound == "fr":
+            return self.as_sparse_posterior().prior_kl()
+        F, m = self._times_factor(self.chol), self._whitened_mean
+        total = _sum(F**2) + jnp.sum(m**2, axis=-1) - self.weights.shape[-1]
+        return 0.5 * total - _log_det(self.chol) - self._log_factor
+
+    # ---- joint draws, by way of a factor of K_uu ------------------------------------
+
+    @property
+    def chol(self) -> Array:
+        """Lower factor of K_uu, ``(*batch, M, M)``: not used in training."""
+        return self._factorised()[0]
+
+    @property
+    def jitter_used(self) -> Array:
+        """What was added to the diagonal of K_uu in :attr:`chol`, shape ``(*batch,)``."""
+        return self._factorised()[1]
+
+    def _factorised(self):
+        Kuu = inducing_covariance(self.prior.kernel, self.inducing)
+        return jittered_cholesky(Kuu, self.jitter)
+
+    @property
+    def _whitened_mean(self):
+        return _mm(_T(self.chol), self.weights[..., None])[..., 0]
+
+    def as_sparse_posterior(self) -> SparsePosterior:
+        r"""
+        The same distribution over functions, with whitened :math:`q^*(u)` in its usual
+        parameters, :math:`N(L^\top \hat m, (I - L^\top T L)^2 + L^\top \hat S L)` where
+        :math:`L L^\top = K`.
+
+        Its KL is that of :math:`q^*(u)`: for ``"fr"`` that of the bound, for the others
+        another one.
+        """
+        L = self.chol
+        eye = jnp.eye(L.shape[-1], dtype=L.dtype)
+        P = _mm(_T(self.root), L)
+        rest = eye - _mm(_T(P), P)
+        F = self._times_factor(_mm(self.root, P) if self.bound == "relaxed" else L)
+        S = _mm(rest, rest) + _mm(_T(F), F)
+        # Jitter only where rounding has left S without a factor; it is relative to I.
+        sqrt, _ = jittered_cholesky(S, 0.0, jnp.ones(S.shape[:-2], S.dtype))
+        q = BlockGaussian((Block(self._whitened_mean, sqrt),))
+        return SparsePosterior(self.prior, self.inducing, q, self.jitter)
+
+    def sample(self, key, sample_shape=()) -> Array:
+        """See :meth:`SparsePosterior.sample`."""
+        return self.as_sparse_posterior().sample(key, sample_shape)
+
+    def sample_parametric(self, key, sample_shape=()) -> Array:
+        """See :meth:`SparsePosterior.sample_parametric`."""
+        return self.as_sparse_posterior().sample_parametric(key, sample_shape)
+
+    def _sample_whitened(self, key, sample_shape):
+        return self.as_sparse_posterior()._sample_whitened(key, sample_shape)
+
+    def parallel(self) -> SparsePosterior:
+        """See :meth:`SparsePosterior.parallel`."""
+        return self.as_sparse_posterior().parallel()
+
+    def orthogonal(self) -> SparsePosterior:
+        """See :meth:`SparsePosterior.orthogonal`."""
+        return self.as_sparse_posterior().orthogonal()
+
+    def expand(self, batch_shape) -> "InverseFreePosterior":
+        """Independent posteriors with the same parameters; nothing is copied."""
+        expanded = copy.copy(self)
+        expanded.prior = self.prior.expand(batch_shape)
+        expanded._batch_shape = tuple(batch_shape)
+        return expanded
+
+
+@kl_divergence.register(InverseFreePosterior, GaussianProcess)
+def _kl_inverse_free_prior(q: InverseFreePosterior, p: GaussianProcess) -> Array:
+    """The KL of the bound; q was made from p, so that their kernels agree."""
+    return q.prior_kl()
+
+
+def with_jitter(K: Array, jitter: float | None) -> Array:
+    """
+    K with its diagonal raised by a multiple of its mean.
+
+    :param K: shape ``(*batch, M, M)``.
+    :param jitter: that multiple; by dtype if None.
+    """
+    jitter = default_jitter(K.dtype) if jitter is None else jitter
+    if jitter == 0:
+        return K
+    scale = jitter * jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
+    return K + scale[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
+
+
+def _T(A):
+    return jnp.swapaxes(A, -1, -2)
+
+
+def _sum(A):
+    return jnp.sum(A, axis=(-2, -1))
+
+
+def _log_det(L):
+    """Of triangular matrices."""
+    return jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
+
+
+def _drawn_log_det(key, K, preconditioner, num_probes):
+    """:func:`log_det` of each matrix of a batch, with random vectors of its own."""
+    batch = jnp.broadcast_shapes(K.shape[:-2], preconditioner.shape[:-2])
+    if not batch:
+        return log_det(key, K, preconditioner, num_probes)
+    keys = jax.random.split(key, math.prod(batch))
+    flat = [
+        jnp.broadcast_to(A, (*batch, *A.shape[-2:])).reshape(-1, *A.shape[-2:])
+        for A in (K, preconditioner)
+    ]
+    found = jax.vmap(lambda key, K, L: log_det(key, K, L, num_probes))(keys, *flat)
+    return found.reshape(batch)

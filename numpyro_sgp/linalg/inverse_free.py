@@ -1,0 +1,435 @@
+"""
+Inverses and log-determinants from matrix products: no Cholesky factor, no solve.
+
+Products are taken in the full precision of the dtype, on accelerators too: what is
+computed here is small differences of them.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+_mm = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+# Row sums of L^T K L up to which a step of `inverse_root` needs no watching: the
+# eigenvalues, which are no larger, converge from below 3.
+_SAFE_ROW_SUM = 2.5
+# Below this distance ||L^T K L - I||_F a step at least halves it, but for rounding.
+_NEAR = 0.25
+# Above that distance, from eigenvalues below 2, a step takes more than this from the KL
+# divergence, but for rounding. A start with larger ones costs a step or two that do not;
+# of more the iteration ends.
+_DESCENT, _PATIENCE = 0.01, 3
+
+
+class InverseRoot(NamedTuple):
+    """What :func:`inverse_root` found."""
+
+    root: Array
+    """Lower triangular L, positive on the diagonal; shape ``(*batch, M, M)``."""
+    residual: Array
+    r""":math:`\|L^\top K L - I\|_F / \sqrt M` of that L; shape ``(*batch,)``."""
+    num_steps: Array
+    """Steps taken, integers; shape ``(*batch,)``."""
+
+
+def inverse_root(
+    K: Array, start: Array | None = None, tol: float = 1e-6, max_steps: int = 100
+) -> InverseRoot:
+    r"""
+    Lower triangular L with :math:`L L^\top \approx K^{-1}`, by matrix products only.
+
+    Newton's iteration for a triangular root,
+
+    .. math:: L \leftarrow L - L\, \Phi(L^\top K L), \qquad
+        \Phi(G) = \mathrm{tril}(G, -1) + \tfrac12 \mathrm{diag}(G) - \tfrac12 I,
+
+    which is natural-gradient descent of :math:`KL[N(0, LL^\top) \| N(0, K^{-1})]` with
+    step size one (Cortinovis et al. 2026, arXiv 2604.00697, in their R-SVGP). An
+    eigenvalue of :math:`L^\top K L` far below one grows by 9/4 a step and the end is
+    quadratic, so from the cold start :math:`I / \sqrt{\|K\|_\infty}` there are about
+    :math:`6 + 1.25 \ln(\mathrm{cond} K)` steps, and two or three from a root of a
+    matrix nearby.
+
+    A step takes three products of M x M matrices: :math:`L \Phi`, :math:`K L`, and
+    :math:`L^\top (K L)`, whose result tells how near L is and is what the next step
+    starts from. A start costs two more.
+
+    The steps converge where eigenvalues are below 3. A step that does not lower the KL
+    divergence, from an L whose :math:`L^\top K L` has an absolute row sum (a bound on
+    the eigenvalues, loose by up to :math:`\sqrt M`) above 2.5, is undone, and the next
+    one starts from that L over the root of the row sum.
+
+    Each matrix of a batch ends at ``tol``, or where rounding ends all progress: where
+    the distance :math:`\|L^\top K L - I\|_F` is below 1/4 and a step does not halve it
+    (without rounding, a step from F goes to :math:`F^2 (1.21 + F / 2)` at most), or where
+    it is above and three steps have not lowered the KL divergence by 0.01: that falls
+    all the while that small eigenvalues grow and the residual hardly changes. Rounding
+    leaves a residual of about the condition number times the precision of the dtype, or
+    near one where that is large; the root returned is the one of least residual.
+
+    K and ``start`` count as constants: derivatives of the result are zero.
+
+    :param K: symmetric positive definite matrices, shape ``(*batch, M, M)``.
+    :param start: lower triangular matrices to start from, shape ``(*batch, M, M)``, batch
+        dimensions broadcast. Only its shape counts, not its scale. The cold start takes
+        its place wherever that is nearer in KL divergence, and wherever ``start`` is not
+        finite or not positive on the diagonal.
+    :param tol: residual to reach.
+    :param max_steps: most steps taken.
+    :return: :class:`InverseRoot`.
+    :raises ValueError: if K is not square, or ``start`` not of its size.
+
+    >>> import jax.numpy as jnp
+    >>> K = jnp.array([[2.0, 1.0], [1.0, 2.0]])
+    >>> L, residual, num_steps = inverse_root(K, tol=1e-5)
+    >>> bool(jnp.allclose(L @ L.T, jnp.linalg.inv(K), atol=1e-4))
+    True
+    >>> int(inverse_root(1.1 * K, start=L, tol=1e-5).num_steps)  # the scale is set anew
+    0
+    """
+    _check_square(K, "K")
+    if start is None:
+        return _cold_newton(lax.stop_gradient(K), tol, max_steps)
+    if start.shape[-2:] != K.shape[-2:]:
+        raise ValueError(
+            f"K has shape {K.shape}, so start must have shape (..., {K.shape[-1]}, "
+            f"{K.shape[-1]}), got {start.shape}."
+        )
+    start = lax.stop_gradient(start).astype(K.dtype)
+    return _warm_newton(lax.stop_gradient(K), start, tol, max_steps)
+
+
+def _check_square(K, name):
+    if K.ndim < 2 or K.shape[-1] != K.shape[-2]:
+        raise ValueError(f"{name} must be a square matrix, got shape {K.shape}.")
+
+
+@partial(jnp.vectorize, excluded=(1, 2), signature="(m,m)->(m,m),(),()")
+def _cold_newton(K, tol, max_steps):
+    return _newton(K, *_cold_start(K), tol, max_steps)
+
+
+@partial(jnp.vectorize, excluded=(2, 3), signature="(m,m),(m,m)->(m,m),(),()")
+def _warm_newton(K, start, tol, max_steps):
+    return _newton(K, *_warm_start(K, start), tol, max_steps)
+
+
+def _cold_start(K):
+    """``I / sqrt(||K||_inf)``, and the product L^T K L."""
+    size = jnp.max(jnp.sum(jnp.abs(K), axis=-1))
+    return jnp.eye(K.shape[-1], dtype=K.dtype) / jnp.sqrt(size), K / size
+
+
+def _warm_start(K, start):
+    """``start`` at its best scale or the cold start, the nearer, and L^T K L."""
+    L = jnp.tril(start)
+    L = L / jnp.max(jnp.abs(L))
+    G = _mm(L.T, _mm(K, L))
+    # Of the multiples of L, the one with trace M has the least KL divergence.
+    square = K.shape[-1] / jnp.trace(G)
+    L, G = L * jnp.sqrt(square), G * square
+    L_cold, G_cold = _cold_start(K)
+    ratio = jnp.diagonal(L) / jnp.diagonal(L_cold)
+    # False where anything is not a number, or the logarithm of none.
+    nearer = _kl_difference(G, G_cold, ratio) < 0
+    return jnp.where(nearer, L, L_cold), jnp.where(nearer, G, G_cold)
+
+
+def _kl_difference(G, G_old, ratio):
+    """
+    Of KL = 1/2 (tr G - log|G| - M) at two roots, from their L^T K L, and the ratio of
+    their diagonals: log|G| = log|K| + 2 sum_i log L_ii.
+    """
+    trace = jnp.sum(jnp.diagonal(G) - jnp.diagonal(G_old))
+    return 0.5 * trace - jnp.sum(jnp.log(ratio))
+
+
+class _State(NamedTuple):
+    L: Array
+    G: Array  # L^T K L
+    distance: Array  # ||G - I||_F
+    best: Array  # the L of least distance so far, and that distance
+    least: Array
+    step: Array
+    idle: Array  # steps without descent
+
+
+def _newton(K, L, G, tol, max_steps):
+    eye = jnp.eye(K.shape[-1], dtype=K.dtype)
+    root_size = K.shape[-1] ** 0.5
+
+    def distance(G):
+        return jnp.sqrt(jnp.sum(jnp.square(G - eye)))
+
+    def goes_on(state):
+        # False where K has no numbers.
+        unmet = state.least >= tol * root_size
+        return unmet & (state.step < max_steps) & (state.idle < _PATIENCE)
+
+    def step(state):
+        L, G, old = state.L, state.G, state.distance
+        phi = jnp.tril(G, -1) + 0.5 * (jnp.diag(jnp.diagonal(G)) - eye)
+        L_new = L - _mm(L, phi)
+        G_new = _mm(L_new.T, _mm(K, L_new))
+        new = distance(G_new)
+
+        # L_new has the diagonal of L times (3 - diag G) / 2. Not a number if negative.
+        fall = -_kl_difference(G_new, G, 0.5 * (3.0 - jnp.diagonal(G)))
+        row_sum = jnp.max(jnp.sum(jnp.abs(G), axis=-1))
+        good = jnp.isfinite(new) & ((fall > 0) | (row_sum <= _SAFE_ROW_SUM))
+        L_next = jnp.where(good, L_new, L / jnp.sqrt(row_sum))
+        G_next = jnp.where(good, G_new, G / row_sum)
+
+        stuck = (old < _NEAR) & ~(new <= 0.5 * old)
+        idle = state.idle + ((old >= _NEAR) & ~(fall > _DESCENT))
+        better = good & (new < state.least)
+        return _State(
+            L_next,
+            G_next,
+            distance(G_next),
+            jnp.where(better, L_new, state.best),
+            jnp.where(better, new, state.least),
+            state.step + 1,
+            jnp.where(stuck, _PATIENCE, idle),
+        )
+
+    start = distance(G)
+    state = _State(L, G, start, L, start, jnp.asarray(0), jnp.asarray(0))
+    state = lax.while_loop(goes_on, step, state)
+    return InverseRoot(state.best, state.least / root_size, state.step)
+
+
+def ulisse(
+    rng_key: Array,
+    K: Array,
+    rhs: Array,
+    preconditioner: Array | None = None,
+    first: int = 1,
+    keep: float = 0.7,
+    max_steps: int | None = None,
+) -> Array:
+    r"""
+    A random matrix whose mean is :math:`K^{-1} B`: conjugate gradients, ended at random.
+
+    Conjugate gradients give the solution as a sum of terms :math:`s_i = \alpha_i p_i`.
+    With a random number of terms :math:`I`, and :math:`q_i = P(I \ge i)`,
+
+    .. math:: \hat s = \sum_{i \le I} s_i / q_i, \qquad
+        q_i = \mathtt{keep}^{\max(0, i - \mathtt{first})},
+
+    has the solution for its mean (ULISSE: Filippone and Engler 2015; eq. 13 of van der
+    Wilk et al. 2019). There is one draw of :math:`I` a call, for all columns: sums over
+    columns are unbiased too, but their errors are correlated. The expected number of
+    steps is ``first + keep / (1 - keep)`` at most, each a product of K and the columns.
+
+    Weights grow as ``keep ** -i``: where terms fall more slowly than
+    ``keep ** (i / 2)`` the variance is large, and a preconditioner, or larger ``first``
+    and ``keep``, are needed. What terms beyond ``max_steps`` would have added is a bias;
+    it is zero in exact arithmetic for the default M, but conjugate gradients of
+    ill-conditioned matrices take more than M steps in floating point.
+
+    K, B and the preconditioner count as constants: derivatives are zero.
+
+    :param rng_key: key of the draw of :math:`I`.
+    :param K: symmetric positive definite, shape ``(M, M)``; batches by :func:`jax.vmap`.
+    :param rhs: right-hand sides B, shape ``(M, H)``.
+    :param preconditioner: lower triangular :math:`L_T` with
+        :math:`L_T L_T^\top \approx K^{-1}`, shape ``(M, M)``. The terms are then those of
+        :math:`L_T^\top K L_T s' = L_T^\top B`, and the result :math:`L_T \hat s'`; an
+        exact root solves it in one step (Prop. 6).
+    :param first: number of terms that are always taken, at least 1.
+    :param keep: probability of each further one, in (0, 1]; 1 for plain conjugate
+        gradients.
+    :param max_steps: most terms taken; M if None.
+    :return: shape ``(M, H)``.
+    :raises ValueError: for shapes that do not match, or ``first`` and ``keep`` out of
+        range.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> K, rhs = jnp.array([[2.0, 1.0], [1.0, 2.0]]), jnp.array([[3.0], [0.0]])
+    >>> keys = jax.random.split(jax.random.key(0), 1000)
+    >>> draws = jax.vmap(lambda key: ulisse(key, K, rhs))(keys)
+    >>> bool(jnp.allclose(draws.mean(0), jnp.linalg.inv(K) @ rhs, atol=0.1))
+    True
+    """
+    _check_one_matrix(K, preconditioner)
+    if rhs.ndim != 2 or rhs.shape[0] != K.shape[0]:
+        raise ValueError(
+            f"K has shape {K.shape}, so rhs must have shape ({K.shape[0]}, H), got "
+            f"{rhs.shape}."
+        )
+    if first < 1 or not 0 < keep <= 1:
+        raise ValueError(
+            "ulisse takes at least one term and further ones with a probability in "
+            f"(0, 1], got first={first} and keep={keep}."
+        )
+    K, rhs, L = lax.stop_gradient((K, rhs, preconditioner))
+    if max_steps is None:
+        max_steps = K.shape[0]
+    # One uniform number a term, not the inverse of the distribution function: that has
+    # no values of probability below the spacing of uniform numbers, which in float32
+    # would lose terms that have large weights.
+    more = jax.random.uniform(rng_key, (max(max_steps - first, 0),), K.dtype) < keep
+    last = jnp.minimum(first + jnp.sum(jnp.cumprod(more)), max_steps)
+    if L is None:
+        return _weighted_cg(partial(_mm, K), rhs, first, keep, last)
+    rhs = _mm(L.T, rhs)
+    return _mm(L, _weighted_cg(_preconditioned(K, L), rhs, first, keep, last))
+
+
+def _check_one_matrix(K, preconditioner):
+    if K.ndim != 2 or K.shape[0] != K.shape[1]:
+        raise ValueError(
+            f"K must be one square matrix, got shape {K.shape}; use jax.vmap for batches."
+        )
+    if preconditioner is not None and preconditioner.shape != K.shape:
+        raise ValueError(
+            f"K has shape {K.shape}, and preconditioner must have the same, got "
+            f"{preconditioner.shape}."
+        )
+
+
+def _preconditioned(K, L):
+    """Product with L^T K L, without the matrix itself."""
+    return lambda v: _mm(L.T, _mm(K, _mm(L, v)))
+
+
+def _weighted_cg(product, rhs, first, keep, last):
+    """The first ``last`` terms of conjugate gradients, over their probabilities."""
+    # Terms of columns at rounding level are left out whatever their weights.
+    square = jnp.sum(jnp.square(rhs), axis=0)
+    floor = square * jnp.finfo(rhs.dtype).eps ** 2
+
+    def goes_on(state):
+        i, *_, square = state
+        return (i <= last) & jnp.any(square > floor)
+
+    def step(state):
+        i, weight, total, residual, p, square = state
+        Kp = product(p)
+        curvature = jnp.sum(p * Kp, axis=0)
+        live = (square > floor) & (curvature > 0)
+        alpha = jnp.where(live, square / jnp.where(live, curvature, 1.0), 0.0)
+        total = total + weight * alpha * p
+        residual = residual - alpha * Kp
+        square_new = jnp.where(live, jnp.sum(jnp.square(residual), axis=0), 0.0)
+        p = residual + square_new / jnp.where(live, square, 1.0) * p
+        weight = jnp.where(i < first, weight, weight / keep)
+        return i + 1, weight, total, residual, p, square_new
+
+    one = jnp.ones((), rhs.dtype)
+    state = (jnp.asarray(1), one, jnp.zeros_like(rhs), rhs, rhs, square)
+    return lax.while_loop(goes_on, step, state)[2]
+
+
+def log_det(
+    rng_key: Array,
+    K: Array,
+    preconditioner: Array | None,
+    num_probes: int,
+    keep: float = 0.7,
+    first: int = 1,
+    num_lanczos: int = 20,
+) -> Array:
+    r"""
+    An estimate of :math:`\log|K|` whose derivative is unbiased, by matrix products only.
+
+    The derivative with respect to K is that of :math:`\log|K|` on average over keys:
+
+    .. math:: d \log|K| = \mathrm{tr}(K^{-1} dK)
+        \approx \frac1H \sum_h s_h^\top\, dK\, r_h
+
+    with :math:`r_h` of random signs and :math:`s_h` by :func:`ulisse` (van der
+    Wilk et al. 2019, whose sum lacks the 1/H). It is unbiased for any preconditioner,
+    with less variance for better ones. Second derivatives are not those of
+    :math:`\log|K|`.
+
+    The value is not that of the surrogate that is differentiated, but
+
+    .. math:: \log|K| = \log|L_T^\top K L_T| - 2 \sum_i \log (L_T)_{ii},
+
+    the first by stochastic Lanczos quadrature with the same :math:`r_h` (Ubaru, Chen
+    and Saad 2017). It is exact where :math:`L_T L_T^\top = K^{-1}`, and has a variance
+    of order :math:`\|L_T^\top K L_T - I\|_F^2 / H` nearby; without a preconditioner it
+    is rough, and biased where ``num_lanczos`` is below M.
+
+    :param rng_key: key of the probes and of :func:`ulisse`.
+    :param K: symmetric positive definite, shape ``(M, M)``; batches by :func:`jax.vmap`.
+    :param preconditioner: lower triangular :math:`L_T` with
+        :math:`L_T L_T^\top \approx K^{-1}`, shape ``(M, M)``, or None for the identity.
+        It counts as a constant.
+    :param num_probes: number H of probes.
+    :param keep: as in :func:`ulisse`.
+    :param first: as in :func:`ulisse`.
+    :param num_lanczos: Lanczos steps of the value, M at most.
+    :return: a scalar.
+    :raises ValueError: for shapes that do not match, or numbers out of range.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> K = jnp.array([[2.0, 1.0], [1.0, 2.0]])
+    >>> L = inverse_root(K, tol=1e-5).root
+    >>> value = log_det(jax.random.key(0), K, L, num_probes=4)
+    >>> bool(jnp.allclose(value, jnp.log(3.0), atol=1e-4))
+    True
+    """
+    _check_one_matrix(K, preconditioner)
+    if num_probes < 1 or num_lanczos < 1:
+        raise ValueError(
+            "log_det takes at least one probe and one Lanczos step, got "
+            f"num_probes={num_probes} and num_lanczos={num_lanczos}."
+        )
+    key_probes, key_terms = jax.random.split(rng_key)
+    r = jax.random.rademacher(key_probes, (K.shape[0], num_probes), K.dtype)
+    s = ulisse(key_terms, K, r, preconditioner, first, keep)
+    surrogate = jnp.sum(s * _mm(K, r)) / num_probes
+    value = _log_det_value(*lax.stop_gradient((K, preconditioner)), r, num_lanczos)
+    return value + (surrogate - lax.stop_gradient(surrogate))
+
+
+def _log_det_value(K, L, r, num_lanczos):
+    """Stochastic Lanczos quadrature, from probes in the columns of r."""
+    product = partial(_mm, K) if L is None else _preconditioned(K, L)
+    steps = min(num_lanczos, K.shape[0])
+    T = jax.vmap(lambda v: _lanczos(product, v, steps), in_axes=1)(r)
+    ritz, vectors = jnp.linalg.eigh(T)
+    # A Ritz value is no smaller than the least eigenvalue; what is below the rounding
+    # error of the largest has no correct digit, nor a sign.
+    eps = jnp.finfo(K.dtype).eps
+    ritz = jnp.maximum(ritz, eps * ritz[:, -1:])
+    # The probes have M for their squared length.
+    logs = jnp.sum(jnp.square(vectors[:, 0, :]) * jnp.log(ritz), axis=-1)
+    value = K.shape[0] * jnp.mean(logs)
+    if L is None:
+        return value
+    return value - 2 * jnp.sum(jnp.log(jnp.diagonal(L)))
+
+
+def _lanczos(product, v, steps):
+    """
+    The tridiagonal matrix of ``steps`` Lanczos steps from v, shape ``(steps, steps)``.
+
+    Where the Krylov space of v is exhausted it goes on from rounding errors, or zeros,
+    in rows that are decoupled from the first.
+    """
+
+    def step(carry, i):
+        Q, q = carry
+        Q = Q.at[i].set(q)
+        w = product(q)
+        alpha = jnp.dot(q, w, precision=lax.Precision.HIGHEST)
+        for _ in range(2):  # once leaves errors of the size of cancelled digits
+            w = w - _mm(Q.T, _mm(Q, w))
+        beta = jnp.sqrt(jnp.sum(jnp.square(w)))
+        return (Q, w / jnp.where(beta > 0, beta, 1.0)), (alpha, beta)
+
+    q = v / jnp.sqrt(jnp.sum(jnp.square(v)))
+    carry = (jnp.zeros((steps, v.shape[0]), v.dtype), q)
+    _, (alpha, beta) = lax.scan(step, carry, jnp.arange(steps))
+    off = jnp.diag(beta[:-1], 1)
+    return jnp.diag(alpha) + off + off.T
