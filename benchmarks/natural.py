@@ -15,9 +15,9 @@ that of the best Adam.
     python benchmarks/natural.py --table > docs/natural.md
 
 FOLDER has ``kin40k.npz`` with arrays ``X`` and ``y``, or ``banana_5300.csv.gz`` with
-columns x1, x2 and y (-1 or 1). The problems: ``kin40k``, regression on 10,000 of its rows with
-M = 256; ``sign``, whether y is above its median, by a Bernoulli likelihood, on the same
-rows; ``banana``, the 5300 rows of two classes of Raetsch et al. (2001), by a Bernoulli
+columns x1, x2 and y (-1 or 1). The problems: ``kin40k``, regression on 10,000 of its rows;
+``sign``, whether y is above its median, by a Bernoulli likelihood, on the same rows;
+``banana``, the 5300 rows of two classes of Raetsch et al. (2001), by a Bernoulli
 likelihood.
 """
 

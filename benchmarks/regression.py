@@ -270,9 +270,8 @@ def table(folder):
         keys = ("set", "inducing", "method", "tight", "natural", "epochs")
         groups.setdefault(tuple(row[k] for k in keys), []).append(row)
     lines = [
-        "| set | M | method | splits | LL | RMSE | paper (M = 1024) | noise variance "
-        "| s / step |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| set | M | method | splits | LL | RMSE | paper (M = 1024) | noise variance |",
+        "|---|---|---|---|---|---|---|---|",
     ]
 
     def order(item):
@@ -294,8 +293,7 @@ def table(folder):
             called += f", {epochs} epochs"
         lines.append(
             f"| {name} | {M} | {called} | {len(rows)} | {cell(rows, 'LL')} "
-            f"| {cell(rows, 'RMSE')} | {paper} | {cell(rows, 'noise_variance')} "
-            f"| {np.mean([row['step_s'] for row in rows]):.3f} |"
+            f"| {cell(rows, 'RMSE')} | {paper} | {cell(rows, 'noise_variance')} |"
         )
     return "\n".join(lines)
 
