@@ -47,11 +47,12 @@ class InverseFreeSVGP(SVGP):
       given, as in :class:`~numpyro.infer.Predictive` and ``guide.posterior``, the iteration
       starts from a multiple of I and takes more steps.
     - ``bound="lc"`` [1], for log-concave likelihoods. T, :math:`\hat m = K^{-1} E[u]` and
-      :math:`\hat S` are free parameters (``_qu_T`` and ``_qu_root`` are lower triangular
-      factors). The guide's set-up looks for positive curvature of the model's log
-      likelihood in each row, at values of f up to four prior standard deviations from the
-      prior mean and at the starting hyperparameters, and refuses what has it; a
-      likelihood that is not log-concave elsewhere gets by.
+      :math:`\hat S` are free parameters (the lower triangle of ``_qu_T`` is a root of T,
+      whose diagonal may have any sign; ``_qu_root`` is the factor of :math:`\hat S`). The
+      guide's set-up looks for positive curvature of the model's log likelihood in each row,
+      at values of f up to four prior standard deviations from the prior mean and at the
+      starting hyperparameters, and refuses what has it; a likelihood that is not
+      log-concave elsewhere gets by.
     - ``bound="fr"`` [1], for all likelihoods: the same parameters with the KL of what
       predictions are made from. At the optimum T is not unique.
 
@@ -247,8 +248,12 @@ class InverseFreeSVGP(SVGP):
     def _constraint(self, name):
         if name == "qu_noise" and self.covariance == "diagonal":
             return constraints.positive
-        if name in ("qu_noise", "qu_root", "qu_T"):
+        if name in ("qu_noise", "qu_root"):
             return lower_triangular
+        # Not a positive diagonal: where that of a root goes to zero, so does the gradient
+        # by it, and T would never have full rank again.
+        if name == "qu_T":
+            return constraints.real
         return super()._constraint(name)
 
     def declare(self, prefix, initial):
@@ -269,7 +274,7 @@ class InverseFreeSVGP(SVGP):
         num_probes = self.num_probes if self.kl == "stochastic" else None
         Z, weights = params["Z"], params["qu_weights"]
         if self.bound != "relaxed":
-            factors = params["qu_T"], params["qu_root"]
+            factors = _positive(jnp.tril(params["qu_T"])), params["qu_root"]
             return InverseFreePosterior(
                 prior, Z, weights, *factors, self.bound, num_probes, self.jitter
             )
@@ -282,8 +287,7 @@ class InverseFreeSVGP(SVGP):
         K = with_jitter(inducing_covariance(prior.kernel, (Z,)), self.jitter) + S
         state = params.get("T", {})
         found = inverse_root(K, state.get("root"), self.tol, self.max_steps)
-        # Of no weak type, or a step would be compiled twice.
-        state.update(jax.tree.map(lambda x: jnp.asarray(x, x.dtype), found._asdict()))
+        state.update(found._asdict())
         L = found.root
         if self.precondition:
             mu = weights[..., None]
@@ -301,6 +305,12 @@ class InverseFreeSVGP(SVGP):
             self.jitter,
             residual=found.residual,
         )
+
+
+def _positive(L):
+    """The root of the same matrix with a positive diagonal."""
+    diagonal = jnp.diagonal(L, axis1=-2, axis2=-1)
+    return L * jnp.where(diagonal < 0, -1.0, 1.0).astype(L.dtype)[..., None, :]
 
 
 def _is_default(T_start):

@@ -198,7 +198,8 @@ def _newton(K, L, G, tol, max_steps):
         )
 
     start = distance(G)
-    state = _State(L, G, start, L, start, jnp.asarray(0), jnp.asarray(0))
+    none = jnp.zeros((), int)  # of no weak type
+    state = _State(L, G, start, L, start, none, none)
     state = lax.while_loop(goes_on, step, state)
     return InverseRoot(state.best, state.least / root_size, state.step)
 

@@ -594,6 +594,11 @@ def test_natural_gradients_refuse_it():
         svi.init(KEY, X, y)
 
 
+def test_sparsify_refuses_it():
+    with pytest.raises(ValueError, match="would ignore the q"):
+        sgp.sparsify(model, option())
+
+
 def test_an_iteration_that_has_not_converged_is_reported():
     y = jnp.asarray(Y["gaussian"])
     guide = sgp.AutoSparseGP(model, option(max_steps=2))
