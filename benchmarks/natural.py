@@ -5,9 +5,9 @@ Steps to the same bound: natural gradients and Adam against Adam alone
 SVGP with learned hyperparameters and inducing points (``--fix-inducing``: points stay where
 k-means puts them) on minibatches of 1024 rows, both optimisers from the same start: Adam
 with each of ``--rates`` for everything, or natural gradients for q(u) and the same Adam for
-the rest. The bound of all rows is taken every 10 steps; printed is how many steps each
-needs to the highest bound that Adam at the same rate reaches in ``--steps`` steps, and to
-that of the best Adam.
+the rest (``--dual``: and q(u) by dual sites, at rates of their own). The bound of all rows
+is taken every 10 steps; printed is how many steps each needs to the highest bound that Adam
+at the same rate reaches in ``--steps`` steps, and to that of the best Adam.
 
     python benchmarks/natural.py --data FOLDER                # kin40k, and its signs
     python benchmarks/natural.py --data FOLDER --problems kin40k --steps 500
@@ -95,10 +95,12 @@ def load(folder, problem):
     return jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.float32)
 
 
-def bounds(problem, X, y, args, rate, natural):
+def bounds(problem, X, y, args, rate, natural, covariance):
     """The bound of all rows every 10 steps."""
     model, num_rows = make_model(problem), len(X)
-    option = sgp.SVGP(args.inducing, train_inducing=not args.fix_inducing)
+    option = sgp.SVGP(
+        args.inducing, covariance=covariance, train_inducing=not args.fix_inducing
+    )
     guide = sgp.AutoSparseGP(model, option)
     if args.decay:
         rate = optax.cosine_decay_schedule(rate, args.steps, 0.1)
@@ -155,11 +157,13 @@ def main(args):
         title += ", inducing points fixed" if args.fix_inducing else ""
         kept = results.setdefault(title, {})
         for rate in args.rates:
-            for natural in (0.0, *args.natural):
-                name = f"Adam {rate:g}" + (f" + natural {natural:g}" if natural else "")
+            ways = [("natural", rho) for rho in (0.0, *args.natural)]
+            for kind, natural in ways + [("dual", rho) for rho in args.dual]:
+                name = f"Adam {rate:g}" + (f" + {kind} {natural:g}" if natural else "")
                 name += f", decaying over {args.steps} steps" if args.decay else ""
                 if name not in kept:
-                    found = bounds(problem, X, y, args, rate, natural)
+                    covariance = "dual" if kind == "dual" else "full"
+                    found = bounds(problem, X, y, args, rate, natural, covariance)
                     kept[name] = {"bounds": found}
                     args.results.parent.mkdir(parents=True, exist_ok=True)
                     args.results.write_text(json.dumps(results))
@@ -174,7 +178,7 @@ def steps_to(run, goal):
 
 def table(title, kept):
     """Markdown: steps to the most of Adam at the same rate, and of the best Adam."""
-    alone = {name: run for name, run in kept.items() if "natural" not in name}
+    alone = {name: run for name, run in kept.items() if " + " not in name}
     best = max(alone, key=lambda name: max(alone[name]["bounds"]))
     goals = {name: max(run["bounds"]) for name, run in alone.items()}
     lines = [
@@ -184,7 +188,7 @@ def table(title, kept):
         "|---|---|---|---|---|",
     ]
     for name, run in kept.items():
-        own = re.sub(r" \+ natural [^,]*", "", name)
+        own = re.sub(r" \+ [^,]*", "", name)
         here, there = steps_to(run, goals[own]), steps_to(run, goals[best])
         ratio = ""
         if own != name and here is not None:
@@ -213,6 +217,7 @@ def parse(argv=None):
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rates", nargs="+", type=float, default=[0.01])
     parser.add_argument("--natural", nargs="+", type=float, default=[0.1])
+    parser.add_argument("--dual", nargs="+", type=float, default=[])
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print what is there, and end")
     return parser.parse_args(argv)

@@ -11,7 +11,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior
-from numpyro_sgp.families import BlockGaussian, SiteGaussian
+from numpyro_sgp.families import BlockGaussian, DualGaussian, SiteGaussian
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.linalg import whitened_solve
 
@@ -39,7 +39,8 @@ class SparsePosterior(GPPosterior):
 
     :param prior: the process at X, with ``batch_shape`` Q (or none).
     :param inducing: points of each set, shapes ``(M_l, D)`` or ``(*batch, M_l, D)``.
-    :param q: q(u), one block for each set, or by the sites of Theorem 2 of SAVIGP.
+    :param q: q(u), one block for each set; or, for one set, by the sites of Theorem 2 of
+        SAVIGP or by dual parameters.
     :param jitter: relative jitter of the inducing covariance.
 
     **References:**
@@ -71,7 +72,7 @@ class SparsePosterior(GPPosterior):
         self,
         prior: GaussianProcess,
         inducing: tuple[Array, ...],
-        q: BlockGaussian | SiteGaussian,
+        q: BlockGaussian | DualGaussian | SiteGaussian,
         jitter: float | None = None,
         *,
         validate_args: bool | None = None,

@@ -109,7 +109,8 @@ def fit_lbfgs(
         ``svi`` fresh at these parameters, from which ``svi.update`` and ``svi.run`` go on.
         ``svi.evaluate(result.state, ...)`` is ``losses[-1]``.
     :raises ValueError: if a plate is subsampled, the loss is not finite at the start, there
-        are no parameters or none of a block's name, or options contradict each other.
+        are no parameters or none of a block's name, q(u) has ``covariance="dual"``, or
+        options contradict each other.
     :raises FitInterrupted: where the loss raises an error after the first evaluation, or
         the user interrupts: its ``result`` is the best so far. (Errors in the first
         evaluation are raised as they are.)
@@ -439,7 +440,10 @@ def _names(descent, parts):
 
 
 def _check_fixed(guide):
-    """Refuses a KL of random columns: with these fixed, it has no minimum."""
+    """
+    Refuses a KL of random columns, which has no minimum with these fixed, and what has no
+    plain gradient.
+    """
     if not isinstance(guide, AutoSparseGP):
         return
     for name, option in guide.approximations.items():
@@ -448,6 +452,12 @@ def _check_fixed(guide):
                 f"GP site '{name}' has {option}, whose KL divergence is estimated from "
                 "random columns, and L-BFGS keeps its random numbers. Use "
                 "num_columns=None, or train by SVI."
+            )
+        if getattr(option, "covariance", None) == "dual":
+            raise ValueError(
+                f"GP site '{name}' has covariance='dual', whose derivatives are natural "
+                "gradients, which L-BFGS cannot use. Train it by SVI with "
+                "natural_gradients, or use covariance='sites' here."
             )
 
 

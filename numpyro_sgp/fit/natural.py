@@ -18,7 +18,7 @@ def site_names(guide) -> dict[str, tuple[str, str]]:
         raise ValueError("Natural gradients need an AutoSparseGP as the guide.")
     found = {}
     for site, names in guide.parameter_names().items():
-        if "qu_precision" not in names:
+        if getattr(guide.approximations[site], "covariance", None) != "sites":
             raise ValueError(
                 f"Natural gradients need covariance='sites' at every GP site, but '{site}' "
                 f"has the parameters {sorted(names)}. Use SVGP(M, covariance='sites') or "

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array, lax
 from numpyro.distributions import biject_to, constraints
@@ -50,6 +51,18 @@ def natural_gradients(
     ``TraceMeanField_ELBO`` is too noisy for steps of this length. Clipping and the like
     belong into ``others``; around this optimiser they would change the natural step.
 
+    For ``SVGP(M, covariance="dual")`` [3] the same step is an average of sites,
+
+    .. math::
+
+        \Lambda \leftarrow (1 - \rho) \Lambda + \rho \Lambda_\text{batch}, \qquad
+        \lambda \leftarrow (1 - \rho) \lambda + \rho \lambda_\text{batch},
+
+    and these sites are what stays fixed while hyperparameters and inducing points move, in
+    place of the whitened mean and covariance: fewer steps in minibatches, most often. Its
+    derivatives, natural ones, are what this optimiser alone can use: making it marks the
+    guide (``guide.natural_rate``), and without it they are refused.
+
     Every q(u) with a full (or coupled) or a diagonal covariance takes part, whitened or
     not. The sets of SOLVE-GP are stepped side by side, each as if the others stood still:
     covariances arrive at once, means after some steps (with more than two sets keep the
@@ -71,6 +84,8 @@ def natural_gradients(
        https://arxiv.org/abs/1803.09151
     2. Khan, Lin (2017). Conjugate-Computation Variational Inference. AISTATS.
        https://arxiv.org/abs/1703.04265
+    3. Adam, Chang, Khan, Solin (2021). Dual Parameterization of Sparse Variational
+       Gaussian Processes. NeurIPS. https://arxiv.org/abs/2111.03412
 
     **Example:**
 
@@ -110,19 +125,21 @@ def natural_gradients(
             "an argument of their optimiser.)"
         )
 
+    guide.natural_rate = _largest(learning_rate)
+
     def split(params):
         if params is None:
             raise ValueError(optax.NO_PARAMS_MSG)
-        pairs = _gaussians(guide, params)
-        taken = {name for pair in pairs for name in pair}
-        return pairs, {k: v for k, v in params.items() if k not in taken}
+        pairs, sites = _gaussians(guide, params)
+        taken = {name for pair in pairs for name in pair} | set(sites)
+        return pairs, sites, {k: v for k, v in params.items() if k not in taken}
 
     def init(params):
-        return _State(jnp.zeros((), jnp.int32), others.init(split(params)[1]))
+        return _State(jnp.zeros((), jnp.int32), others.init(split(params)[-1]))
 
     def update(gradients, state, params=None):
-        pairs, rest = split(params)
-        _, slopes = split(gradients)
+        pairs, sites, rest = split(params)
+        *_, slopes = split(gradients)
         steps, other_state = others.update(slopes, state.others, rest)
         rate = learning_rate
         if callable(learning_rate):
@@ -131,14 +148,28 @@ def natural_gradients(
             steps[mu], steps[sqrt] = _natural_step(
                 params[mu], params[sqrt], gradients[mu], gradients[sqrt], rate
             )
+        for name in sites:  # whose gradients are natural already
+            steps[name] = -jnp.asarray(rate, params[name].dtype) * gradients[name]
         return steps, _State(state.count + 1, other_state)
 
     return optax.GradientTransformation(init, update)
 
 
-def _gaussians(guide, params) -> list[tuple[str, str]]:
-    """Names of the mean and factor of each Gaussian q(u) of a guide."""
-    pairs, by_site = [], {}
+def _largest(learning_rate) -> float:
+    """A rate, or about the largest that a schedule takes."""
+    if not callable(learning_rate):
+        return float(learning_rate)
+    with jax.ensure_compile_time_eval():
+        rates = [float(learning_rate(jnp.asarray(n))) for n in (0, *2 ** np.arange(21))]
+    return float(np.clip(max(rates), 1e-6, 1.0))
+
+
+def _gaussians(guide, params) -> tuple[list[tuple[str, str]], list[str]]:
+    """
+    Names of the mean and factor of each Gaussian q(u) of a guide, and of the dual
+    parameters of others.
+    """
+    pairs, duals, by_site = [], [], {}
     if guide.prototype_trace is not None:
         by_site = guide.parameter_names()
     own = [full for names in by_site.values() for k, full in names.items() if k[0] == "q"]
@@ -149,6 +180,9 @@ def _gaussians(guide, params) -> list[tuple[str, str]]:
             "...) and SVI(model, guide, ...) the same guide."
         )
     for site, names in by_site.items():
+        if getattr(guide.approximations[site], "covariance", None) == "dual":
+            duals += [names["qu_linear"], names["qu_precision"]]
+            continue
         if "qu_logits" in names or "qu_precision" in names:
             what = "a mixture" if "qu_logits" in names else "covariance='sites'"
             mend = (
@@ -171,7 +205,7 @@ def _gaussians(guide, params) -> list[tuple[str, str]]:
             for name, full in names.items()
             if name.endswith("_sqrt")
         ]
-    return pairs
+    return pairs, duals
 
 
 def _natural_step(mu, free, to_mu, to_free, rate):

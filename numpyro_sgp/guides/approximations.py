@@ -18,7 +18,7 @@ from numpyro_sgp.distributions import (
     SparsePosterior,
 )
 from numpyro_sgp.distributions.relaxation import Relaxation
-from numpyro_sgp.families import Block, BlockGaussian, SiteGaussian
+from numpyro_sgp.families import Block, BlockGaussian, DualGaussian, SiteGaussian
 from numpyro_sgp.guides.constraint import lower_triangular
 from numpyro_sgp.inducing import InducingStart, initial_inducing
 from numpyro_sgp.inducing.covariances import inducing_covariance
@@ -321,7 +321,13 @@ class SVGP(_BlockApproximation):
           data point, two parameters each (eq. 34-35 and Theorem 2 of [3]). It contains the
           optimum for likelihoods that factorise over the data, follows the kernel's
           hyperparameters and suits :func:`~numpyro_sgp.fit_lbfgs`; it needs all data in
-          every step. See :class:`~numpyro_sgp.families.SiteGaussian`.
+          every step. See :class:`~numpyro_sgp.families.SiteGaussian`;
+        - ``"dual"``: full, as the prior times a Gaussian site on u [6], for minibatches
+          and :func:`~numpyro_sgp.natural_gradients`. Hyperparameters are trained at a
+          fixed site, so that q(u) follows them. The "gradients" of its two parameters are
+          *natural* ones, not for other optimisers: ``fit_lbfgs`` refuses it, and so do
+          derivatives unless ``natural_gradients`` was made with the guide. See
+          :class:`~numpyro_sgp.families.DualGaussian`.
     :param train_inducing: whether Z is a parameter or stays where it starts.
     :param share_inducing: whether latent functions share Z or start with a copy each.
     :param tight: a tighter bound with the same posterior, by a relaxed q(f | u) [4, 5], at
@@ -355,13 +361,15 @@ class SVGP(_BlockApproximation):
        https://arxiv.org/abs/2502.08730
     5. Bui, Titsias (2025). Sparse Gaussian Processes: Structured Approximations and
        Power-EP Revisited. https://arxiv.org/abs/2507.02377
+    6. Adam, Chang, Khan, Solin (2021). Dual Parameterization of Sparse Variational
+       Gaussian Processes. NeurIPS. https://arxiv.org/abs/2111.03412
 
     >>> import numpyro_sgp as sgp
     >>> sgp.SVGP(20, inducing="greedy").num_points
     20
     """
 
-    _covariances = ("full", "diagonal", "coupled", "sites")
+    _covariances = ("full", "diagonal", "coupled", "sites", "dual")
 
     def __init__(
         self,
@@ -369,7 +377,7 @@ class SVGP(_BlockApproximation):
         inducing: Inducing = "kmeans",
         *,
         whiten: bool = True,
-        covariance: Literal["full", "diagonal", "coupled", "sites"] = "full",
+        covariance: Literal["full", "diagonal", "coupled", "sites", "dual"] = "full",
         train_inducing: bool = True,
         share_inducing: bool = True,
         tight: Tight = "none",
@@ -391,13 +399,13 @@ class SVGP(_BlockApproximation):
         )
 
     def _sets(self):
-        # Coupled and site covariances are parameters of their own, beside the set's mean.
-        own = self.covariance in ("coupled", "sites")
+        # These covariances are parameters of their own, beside the set's mean.
+        own = self.covariance in ("coupled", "sites", "dual")
         return [(self.num_inducing, self.inducing, "prior" if own else self.covariance)]
 
     def _check(self):
         super()._check()
-        if self.covariance in ("coupled", "sites") and not self.whiten:
+        if self.covariance in ("coupled", "sites", "dual") and not self.whiten:
             raise ValueError(
                 f"{type(self).__name__}: covariance='{self.covariance}' is whitened; leave "
                 "whiten=True."
@@ -423,6 +431,9 @@ class SVGP(_BlockApproximation):
             params["qu_linear"] = params["qu_precision"] = jnp.zeros(
                 prior.shape(), mu.dtype
             )
+        elif self.covariance == "dual":
+            params["qu_linear"] = params.pop("qu_mu")
+            params["qu_precision"] = jnp.zeros((*mu.shape, mu.shape[-1]), mu.dtype)
         return params
 
     def posterior(self, prior, params):
@@ -435,6 +446,10 @@ class SVGP(_BlockApproximation):
             X = params["X"].astype(prior.X.dtype)
             num_inducing = params["Z"].shape[-2]
             q = SiteGaussian(params["qu_linear"], params["qu_precision"], X, num_inducing)
+            return SparsePosterior(prior, (params["Z"],), q, self.jitter)
+        if self.covariance == "dual":
+            sites = params["qu_linear"], params["qu_precision"]
+            q = DualGaussian(*sites, params.get("natural_rate"))
             return SparsePosterior(prior, (params["Z"],), q, self.jitter)
         return super().posterior(prior, params)
 
@@ -465,6 +480,7 @@ class VGP(SVGP):
     'sites'
     """
 
+    _covariances = ("full", "diagonal", "coupled", "sites")
     needs_all_rows = True
 
     def __init__(

@@ -132,6 +132,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._setup_args = None
         #: Whether the likelihood ties rows of X together; known after the set-up.
         self.couples_rows = False
+        #: Largest step of :func:`~numpyro_sgp.natural_gradients` for this guide, if made.
+        self.natural_rate: float | None = None
 
     def __call__(self, *args, **kwargs):
         """
@@ -180,7 +182,8 @@ class AutoSparseGP(autoguide.AutoGuide):
                 "for other inputs."
             )
         values, given = approximation.declare(f"{name}_{self.prefix}", initial)
-        posterior = approximation.posterior(prior, {**values, **self._constants[name]})
+        constants = {**self._constants[name], "natural_rate": self.natural_rate}
+        posterior = approximation.posterior(prior, {**values, **constants})
         if (relaxation := approximation.relaxation(values)) is not None:
             posterior = posterior.relaxed(relaxation)
         site["infer"] = {**site["infer"], "couples_rows": self.couples_rows}

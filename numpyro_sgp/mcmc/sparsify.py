@@ -16,7 +16,7 @@ from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.coupling import couples_rows
 from numpyro_sgp.elbo.expectation import default_expectation
 from numpyro_sgp.families import Block, BlockGaussian
-from numpyro_sgp.guides import VGP, MixtureSVGP
+from numpyro_sgp.guides import VGP, InverseFreeSVGP, MixtureSVGP
 from numpyro_sgp.guides.approximations import check_approximations
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky
@@ -451,9 +451,9 @@ def _is_about_q(option):
     """Whether an approximation is chosen for its q(u) rather than its points."""
     covariance = getattr(option, "covariance", "full")
     return (
-        isinstance(option, MixtureSVGP)
+        isinstance(option, InverseFreeSVGP | MixtureSVGP)
         or getattr(option, "tight", "none") != "none"
-        or covariance in ("coupled", "sites")
+        or covariance in ("coupled", "sites", "dual")
         or (isinstance(option, VGP) and (covariance != "full" or not option.whiten))
     )
 
