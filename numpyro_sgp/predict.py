@@ -1,6 +1,7 @@
 """Predictions at new inputs from posterior samples, of MCMC most often."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +61,18 @@ def log_predictive_density(
         >>> sgp.log_predictive_density(guide, result.params, X, y)["y"].shape
         (5,)
     """
+    return batch_log_density(guide, params, args, kwargs, expectation, rng_key, whole=True)
+
+
+def batch_log_density(
+    guide, params, args, kwargs, expectation=None, rng_key=None, whole=False
+) -> dict:
+    """
+    What :func:`log_predictive_density` does.
+
+    :param whole: whether to refuse subsampled plates; not where a batch of rows is given
+        from outside.
+    """
     if getattr(expectation, "joint", False) or guide.couples_rows:
         raise ValueError(
             "log_predictive_density integrates the marginals of f, row by row, but the "
@@ -92,7 +105,7 @@ def log_predictive_density(
         return trace
 
     means = {name: q.mean for name, q in posteriors.items()}
-    on_f = sites_on_f(lambda f: _by_site(_checked(run(f)), posteriors), means)
+    on_f = sites_on_f(lambda f: _by_site(_checked(run(f), whole), posteriors), means)
 
     def at(node, component):
         f = {name: q.place(node[name], component[name]) for name, q in posteriors.items()}
@@ -104,7 +117,11 @@ def log_predictive_density(
         component = dict(zip(posteriors, ks, strict=True))
         nodes, weights = expectation.nodes(rng_key, shapes, dtype)
         chunk = int(np.clip(_MAX_NODE_NUMBERS / (num_rows * functions), 1, len(weights)))
-        values = jax.lax.map(lambda x, k=component: at(x, k), nodes, batch_size=chunk)
+        at_node = partial(at, component=component)
+        if chunk < len(weights):
+            values = jax.lax.map(at_node, nodes, batch_size=chunk)
+        else:  # a loop is compiled anew in each call
+            values = jax.vmap(at_node)(nodes)
         log_weight = sum(q.log_weights[component[name]] for name, q in posteriors.items())
         log_weights = (jnp.log(weights) + log_weight)[:, None]
         total.append(
@@ -113,9 +130,10 @@ def log_predictive_density(
     return jax.tree.map(lambda *parts: logsumexp(jnp.stack(parts), axis=0), *total)
 
 
-def _checked(trace):
+def _checked(trace, whole):
     """A trace whose data plates are whole and whose observations have the right shape."""
-    sites.check_whole_plates(trace, "the predictive density is of every row")
+    if whole:
+        sites.check_whole_plates(trace, "the predictive density is of every row")
     sites.check_observations(trace)
     return trace
 

@@ -586,7 +586,10 @@ class AutoSparseGP(autoguide.AutoGuide):
             # Draws share a joint covariance of N x N numbers unless hyperparameters are
             # random; a chunk of them is kept near 3e7 numbers.
             chunk = int(np.clip(3e7 // rows**2, 1, len(keys)))
-            draws = jax.lax.map(draw, keys, batch_size=chunk)
+            if chunk < len(keys):
+                draws = jax.lax.map(draw, keys, batch_size=chunk)
+            else:  # a loop is compiled anew in each call
+                draws = jax.vmap(draw)(keys)
         return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
 
     def _shapes(self, params, args, kwargs):
