@@ -26,7 +26,13 @@ from numpyro_sgp.distributions import (
     neighbour_blocks,
 )
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo, ScoreFunction, TraceGP_ELBO
-from numpyro_sgp.fit import FitInterrupted, fit_lbfgs, natural_gradients
+from numpyro_sgp.fit import (
+    FitInterrupted,
+    FitResult,
+    fit,
+    fit_lbfgs,
+    natural_gradients,
+)
 from numpyro_sgp.guides import (
     ODVGP,
     SOLVEGP,
@@ -54,6 +60,7 @@ __all__ = [
     "DecoupledPosterior",
     "EllipticalSlice",
     "FitInterrupted",
+    "FitResult",
     "FunctionSamples",
     "GPPredictive",
     "GaussHermite",
@@ -76,6 +83,7 @@ __all__ = [
     "calibrate",
     "compare",
     "datasets",
+    "fit",
     "fit_lbfgs",
     "initial_inducing",
     "kernels",

@@ -1,5 +1,6 @@
 """L-BFGS: exact optima, blocks, fixed random numbers, NaN next to the optimum, stops."""
 
+import importlib
 import pickle
 
 import jax
@@ -317,7 +318,8 @@ def test_the_user_may_interrupt(monkeypatch):
 
         return stop
 
-    monkeypatch.setattr("numpyro_sgp.fit.lbfgs._show", show)
+    lbfgs = importlib.import_module("numpyro_sgp.fit.lbfgs")
+    monkeypatch.setattr(lbfgs, "_show", show)
     with pytest.raises(sgp.FitInterrupted, match="after 2 iterations") as caught:
         fit(fragile_svi(calls=0))
     assert isinstance(caught.value.__cause__, KeyboardInterrupt)

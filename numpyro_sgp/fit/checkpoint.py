@@ -1,0 +1,124 @@
+"""Checkpoints of training as plain files."""
+
+import json
+import os
+import warnings
+import zipfile
+import zlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.util import find_stack_level
+
+_KEPT = 2
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+class Checkpoints:
+    """
+    A folder with the last two states of one training.
+
+    A file is written under another name, flushed to the disk and then renamed, which
+    POSIX does at once or not at all; each array in it has a checksum. So a kill leaves the
+    files before it whole.
+
+    :param folder: is made if it is not there.
+    :param identity: what tells this training from others, as JSON has it.
+    """
+
+    def __init__(self, folder, identity: dict):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.identity = identity
+        for part in self.folder.glob("step-*.part"):  # of a training that was killed
+            part.unlink(missing_ok=True)
+
+    def save(self, step: int, tree):
+        """
+        :param step: number of steps done, the name of the file.
+        :param tree: of arrays and random keys.
+        """
+        leaves = {str(i): _data(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+        path = self.folder / f"step-{step:012d}.npz"
+        part = path.with_suffix(".part")
+        with open(part, "wb") as file:
+            np.savez(file, identity=np.array(json.dumps(self.identity)), **leaves)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _sync_folder(self.folder)
+        for old in self._paths()[_KEPT:]:
+            old.unlink(missing_ok=True)
+
+    def load(self, like):
+        """
+        The newest state that can be read, or None.
+
+        :param like: a tree of the same structure.
+        :raises ValueError: if it is that of another training.
+        """
+        for path in self._paths():
+            try:
+                with open(path, "rb") as opened, np.load(opened) as file:
+                    found = dict(file)
+                identity = json.loads(str(found.pop("identity")))
+            except _UNREADABLE as error:
+                warnings.warn(
+                    f"The checkpoint {path} cannot be read ({type(error).__name__}: "
+                    f"{error}), so the one before it is taken, or training begins anew.",
+                    UserWarning,
+                    stacklevel=find_stack_level(),
+                )
+                continue
+            self._check(identity)
+            leaves, structure = jax.tree.flatten(like)
+            values = [_restored(found[str(i)], leaf) for i, leaf in enumerate(leaves)]
+            return jax.tree.unflatten(structure, values)
+        return None
+
+    def _check(self, found):
+        names = sorted(set(found) | set(self.identity))
+        other = [n for n in names if found.get(n) != self.identity.get(n)]
+        if other:
+            told = "; ".join(
+                f"{n}: {found.get(n)} there, {self.identity.get(n)} here" for n in other
+            )
+            raise ValueError(
+                f"The checkpoints in {self.folder} are of another training ({told}). Use "
+                "another folder, delete this one, or call fit with the same arguments."
+            )
+
+    def _paths(self):
+        """The newest first."""
+        return sorted(self.folder.glob("step-*.npz"), reverse=True)
+
+
+def _data(leaf):
+    if is_key(leaf):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
+
+
+def _restored(value, like):
+    if is_key(like):
+        return jax.random.wrap_key_data(value, impl=jax.random.key_impl(like))
+    return value if isinstance(like, np.ndarray) else jax.device_put(value)
+
+
+def is_key(leaf) -> bool:
+    """Whether a leaf of a state is a random key with a type of its own."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _sync_folder(folder):
+    """Makes a renaming last through a power failure; not every system has it."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,333 @@
+"""Batches of rows for training: shuffled from arrays and files, or from an iterator."""
+
+import itertools
+import mmap
+import zlib
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+_ROUNDS = 6  # of the Feistel cipher
+_BLOCK_BYTES = 2**14  # of neighbouring rows in a file, read together
+_BLOCK_ROWS = 256  # the same in rows, at most
+_WINDOW = 256  # blocks whose rows are mixed
+_READ_ROWS = 4096  # of a file between two releases of its pages
+_SAMPLE = 8  # rows that tell data apart
+
+
+def permuted(index: np.ndarray, size: int, seed) -> np.ndarray:
+    """
+    Where a pseudo-random permutation of ``0, ..., size - 1`` takes some of these numbers.
+    It is computed for each number by itself: memory does not grow with ``size``.
+
+    A Feistel cipher on pairs of digits to the base ``ceil(sqrt(size))`` permutes at most
+    ``size + 2 sqrt(size)`` numbers; what comes out too large goes through it again.
+
+    :param index: numbers below ``size``.
+    :param seed: non-negative integers, of any length.
+    """
+    base = np.uint64(max(1, int(np.ceil(np.sqrt(size)))))
+    keys = np.random.SeedSequence(seed).generate_state(_ROUNDS, np.uint64)
+
+    def cipher(x):
+        left, right = np.divmod(x, base)
+        for key in keys:
+            left, right = right, left + _hashed(right + key, base)
+            right -= base * (right >= base)
+        return left * base + right
+
+    found = cipher(np.asarray(index, np.uint64))
+    while (outside := np.flatnonzero(found >= size)).size:
+        found[outside] = cipher(found[outside])
+    return found.astype(np.int64)
+
+
+def _hashed(x, size):
+    """Pseudo-random numbers below ``size``: splitmix64's finaliser, 32 bits of it."""
+    half = np.uint64(32)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((x >> half) * size) >> half
+
+
+class Order:
+    """
+    The order in which rows are visited, epoch after epoch without a gap; each row once in
+    each epoch. The rows of any step are computed from the step alone.
+
+    Neighbouring rows stay together in blocks, whose places are permuted, and rows are
+    mixed within windows of 256 blocks; a block of one row is a permutation of all rows.
+
+    :param num_rows: N.
+    :param block: rows of a block; 0 for the order of the data.
+    :param seed: non-negative integers.
+    """
+
+    def __init__(self, num_rows: int, block: int, seed: tuple[int, ...]):
+        self.num_rows, self.block, self.seed = num_rows, block, seed
+        self._window = num_rows if block == 1 else _WINDOW * block
+
+    def __call__(self, start: int, stop: int) -> np.ndarray:
+        """Rows at the places ``start, ..., stop - 1`` of all epochs."""
+        parts = []
+        while start < stop:
+            epoch, place = divmod(start, self.num_rows)
+            end = min(place + stop - start, self.num_rows)
+            if self.block:
+                end = min(end, place + self._window - place % self._window)
+                parts.append(self._shuffled(epoch, place, end))
+            else:
+                parts.append(np.arange(place, end))
+            start += end - place
+        return np.concatenate(parts)
+
+    def _shuffled(self, epoch, place, end):
+        """Rows at some places of an epoch, all in one window."""
+        N, block, seed = self.num_rows, self.block, (*self.seed, epoch)
+        if block == 1:
+            return permuted(np.arange(place, end), N, seed)
+        first = place - place % self._window
+        random = np.random.default_rng((*seed, 1 + first))
+        inside = random.permutation(min(self._window, N - first))
+        number, inside = np.divmod(first + inside[place - first : end - first], block)
+        # What is left over beside whole blocks stays last, and all rows are turned by a
+        # random number, so that other rows are left over, and meet, in each epoch.
+        whole = np.arange(first // block, min(first // block + _WINDOW, N // block))
+        to = permuted(whole, N // block, (*seed, 0))
+        to = np.append(to, N // block)[number - first // block]
+        turn = int(np.random.default_rng((*seed, 0)).integers(N))
+        return (to * block + inside + turn) % N
+
+
+class Rows:
+    """
+    Batches of the rows of arrays.
+
+    :param data: arrays with a common first axis.
+    :param batch_size: rows of a batch.
+    :param shuffle: as :func:`~numpyro_sgp.fit` has it.
+    :param seed: non-negative integers.
+    """
+
+    def __init__(self, data, batch_size, shuffle, seed):
+        data = tuple(a if hasattr(a, "shape") else np.asarray(a) for a in data)
+        shapes = [np.shape(a) for a in data]
+        sizes = {shape[:1] for shape in shapes}
+        if len(sizes) != 1 or () in sizes:
+            raise ValueError(
+                "The arrays of data must have the same number of rows, their first axis, "
+                f"but have the shapes {shapes}."
+            )
+        ((self.num_rows,),) = sizes
+        if batch_size is None or not 1 <= batch_size <= self.num_rows:
+            raise ValueError(
+                f"batch_size must be between 1 and the {self.num_rows} rows of the data, "
+                f"got {batch_size}. For all rows in each step: batch_size={self.num_rows}."
+            )
+        if shuffle < 0:
+            raise ValueError(
+                "shuffle must be True, False, or the number of rows of a block, got "
+                f"{shuffle}."
+            )
+        self.batch_size = batch_size
+        #: Arrays on a device stay there: only row numbers travel.
+        self.on_device = ()
+        if all(isinstance(a, jax.Array) for a in data):
+            self.on_device = data
+        self._files = [file for a in data if (file := _file_of(a)) is not None]
+        self._arrays = [a if self.on_device else np.asarray(a) for a in data]
+        self.block_rows = int(shuffle)
+        if shuffle is True and self._files:
+            row_bytes = max(a.nbytes // self.num_rows for a in self._arrays)
+            rows = min(_BLOCK_ROWS, _BLOCK_BYTES // max(row_bytes, 1))
+            # A small file is read whole in any order.
+            self.block_rows = max(1, min(rows, self.num_rows // _WINDOW**2))
+        self._seed = seed
+        self._order = Order(self.num_rows, self.block_rows, (*seed, 0))
+
+    def sample(self, num_rows: int) -> tuple:
+        """Some rows at random, in the order of the data."""
+        num_rows = min(num_rows, self.num_rows)
+        rows = permuted(np.arange(num_rows), self.num_rows, (*self._seed, 1))
+        return self._take(np.sort(rows))
+
+    def block(self, start: int, stop: int, size: int):
+        """
+        The batches of some steps, ``size`` of them with those that are left empty.
+
+        :return: arrays of shape ``(size, batch_size, ...)``; the numbers of the rows where
+            the arrays are on a device.
+        """
+        rows = self.rows(start, stop)
+        shape = (size, self.batch_size)
+        if self.on_device:
+            return _filled(rows, shape)
+        return jax.device_put(tuple(_filled(a, shape) for a in self._take(rows)))
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """The rows of the batches of some steps, one after the other."""
+        return self._order(start * self.batch_size, stop * self.batch_size)
+
+    def batch(self, step: int) -> tuple:
+        """The batch of one step."""
+        return self._take(self.rows(step, step + 1))
+
+    def _take(self, rows):
+        if not self._files:
+            return tuple(a[rows] for a in self._arrays)
+        # A file is read from front to back, a few pages at a time.
+        found = [np.empty((len(rows), *a.shape[1:]), a.dtype) for a in self._arrays]
+        order = np.argsort(rows)
+        for some in np.array_split(order, -(-len(rows) // _READ_ROWS)):
+            for taken, array in zip(found, self._arrays, strict=True):
+                taken[some] = array[rows[some]]
+            for file in self._files:
+                _release(file)
+        return tuple(found)
+
+    def identity(self) -> dict:
+        """What tells these batches from others."""
+        some = self.sample(_SAMPLE)
+        return {
+            "shapes of data": [list(a.shape) for a in self._arrays],
+            "dtypes of data": [str(a.dtype) for a in self._arrays],
+            "some rows of data": [zlib.crc32(np.asarray(a).tobytes()) for a in some],
+            "batch_size": self.batch_size,
+            "rows of a shuffled block": self.block_rows,
+        }
+
+
+class Batches:
+    """
+    Batches of an iterable, which keeps their order.
+
+    :param data: yields tuples of arrays; begun again at its end, unless it is an iterator.
+    """
+
+    on_device, num_rows = (), None
+
+    def __init__(self, data):
+        self._data, self._iterator = data, iter(data)
+        self._once = self._iterator is data
+        self._shapes, self._count = None, 0
+        first = self._next()
+        self.batch_size = self._shapes[0][0]
+        self._put_back([first])
+
+    def _next(self):
+        batch = next(self._iterator, None)
+        if batch is None and not self._once and self._count:
+            self._iterator = iter(self._data)
+            batch = next(self._iterator, None)
+        if batch is None:
+            raise ValueError(
+                f"The iterator of data ended after {self._count} batches. Give one that "
+                "has num_steps batches, or an iterable that can be begun again (a list, "
+                "a loader; not a generator)."
+            )
+        batch = (batch,) if hasattr(batch, "shape") else tuple(batch)
+        shapes = [np.shape(a) for a in batch]
+        if () in shapes or len({shape[0] for shape in shapes}) != 1:
+            raise ValueError(
+                "Each batch of data must be a tuple of arrays with the same number of "
+                f"rows, got shapes {shapes}."
+            )
+        if shapes != (self._shapes or shapes):
+            raise ValueError(
+                f"Batch {self._count + 1} of data has arrays of shapes {shapes}, but those "
+                f"of the first have {self._shapes}. Have the loader drop a last, smaller "
+                "batch."
+            )
+        self._shapes = shapes
+        self._count += 1
+        return batch
+
+    def _put_back(self, batches):
+        self._iterator = itertools.chain(batches, self._iterator)
+        self._count -= len(batches)
+
+    def sample(self, num_rows: int) -> tuple:
+        """The first batches, with so many rows or a few more; they are not lost."""
+        batches = [self._next()]
+        try:
+            while len(batches) * self.batch_size < num_rows:
+                batches.append(self._next())
+        except ValueError:  # as far as they go; training will say what is wrong
+            pass
+        self._put_back(batches)
+        return tuple(np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+
+    def skip(self, num_batches: int):
+        """Leave out batches that have been trained on."""
+        for _ in range(num_batches):
+            self._next()
+
+    def block(self, start: int, stop: int, size: int):
+        """The next batches, as :meth:`Rows.block` has them."""
+        batches = [self._next() for _ in range(start, stop)]
+        return jax.device_put(
+            tuple(
+                _filled(np.concatenate(arrays), (size, self.batch_size))
+                for arrays in zip(*batches, strict=True)
+            )
+        )
+
+    def identity(self) -> dict:
+        """What tells these batches from others."""
+        return {"shapes of a batch": [list(shape) for shape in self._shapes]}
+
+
+def make_source(data, batch_size, shuffle, seed) -> Rows | Batches:
+    """Batches of what the user gave."""
+    if hasattr(data, "shape"):
+        data = (data,)
+    if isinstance(data, tuple):
+        return Rows(data, batch_size, shuffle, seed)
+    if not hasattr(data, "__iter__"):
+        raise TypeError(
+            "data must be a tuple of arrays, such as (X, y), or an iterable of batches, "
+            f"got {type(data).__name__}."
+        )
+    if batch_size is not None:
+        raise ValueError(
+            "batch_size is for a tuple of arrays, but data is an iterable "
+            f"({type(data).__name__}), whose batches are taken as they come. Leave "
+            "batch_size out, or pass the arrays as a tuple: (X, y)."
+        )
+    return Batches(data)
+
+
+def whole_batches(data, size: int) -> Iterator[tuple[tuple, np.ndarray]]:
+    """
+    Batches of all rows in order, each of ``size`` rows, and which of them count: the last
+    batch is filled up by its last row.
+    """
+    num_rows = len(data[0])
+    for start in range(0, num_rows, size):
+        index = np.arange(start, start + size)
+        rows = np.minimum(index, num_rows - 1)
+        yield jax.device_put(tuple(a[rows] for a in data)), index < num_rows
+
+
+def _filled(rows, shape):
+    """Rows as ``(steps, batch_size, ...)``, with zeros at the end."""
+    out = np.zeros((shape[0] * shape[1], *rows.shape[1:]), rows.dtype)
+    out[: len(rows)] = rows
+    return out.reshape(*shape, *rows.shape[1:])
+
+
+def _file_of(array):
+    """The memory map that an array looks into, or None."""
+    while array is not None and not isinstance(array, np.memmap):
+        array = getattr(array, "base", None)
+    return array
+
+
+def _release(file):
+    """
+    Gives pages of a file back, which the system keeps as its cache: resident memory would
+    otherwise grow to the size of the file. Only where nothing can be lost.
+    """
+    if file.mode == "r" and hasattr(mmap, "MADV_DONTNEED"):
+        getattr(file, "_mmap", None).madvise(mmap.MADV_DONTNEED)

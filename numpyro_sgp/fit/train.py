@@ -1,0 +1,506 @@
+"""Training on minibatches from data that need not fit into memory."""
+
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro import handlers
+from numpyro.distributions import Unit
+from numpyro.infer.svi import SVIState
+from numpyro.primitives import Messenger
+from numpyro.util import not_jax_tracer
+from tqdm import tqdm
+
+from numpyro_sgp._programs import join_static, program, split_static
+from numpyro_sgp.fit.checkpoint import Checkpoints, is_key
+from numpyro_sgp.fit.lbfgs import FitInterrupted
+from numpyro_sgp.fit.rows import Rows, make_source, whole_batches
+from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.predict import batch_log_density
+
+_AHEAD = 2  # blocks of batches that are read while the device works
+_SMOOTH = 0.1  # weight of the latest block in the ELBO shown
+
+
+class FitResult(NamedTuple):
+    """
+    What :func:`~numpyro_sgp.fit` returns.
+
+    >>> from numpyro_sgp import FitResult
+    >>> FitResult._fields
+    ('params', 'state', 'losses', 'nlpd', 'nlpd_steps')
+    """
+
+    params: dict
+    """Parameters as ``svi.run`` returns them: with ``validation`` those of the smallest
+    NLPD, and of the last step without."""
+    state: SVIState
+    """State after the last step, from which ``svi.update``, ``svi.run`` and
+    ``fit(..., init_state=...)`` go on."""
+    losses: Array
+    """Loss of each step, shape ``(num_steps,)`` or shorter."""
+    nlpd: np.ndarray
+    """Held-out negative log predictive densities, means over the rows."""
+    nlpd_steps: np.ndarray
+    """After how many steps each of these was taken."""
+
+
+def fit(
+    svi,
+    rng_key,
+    data,
+    num_steps: int,
+    *args,
+    batch_size: int | None = None,
+    shuffle: bool | int = True,
+    validation: tuple | None = None,
+    every: int = 1000,
+    patience: int | None = None,
+    checkpoint=None,
+    save_every: float = 60.0,
+    init_params: dict | None = None,
+    init_state: SVIState | None = None,
+    init_rows: int = 10_000,
+    chunk: int = 50,
+    progress_bar: bool = True,
+    **kwargs,
+) -> FitResult:
+    """
+    Trains an :class:`~numpyro.infer.SVI` on minibatches of arrays, of files larger than
+    memory, or of an iterator.
+
+    The model is called on a batch, ``model(X_batch, y_batch, *args, **kwargs)``, and has
+    to scale it to all rows by its plate,
+    ``numpyro.plate("data", num_rows, subsample_size=X.shape[0])``; it is checked that it
+    does. Each step is that of ``svi.update``, so every loss, guide and optimiser will do,
+    :func:`~numpyro_sgp.natural_gradients` too. Learning-rate schedules are those of optax
+    (``optax.adam(optax.cosine_decay_schedule(0.01, num_steps))``).
+
+    Steps run in chunks inside one compiled loop, while a thread reads the next two blocks
+    of batches: those, and not the data, are what memory holds. The program is kept with
+    ``svi``: calls with the same ``svi`` and shapes compile nothing, whatever the seed, the
+    number of steps or the values (``init_params`` has other starting values for a guide
+    that is set up).
+
+    **Order.** Epochs follow one another without a gap, so a batch may have rows of two;
+    each row is visited once in each. The order is a pseudo-random permutation, computed for
+    each step by itself from ``rng_key``, without a table.
+
+    **Checkpoints** are plain files, not orbax's: the state is one small tree on one host,
+    and a renamed ``.npz`` file is all that it takes to write it at once or not at all, with
+    a checksum for each array and no further dependency. A call with the same arguments
+    goes on from the newest file that can be read, and its result is bit for bit that of a
+    training that was never stopped, by the same programs on the same machine (GPUs need
+    ``XLA_FLAGS=--xla_gpu_deterministic_ops=true``). A larger ``num_steps`` prolongs a
+    training. Two trainings must not share a folder.
+
+    :param svi: the inference problem.
+    :param rng_key: random key, of starting values, random numbers and order.
+    :param data: a tuple of arrays with a common first axis, such as ``(X, y)``: NumPy
+        arrays, memory maps (``np.load(path, mmap_mode="r")``) or JAX arrays, which stay on
+        their device. Or an iterable of batches, each a tuple of arrays of the same shapes
+        (a grain ``DataLoader``, say), which is begun again at its end unless it is an
+        iterator. Its owner sees to the order; to resume, as many batches as were trained
+        on are left out.
+    :param num_steps: number of steps, those before a resumption too.
+    :param args: further arguments of the model, such as the number of rows.
+    :param batch_size: rows of a batch; None for an iterable.
+    :param shuffle: whether to shuffle. A number: blocks of so many neighbouring rows
+        are shuffled, and rows within windows of 256 blocks. True: that with blocks of
+        about 16 kB for large memory maps, which read random rows slowly, and single
+        rows for all else.
+    :param validation: held-out data like ``data``, for an
+        :class:`~numpyro_sgp.AutoSparseGP`: the mean of the negative log predictive density
+        (NLPD) over its rows, by :func:`~numpyro_sgp.log_predictive_density`, is taken
+        ``every`` so many steps and at the end, and the result's parameters are the best.
+    :param every: steps from one validation to the next.
+    :param patience: training stops after so many validations without a new best.
+    :param checkpoint: folder of checkpoints.
+    :param save_every: seconds from one checkpoint to the next, at ends of chunks.
+    :param init_params: starting values, as in ``svi.run``.
+    :param init_state: state to start from, of ``svi.init`` or another result.
+    :param init_rows: a guide that is not set up gets so many rows at random to choose its
+        inducing points from (of an iterable the first ones).
+    :param chunk: steps in one go, between two looks at the bar, the clock, the checkpoints
+        and Ctrl-C. Three blocks of ``chunk * batch_size`` rows are in memory.
+    :param progress_bar: whether to show the ELBO (smoothed), steps per second and the time
+        left.
+    :raises ValueError: if arrays or options do not fit each other, the model does not scale
+        its batch, or the checkpoints are of another training.
+    :raises FitInterrupted: if a loss or a parameter is not finite, data cannot be
+        read, or the user interrupts. Its ``result`` is a :class:`FitResult` with the
+        last good state, which is saved as well.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpy as np, numpyro, optax
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None, num_rows=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     size = num_rows or X.shape[0]
+        ...     with numpyro.plate("data", size, subsample_size=X.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+        >>> X = np.linspace(0.0, 6.0, 400, dtype=np.float32)[:, None]
+        >>> y = np.sin(X[:, 0])
+        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(8))
+        >>> rate = optax.cosine_decay_schedule(0.05, 200)
+        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(rate), sgp.TraceGP_ELBO())
+        >>> result = sgp.fit(
+        ...     svi, jax.random.key(0), (X[::2], y[::2]), 200, num_rows=200, batch_size=50,
+        ...     validation=(X[1::2], y[1::2]), every=50, progress_bar=False,
+        ... )
+        >>> result.losses.shape, result.nlpd.shape, bool(result.nlpd[-1] < 0.0)
+        ((200,), (4,), True)
+    """
+    _check_options(svi, num_steps, validation, every, patience, chunk)
+    if init_params is not None and init_state is not None:
+        raise ValueError("Give init_params or init_state, not both.")
+    key_data = np.asarray(jax.random.key_data(rng_key)).ravel()
+    source = make_source(data, batch_size, shuffle, tuple(key_data.tolist()))
+    state = _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwargs)
+    arrays, static = split_static((args, kwargs))
+    training = _Training(svi, source, arrays, static, state, validation)
+
+    checkpoints = None
+    if checkpoint is not None:
+        checkpoints = Checkpoints(
+            checkpoint,
+            {
+                "parameters and state": _shapes(training.record()),
+                "rng_key": key_data.tolist(),
+                **source.identity(),
+            },
+        )
+        if (record := checkpoints.load(training.record())) is not None:
+            training.set(**record)
+    begin = training.step
+    if validation and begin and begin % every == 0 and begin not in training.nlpd_steps:
+        training.validate()  # it was interrupted
+    if begin >= num_steps or training.out_of_patience(patience):
+        return training.result()
+    saved = begin
+
+    def save():
+        nonlocal saved
+        if checkpoints is not None and training.step > saved:
+            checkpoints.save(training.step, training.record())
+            saved = training.step
+
+    pool = ThreadPoolExecutor(1)
+    last = time.monotonic()
+    try:
+        if begin and not isinstance(source, Rows):
+            source.skip(begin)
+        with tqdm(total=num_steps, initial=begin, disable=not progress_bar) as bar:
+            steps = _steps(begin, num_steps, chunk, every if validation else num_steps)
+            for start, stop, block in _read_ahead(pool, source, steps, chunk):
+                training.run(start, stop, block)
+                if validation and (stop % every == 0 or stop == num_steps):
+                    training.validate()
+                bar.update(stop - start)
+                bar.set_postfix_str(training.summary(), refresh=False)
+                if training.out_of_patience(patience):
+                    break
+                if time.monotonic() - last >= save_every:
+                    save()
+                    last = time.monotonic()
+        save()
+    except (Exception, KeyboardInterrupt) as error:
+        if training.step == begin and not isinstance(error, FloatingPointError):
+            raise
+        with suppress(OSError):  # the result is more than its file
+            save()
+        raise FitInterrupted(
+            f"Training stopped after {training.step} of {num_steps} steps by "
+            f"{type(error).__name__}: {error}\nThe last good state is in the attribute "
+            "'result' of this error (and in the newest checkpoint); go on from it with "
+            "init_state=error.result.state.",
+            training.result(),
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return training.result()
+
+
+class _Training:
+    """State, losses and validations of a training, and how to go on."""
+
+    def __init__(self, svi, source, arrays, static, state, validation):
+        self.svi, self.source, self.validation = svi, source, validation
+        self.arrays, self.static = arrays, static
+        leaves, structure = jax.tree.flatten(state)
+        # Without weak types, which a checkpoint has not: they would be another program.
+        strong = [x if is_key(x) else jax.device_put(np.asarray(x)) for x in leaves]
+        self.state = jax.tree.unflatten(structure, strong)
+        self.losses = np.zeros(0, jnp.result_type(float))
+        self.nlpd, self.nlpd_steps = np.zeros(0), np.zeros(0, int)
+        self.best, self._smooth = svi.get_params(state), None
+
+    @property
+    def step(self):
+        return len(self.losses)
+
+    def run(self, start, stop, block):
+        """Steps with the batches of a block, until one is not finite."""
+        train = program(self.svi, _train)
+        out = train(
+            self.state,
+            stop - start,
+            block,
+            self.source.on_device,
+            self.arrays,
+            static=self.static,
+        )
+        state, done, losses, loss, finite = out
+        done = int(done)
+        losses = np.asarray(losses)[:done]
+        self.set(state=state, losses=np.concatenate([self.losses, losses]))
+        if done < stop - start:
+            raise FloatingPointError(self._explain(start + done, float(loss), finite))
+        mean = losses.mean()
+        old = mean if self._smooth is None else self._smooth
+        self._smooth = old + _SMOOTH * (mean - old)
+
+    def _explain(self, step, loss, finite):
+        bad = [name for name, is_finite in finite.items() if not is_finite]
+        told = f"step {step + 1} had the loss {loss:g}"
+        if bad:
+            told += f" and would have made {bad} not finite"
+        told += "."
+        if isinstance(self.source, Rows):
+            rows = self.source.rows(step, step + 1)
+            for i, array in enumerate(self.source.batch(step)):
+                wrong = ~np.isfinite(np.asarray(array).reshape(len(rows), -1)).all(axis=1)
+                if wrong.any():
+                    told += (
+                        f" Array {i} of data is not finite in {wrong.sum()} rows of this "
+                        f"batch (first: {np.sort(rows[wrong])[:5].tolist()}): drop or "
+                        "impute such rows."
+                    )
+                    return told
+        return (
+            f"{told} Lower the learning rate, clip gradients "
+            "(optax.clip_by_global_norm), or, in float32, try numpyro.enable_x64() or "
+            "more jitter."
+        )
+
+    def validate(self):
+        """The held-out NLPD now; keeps the best parameters."""
+        params = self.svi.get_params(self.state)
+        density = program(self.svi, _held_out)
+        total, num_rows = 0.0, len(self.validation[0])
+        for batch, counts in whole_batches(self.validation, self.source.batch_size):
+            total += density(params, batch, counts, self.arrays, static=self.static)
+        nlpd = -float(total) / num_rows
+        is_best = nlpd < np.min(self.nlpd, initial=np.inf, where=np.isfinite(self.nlpd))
+        self.set(
+            best=params if is_best else self.best,
+            nlpd=np.append(self.nlpd, nlpd),
+            nlpd_steps=np.append(self.nlpd_steps, self.step),
+        )
+
+    def out_of_patience(self, patience):
+        if patience is None or not len(self.nlpd):
+            return False
+        known = np.where(np.isfinite(self.nlpd), self.nlpd, np.inf)
+        return len(known) - 1 - np.argmin(known) >= patience
+
+    def summary(self):
+        told = f"ELBO: {-self._smooth:.5g}"
+        return told + (f", NLPD: {self.nlpd[-1]:.4f}" if len(self.nlpd) else "")
+
+    def record(self):
+        """What a checkpoint holds."""
+        return {
+            "state": self.state,
+            "losses": self.losses,
+            "best": self.best,
+            "nlpd": self.nlpd,
+            "nlpd_steps": self.nlpd_steps,
+        }
+
+    def set(self, **record):
+        """Parts of the record, all at once: an interrupt finds all of them or none."""
+        self.__dict__.update(record)
+
+    def result(self):
+        params = self.svi.get_params(self.state)
+        if np.isfinite(self.nlpd).any():
+            params = self.best
+        losses = jax.device_put(self.losses)
+        return FitResult(params, self.state, losses, self.nlpd, self.nlpd_steps)
+
+
+def _train(svi, state, length, block, data, arrays, *, static):
+    """
+    ``length`` steps of SVI, fewer if a loss or a parameter is not finite after one.
+
+    :param block: batches, or row numbers of ``data``, shape ``(chunk, batch_size, ...)``.
+    :return: the last good state, how many steps led to it, their losses, and of the step
+        after it the loss and which parameters are finite.
+    """
+    args, kwargs = join_static(arrays, static)
+    chunk, batch_size = jax.tree.leaves(block)[0].shape[:2]
+    dtype = jnp.result_type(float)
+
+    def go_on(carry):
+        done, good, *_ = carry
+        return good & (done < length)
+
+    def step(carry):
+        done, _, state, losses, _, _ = carry
+        batch = jax.tree.map(lambda a: a[done], block)
+        if data:
+            batch = tuple(a[batch] for a in data)
+        with _GivenRows(batch_size):
+            new, loss = svi.update(state, *batch, *args, **kwargs)
+        finite = _finite(svi.optim.get_params(new.optim_state))
+        good = jnp.isfinite(loss) & jnp.all(jnp.array(list(finite.values())))
+        state = jax.tree.map(partial(jnp.where, good), new, state)
+        losses = losses.at[done].set(loss.astype(dtype))
+        return done + good, good, state, losses, loss.astype(dtype), finite
+
+    finite = _finite(svi.optim.get_params(state.optim_state))
+    finite = jax.tree.map(jnp.ones_like, finite)
+    start = 0, True, state, jnp.zeros(chunk, dtype), jnp.zeros((), dtype), finite
+    done, _, state, losses, loss, finite = jax.lax.while_loop(go_on, step, start)
+    return state, done, losses, loss, finite
+
+
+def _finite(params):
+    """Whether each parameter is finite, by name."""
+    return {
+        name: jnp.all(jnp.array([jnp.isfinite(a).all() for a in jax.tree.leaves(value)]))
+        for name, value in params.items()
+    }
+
+
+def _held_out(svi, params, batch, counts, arrays, *, static):
+    """Sum of the log predictive density over the rows that count."""
+    args, kwargs = join_static(arrays, static)
+    kwargs = {**kwargs, **svi.static_kwargs}
+    density = batch_log_density(svi.guide, params, (*batch, *args), kwargs)
+    return sum(jnp.sum(jnp.where(counts, rows, 0.0)) for rows in density.values())
+
+
+class _GivenRows(Messenger):
+    """
+    Numbers the rows of a batch that is given from outside. A plate would draw them from all
+    N, which are an array of that length where nothing is compiled.
+    """
+
+    def __init__(self, num_rows):
+        self.num_rows = num_rows
+        super().__init__()
+
+    def process_message(self, msg):
+        if msg["type"] == "plate" and msg["value"] is None:
+            size, subsample_size = msg["args"]
+            if subsample_size == self.num_rows != size:
+                msg["value"] = jnp.arange(self.num_rows)
+
+
+def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwargs):
+    """The state to start from, of a guide that is set up and a model that scales."""
+    guide = svi.guide
+    if isinstance(guide, AutoSparseGP) and guide.prototype_trace is None:
+        rows = source.sample(max(init_rows, source.batch_size))
+        guide.setup(*rows, *args, **kwargs, **svi.static_kwargs)
+    batch = tuple(a[: source.batch_size] for a in source.sample(source.batch_size))
+    _check_scale(svi, source, batch, args, kwargs)
+    if init_state is not None and svi.constrain_fn is not None:
+        return init_state
+    with _GivenRows(source.batch_size):
+        state = svi.init(rng_key, *batch, *args, init_params=init_params, **kwargs)
+    return state if init_state is None else init_state
+
+
+def _check_scale(svi, source, batch, args, kwargs):
+    """Refuses a model that takes a batch for all of the data."""
+    if source.num_rows is None:
+        return
+    found, wanted = {}, source.num_rows / source.batch_size
+
+    def run(batch):
+        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
+            with _GivenRows(source.batch_size):
+                svi.model(*batch, *args, **kwargs, **svi.static_kwargs)
+        for name, site in trace.items():
+            if site["type"] == "sample" and site["is_observed"]:
+                found[name] = 1.0 if site["scale"] is None else site["scale"]
+                if isinstance(site["fn"], Unit):  # a factor may be scaled by hand
+                    found[name] = wanted
+
+    jax.eval_shape(run, batch)
+    known = {name: float(s) for name, s in found.items() if not_jax_tracer(s)}
+    if len(known) == len(found) and not np.isclose([*known.values()], wanted).any():
+        raise ValueError(
+            f"A batch has {source.batch_size} of {source.num_rows} rows, so the model has "
+            f"to multiply their likelihood by {wanted:g}, but its observed sites are "
+            f"scaled by {known}. Write the likelihood inside numpyro.plate('data', "
+            "num_rows, subsample_size=X.shape[0]), and give fit the model's argument "
+            f"num_rows={source.num_rows}."
+        )
+
+
+def _check_options(svi, num_steps, validation, every, patience, chunk):
+    counts = {"num_steps": num_steps, "every": every, "chunk": chunk, "patience": patience}
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be positive, got {value}.")
+    if validation is None:
+        if patience is not None:
+            raise ValueError("patience needs held-out data: validation=(X_val, y_val).")
+        return
+    if not isinstance(svi.guide, AutoSparseGP):
+        raise TypeError(
+            "validation needs an AutoSparseGP as the guide, whose predictive density is "
+            f"known, not {type(svi.guide).__name__}. Leave validation out."
+        )
+    if not isinstance(validation, tuple) or len({len(a) for a in validation}) != 1:
+        raise ValueError(
+            "validation must be a tuple of arrays with the same number of rows, such as "
+            "(X_val, y_val)."
+        )
+
+
+def _shapes(tree):
+    """Shapes and dtypes of a tree of arrays, but for those that grow."""
+    leaves = jax.tree_util.tree_leaves_with_path((tree["state"], tree["best"]))
+    return [
+        [jax.tree_util.keystr(path), list(jnp.shape(leaf)), str(leaf.dtype)]
+        for path, leaf in leaves
+    ]
+
+
+def _steps(begin, end, chunk, every):
+    """Where chunks start and stop; they do not cross multiples of ``every``."""
+    while begin < end:
+        stop = min(begin + chunk, begin - begin % every + every, end)
+        yield begin, stop
+        begin = stop
+
+
+def _read_ahead(pool, source, steps, chunk):
+    """Blocks of batches, which a thread reads before they are needed."""
+    waiting = deque()
+    for start, stop in steps:
+        waiting.append((start, stop, pool.submit(source.block, start, stop, chunk)))
+        if len(waiting) > _AHEAD:
+            yield _ready(*waiting.popleft())
+    while waiting:
+        yield _ready(*waiting.popleft())
+
+
+def _ready(start, stop, block):
+    return start, stop, block.result()

@@ -1,0 +1,468 @@
+"""Minibatches: each row once, the steps of svi.update, kills, NaN, early stops, files."""
+
+import importlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpy.testing import assert_allclose, assert_array_equal
+from numpyro.infer import SVI, Trace_ELBO
+
+import numpyro_sgp as sgp
+from numpyro_sgp.fit.rows import Order, Rows, permuted
+from tests.helpers import regression_data
+
+KEY = random.key(3)
+NUM_ROWS = 60
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def line(X, y, num_rows=None, size=None):
+    """Linear regression, which compiles at once."""
+    w = numpyro.param("w", jnp.zeros(2))
+    with numpyro.plate("data", num_rows or X.shape[0], subsample_size=X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+
+def no_latents(*args, **kwargs):
+    """The guide of a model with parameters only."""
+
+
+def process(X, y=None, num_rows=None):
+    """GP regression on a batch."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.3))
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X))
+    with numpyro.plate("data", num_rows or X.shape[0], subsample_size=X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+def fit(svi, data, num_steps, **options):
+    options = {"num_rows": NUM_ROWS, "progress_bar": False, "chunk": 4, **options}
+    key = options.pop("key", KEY)
+    if isinstance(data, tuple):
+        options.setdefault("batch_size", 7)
+    return sgp.fit(svi, key, data, num_steps, **options)
+
+
+def assert_same(a, b):
+    """Bit for bit."""
+    for x, y in zip(jax.tree.leaves(tuple(a)), jax.tree.leaves(tuple(b)), strict=True):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = random.key_data(x), random.key_data(y)
+        assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return tuple(np.asarray(a) for a in regression_data(NUM_ROWS, dim=2))
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return SVI(line, no_latents, optax.adam(0.05), Trace_ELBO())
+
+
+@pytest.fixture(scope="module")
+def svi():
+    guide = sgp.AutoSparseGP(process, sgp.SVGP(5))
+    return SVI(process, guide, optax.adam(0.02), sgp.TraceGP_ELBO())
+
+
+@pytest.fixture
+def count_compiled():
+    """A function that gives the number of programs compiled since it was last called."""
+    found = []
+
+    def listen(name, seconds, **_):
+        if name == "/jax/core/compile/backend_compile_duration":
+            found.append(seconds)
+
+    def count():
+        number = len(found)
+        found.clear()
+        return number
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield count
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+# ---- order ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 97, 1000])
+def test_a_permutation_of_each_size(size):
+    whole = permuted(np.arange(size), size, (1, 2))
+    assert_array_equal(np.sort(whole), np.arange(size))
+    assert_array_equal(permuted(np.arange(size)[::-1], size, (1, 2)), whole[::-1])
+
+
+def test_permutations_are_uniform():
+    """Of four numbers, and of pairs of the first two of fifty."""
+    draws = [permuted(np.arange(4), 4, (seed,)) for seed in range(2400)]
+    _, counts = np.unique(draws, axis=0, return_counts=True)
+    # Chi squared with 23 degrees of freedom: mean 23, sd 6.8.
+    assert len(counts) == 24 and np.sum((counts - 100) ** 2 / 100) < 57
+    whole = permuted(np.arange(10_000), 10_000, (0,))
+    assert abs(np.corrcoef(whole[1:], whole[:-1])[0, 1]) < 0.05  # sd 0.01
+
+
+@pytest.mark.parametrize("num_rows", [5, 100, 4096, 5000])
+@pytest.mark.parametrize("block", [0, 1, 3, 16])
+def test_every_row_once_in_each_epoch(num_rows, block):
+    order = Order(num_rows, block, (7,))
+    whole = order(0, 3 * num_rows)
+    # Any part of it is computed by itself.
+    for start in (0, 1, num_rows - 2, num_rows + 3):
+        assert_array_equal(order(start, start + 5), whole[start : start + 5])
+    for epoch in np.split(whole, 3):
+        assert_array_equal(np.sort(epoch), np.arange(num_rows))
+    if block and num_rows > 5:
+        assert (whole[:num_rows] != whole[num_rows : 2 * num_rows]).any()
+        assert (whole != Order(num_rows, block, (8,))(0, 3 * num_rows)).any()
+
+
+def test_blocks_stay_near_in_the_file_and_mix():
+    """A batch has rows of many blocks, and a window few pages."""
+    num_rows, block = 100_000, 10
+    order = Order(num_rows, block, (0,))
+    rows = order(0, 256 * block)
+    assert len(np.unique(rows // block)) <= 2 * 256 + 1
+    assert len(np.unique(order(0, 256) // block)) > 100
+    # Blocks come from everywhere: the mean is N / 2 within five standard errors.
+    assert abs(rows.mean() / num_rows - 0.5) < 5 * 12**-0.5 / 256**0.5
+
+
+# ---- steps ----------------------------------------------------------------------------
+
+
+def test_steps_are_those_of_svi_update(svi, data):
+    result = fit(svi, data, 21)
+    source = Rows(data, 7, True, tuple(random.key_data(KEY).tolist()))
+    state = svi.init(KEY, *source.sample(7), num_rows=NUM_ROWS)
+    update = jax.jit(lambda state, X, y: svi.update(state, X, y, num_rows=NUM_ROWS))
+    losses = []
+    for step in range(21):
+        state, loss = update(state, *source.batch(step))
+        losses.append(loss)
+    assert_allclose(result.losses, losses, rtol=1e-12)
+    for name, value in svi.get_params(state).items():
+        assert_allclose(result.params[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_arrays_files_and_devices_train_alike(plain, data, tmp_path):
+    known = fit(plain, data, 20)
+    for name, array in zip("Xy", data, strict=True):
+        np.save(tmp_path / f"{name}.npy", array)
+    files = tuple(np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "Xy")
+    assert_same(fit(plain, files, 20), known)
+    assert_allclose(fit(plain, tuple(map(jnp.asarray, data)), 20).losses, known.losses)
+    source = Rows(files, 7, 3, (0,))
+    for found, array in zip(source.batch(5), data, strict=True):
+        assert_array_equal(found, array[source.rows(5, 6)])
+
+
+def test_chunks_change_nothing_but_the_shape_of_a_block(plain, data):
+    assert_allclose(fit(plain, data, 23).losses, fit(plain, data, 23, chunk=10).losses)
+
+
+def test_iterators_keep_their_order(plain, data):
+    X, y = data
+    batches = [(X[i : i + 10], y[i : i + 10]) for i in range(0, 60, 10)]
+    known = fit(plain, data, 15, shuffle=False, batch_size=10)
+    assert_allclose(fit(plain, batches, 15).losses, known.losses)
+    endless = (batches[i % 6] for i in range(15))
+    assert_allclose(fit(plain, endless, 15).losses, known.losses)
+    with pytest.raises(sgp.FitInterrupted, match="ended after 6 batches") as caught:
+        fit(plain, iter(batches), 15)
+    assert len(caught.value.result.losses) == 4  # the chunk before
+    with pytest.raises(sgp.FitInterrupted, match="smaller batch"):
+        fit(plain, [*batches, (X[:5], y[:5])], 15)
+
+
+def test_state_that_is_not_a_parameter_is_carried(data):
+    def counting(X, y, num_rows=None):
+        count = numpyro.primitives.mutable("count", {"steps": jnp.zeros((), int)})
+        count["steps"] = count["steps"] + 1
+        line(X, y, num_rows)
+
+    svi = SVI(counting, no_latents, optax.sgd(0.001), Trace_ELBO())
+    before = svi.init(KEY, *data).mutable_state["count"]["steps"]
+    assert fit(svi, data, 11).state.mutable_state["count"]["steps"] == before + 11
+
+
+def test_natural_gradients_in_minibatches(data):
+    guide = sgp.AutoSparseGP(process, sgp.SVGP(5))
+    optimiser = sgp.natural_gradients(guide, 0.3, optax.adam(0.01))
+    svi = SVI(process, guide, optimiser, sgp.TraceGP_ELBO())
+    losses = fit(svi, data, 40, batch_size=30).losses
+    assert losses[-5:].mean() < 0.7 * losses[0]
+
+
+def test_schedules_count_steps(data):
+    """A rate of zero after five steps."""
+    rate = optax.piecewise_constant_schedule(0.05, {5: 0.0})
+    svi = SVI(line, no_latents, optax.adam(rate), Trace_ELBO())
+    five, ten = fit(svi, data, 5), fit(svi, data, 10)
+    assert_allclose(ten.params["w"], five.params["w"])
+    assert np.abs(five.params["w"]).min() > 0.01
+
+
+def test_second_calls_compile_nothing(svi, data, count_compiled):
+    held_out = {"validation": data, "every": 10}
+    first = fit(svi, data, 20, **held_out)
+    count_compiled()
+    second = fit(svi, data, 20, **held_out)
+    assert count_compiled() == 0
+    assert_same(first, second)
+    other = tuple(a[::-1] for a in data)
+    fit(svi, other, 33, key=random.key(8), **held_out)
+    assert count_compiled() == 0
+
+
+def test_second_predictions_compile_nothing(svi, data, count_compiled):
+    X, y = (jnp.asarray(a) for a in data)
+    params = fit(svi, data, 4).params
+    counts = []
+    for shift in (0.0, 0.1):
+        count_compiled()
+        moved = jax.tree.map(lambda a, shift=shift: a + shift, params)
+        svi.guide.posterior(moved, X)["f"].variance.block_until_ready()
+        sgp.log_predictive_density(svi.guide, moved, X, y)
+        draw = random.key(int(10 * shift))
+        svi.guide.sample_posterior(draw, moved, X[:6], sample_shape=(3,))
+        counts.append(count_compiled())
+    assert counts[0] > 0 and counts[1] == 0
+
+
+# ---- held-out data --------------------------------------------------------------------
+
+
+def test_the_best_parameters_are_returned(svi, data):
+    """Held-out data that training moves away from."""
+    held_out = (data[0][:9], -data[1][:9])
+    options = {"validation": held_out, "every": 6, "batch_size": 7}
+    whole = fit(svi, data, 60, **options)
+    assert_array_equal(whole.nlpd_steps, np.arange(6, 61, 6))
+    density = sgp.log_predictive_density(svi.guide, whole.params, *held_out)["y"]
+    assert_allclose(whole.nlpd.min(), -density.mean(), rtol=1e-10)
+    short = fit(svi, data, 60, patience=3, **options)
+    best = np.argmin(short.nlpd)
+    assert len(short.nlpd) == best + 4 and len(short.losses) == 6 * (best + 4) < 60
+    at_best = fit(svi, data, 6 * (best + 1))
+    assert_same([short.params], [at_best.params])
+    assert_same([svi.get_params(short.state)], [fit(svi, data, 6 * (best + 4)).params])
+
+
+# ---- checkpoints ----------------------------------------------------------------------
+
+
+def steps_of(path):
+    return int(path.stem.removeprefix("step-"))
+
+
+class Killed(BaseException):
+    """Like SIGKILL, but for the process."""
+
+
+def kill_after(monkeypatch, saves):
+    """Lets so many checkpoints be written, and stops in the middle of the next."""
+    real, left = os.replace, [saves]
+
+    def replace(part, path):
+        left[0] -= 1
+        if left[0] < 0:
+            part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
+            raise Killed
+        real(part, path)
+
+    monkeypatch.setattr(os, "replace", replace)
+
+
+def test_kills_leave_no_trace(svi, data, tmp_path, monkeypatch):
+    options = {"validation": (data[0][:9], data[1][:9]), "every": 10, "save_every": 0.0}
+    known = fit(svi, data, 50, **options)
+    options["checkpoint"] = tmp_path
+    rng = np.random.default_rng(0)
+    for kill in range(5):
+        with monkeypatch.context() as patch:
+            kill_after(patch, int(rng.integers(1, 4)))
+            with pytest.raises(Killed):
+                fit(svi, data, 50, **options)
+        assert list(tmp_path.glob("*.part"))
+        files = sorted(tmp_path.glob("*.npz"))
+        assert len(files) <= 2
+        if kill == 3:  # as after a power failure on a disk without flush
+            files[-1].write_bytes(files[-1].read_bytes()[:-100])
+            with pytest.warns(UserWarning, match="cannot be read"):
+                assert len(fit(svi, data, 1, **options).losses) == steps_of(files[-2])
+            files[-1].unlink()
+    assert_same(fit(svi, data, 50, **options), known)
+    assert_same(fit(svi, data, 50, **options), known)  # nothing left to do
+
+
+def test_a_longer_training_goes_on_from_a_shorter(plain, data, tmp_path):
+    fit(plain, data, 9, checkpoint=tmp_path)
+    batches = [(data[0][i::6], data[1][i::6]) for i in range(6)]
+    assert_same(fit(plain, data, 30, checkpoint=tmp_path), fit(plain, data, 30))
+    folder = tmp_path / "batches"
+    fit(plain, batches, 9, checkpoint=folder)
+    assert_same(fit(plain, batches, 30, checkpoint=folder), fit(plain, batches, 30))
+
+
+def test_checkpoints_of_another_training_are_refused(plain, data, tmp_path):
+    fit(plain, data, 5, checkpoint=tmp_path)
+    other = (data[0], data[1] + 1.0)
+    for changed, what in (
+        ({"key": random.key(4)}, "rng_key"),
+        ({"batch_size": 8}, "batch_size: 7 there, 8 here"),
+        ({"shuffle": False}, "shuffled block"),
+        ({"data": other}, "some rows of data"),
+        ({"data": tuple(a[:50] for a in data), "num_rows": 50}, "shapes of data"),
+    ):
+        options = {"data": data, "checkpoint": tmp_path, **changed}
+        with pytest.raises(ValueError, match=f"another training.*{what}"):
+            fit(plain, num_steps=9, **options)
+    wider = SVI(line, no_latents, optax.sgd(0.1), Trace_ELBO())
+    with pytest.raises(ValueError, match="parameters and state"):
+        fit(wider, data, 9, checkpoint=tmp_path)
+
+
+@pytest.mark.slow
+def test_real_kills():
+    command = [sys.executable, ROOT / "benchmarks" / "kills.py"]
+    options = ["--kills", "4", "--steps", "4000"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([*command, *options], check=True, env=environment)
+
+
+# ---- what goes wrong ------------------------------------------------------------------
+
+
+def test_nan_goes_back_to_the_last_good_state(plain, data, tmp_path):
+    X, y = data
+    bad = y.copy()
+    source = Rows(data, 7, True, tuple(random.key_data(KEY).tolist()))
+    row = source.rows(6, 7)[2]  # in the seventh step
+    bad[row] = np.nan
+    with pytest.raises(sgp.FitInterrupted, match="step 7 had the loss (nan|inf)") as caught:
+        fit(plain, (X, bad), 20, checkpoint=tmp_path)
+    message = str(caught.value)
+    assert "['w']" in message and "Array 1 of data is not finite in 1 rows" in message
+    assert f"[{row}]" in message and isinstance(caught.value.__cause__, FloatingPointError)
+    good = fit(plain, data, 6)
+    assert_same(caught.value.result, good)
+    # The last good state is saved: once the row is mended, training goes on from it.
+    assert sorted(p.stem for p in tmp_path.iterdir()) == ["step-000000000006"]
+    assert_same(fit(plain, data, 20, checkpoint=tmp_path), fit(plain, data, 20))
+
+
+def test_divergence_says_what_to_try(data):
+    svi = SVI(line, no_latents, optax.sgd(1e3), Trace_ELBO())
+    with pytest.raises(sgp.FitInterrupted, match="Lower the learning rate") as caught:
+        fit(svi, data, 400)
+    result = caught.value.result
+    assert np.isfinite(result.losses).all() and np.isfinite(result.params["w"]).all()
+
+
+def test_the_user_may_interrupt(plain, data, tmp_path, monkeypatch):
+    real, calls = Rows.block, []
+
+    def block(self, start, stop, size):
+        calls.append(threading.current_thread())
+        if start >= 8:
+            raise KeyboardInterrupt
+        return real(self, start, stop, size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "block", block)
+        with pytest.raises(sgp.FitInterrupted, match="after 8 of 40 steps") as caught:
+            fit(plain, data, 40, checkpoint=tmp_path)
+    assert_same(caught.value.result, fit(plain, data, 8))
+    assert not any(thread.is_alive() for thread in calls)
+    assert_same(fit(plain, data, 40, checkpoint=tmp_path), fit(plain, data, 40))
+    go_on = fit(plain, data, 3, init_state=caught.value.result.state)
+    assert go_on.losses[0] < caught.value.result.losses[0]
+
+
+def test_an_interrupted_validation_is_made_up_for(svi, data, tmp_path, monkeypatch):
+    options = {"validation": (data[0][:9], data[1][:9]), "every": 10}
+    train = importlib.import_module("numpyro_sgp.fit.train")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "whole_batches", stop)
+        with pytest.raises(sgp.FitInterrupted, match="after 10 of 20 steps"):
+            fit(svi, data, 20, checkpoint=tmp_path, **options)
+    resumed = fit(svi, data, 20, checkpoint=tmp_path, **options)
+    assert_same(resumed, fit(svi, data, 20, **options))
+
+
+def test_the_bar_shows_elbo_and_nlpd(svi, data, capsys):
+    fit(svi, data, 20, validation=data, every=10, progress_bar=True)
+    shown = capsys.readouterr().err
+    assert "20/20" in shown and "ELBO: -" in shown and "NLPD: " in shown
+
+
+def test_a_factor_may_be_scaled_by_hand(data):
+    def by_hand(X, y, num_rows):
+        w = numpyro.param("w", jnp.zeros(2))
+        log_prob = dist.Normal(X @ w, 1.0).log_prob(y)
+        numpyro.factor("y", num_rows * log_prob.mean())
+
+    svi = SVI(by_hand, no_latents, optax.adam(0.05), Trace_ELBO())
+    known = SVI(line, no_latents, optax.adam(0.05), Trace_ELBO())
+    assert_allclose(fit(svi, data, 8).losses, fit(known, data, 8).losses)
+
+
+def test_errors_of_a_model_are_raised_as_they_are(data):
+    def broken(X, y, num_rows):
+        line(X, y, num_rows)
+        raise RuntimeError("of the model")
+
+    svi = SVI(broken, no_latents, optax.sgd(0.1), Trace_ELBO())
+    with pytest.raises(RuntimeError, match="of the model") as caught:
+        fit(svi, data, 5)
+    assert not isinstance(caught.value, sgp.FitInterrupted)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"data": (np.zeros((5, 2)), np.zeros(4))}, ValueError, "same number of rows"),
+        ({"data": (np.zeros((5, 2)), 3.0)}, ValueError, "same number of rows"),
+        ({"data": 3.0}, TypeError, "tuple of arrays, such as"),
+        ({"batch_size": 61}, ValueError, "between 1 and the 60 rows"),
+        ({"batch_size": None}, ValueError, "batch_size must be"),
+        ({"data": [1], "batch_size": 5}, ValueError, "batch_size is for a tuple"),
+        ({"shuffle": -1}, ValueError, "shuffle must be"),
+        ({"num_steps": 0}, ValueError, "num_steps must be positive"),
+        ({"patience": 2}, ValueError, "patience needs held-out data"),
+        ({"validation": (1,)}, TypeError, "validation needs an AutoSparseGP"),
+        ({"num_rows": None}, ValueError, "num_rows=60"),
+        ({"num_rows": 70}, ValueError, "scaled by {'y': 10.0}"),
+        ({"init_params": {}, "init_state": 1}, ValueError, "not both"),
+        ({"size": {1, 2}}, TypeError, "neither an array nor hashable"),
+    ],
+)
+def test_bad_input_is_refused(plain, data, options, error, match):
+    options = {"data": data, "num_steps": 5, **options}
+    with pytest.raises(error, match=match):
+        fit(plain, **options)
+
+
+def test_bad_held_out_data_are_refused(svi, data):
+    with pytest.raises(ValueError, match="validation must be a tuple"):
+        fit(svi, data, 5, validation=(data[0], data[1][:3]))
