@@ -26,13 +26,6 @@ from numpyro_sgp.distributions import (
     neighbour_blocks,
 )
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo, ScoreFunction, TraceGP_ELBO
-from numpyro_sgp.fit import (
-    FitInterrupted,
-    FitResult,
-    fit,
-    fit_lbfgs,
-    natural_gradients,
-)
 from numpyro_sgp.guides import (
     ODVGP,
     SOLVEGP,
@@ -45,6 +38,13 @@ from numpyro_sgp.guides import (
 from numpyro_sgp.inducing import assess_inducing, initial_inducing
 from numpyro_sgp.mcmc import EllipticalSlice, WhitenReparam, sparsify, whiten
 from numpyro_sgp.predict import GPPredictive, log_predictive_density
+from numpyro_sgp.training import (
+    FitInterrupted,
+    FitResult,
+    fit,
+    fit_lbfgs,
+    natural_gradients,
+)
 
 __all__ = [
     "AutoSparseGP",

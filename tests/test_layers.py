@@ -23,7 +23,7 @@ LEVELS = {
     "guides": 6,
     "mcmc": 7,
     "predict": 7,
-    "fit": 8,
+    "training": 8,
     "diagnostics": 9,
     "datasets": 9,
 }
@@ -132,9 +132,9 @@ def test_imports_go_down_and_arviz_stays_in_its_room():
         ("kernels.base", "import numpyro_sgp as sgp"),
         ("kernels.base", "from numpyro_sgp import RBF"),
         ("mcmc.ess", "from numpyro_sgp.predict import GPPredictive"),
-        ("predict", "from .fit import fit"),
+        ("predict", "from .training import fit"),
         ("_typing", "from numpyro_sgp.linalg import cholesky"),
-        ("fit", "import arviz as az"),
+        ("training", "import arviz as az"),
         ("mcmc.ess", "def f():\n    from arviz_stats import ess"),
     ],
 )
@@ -150,10 +150,10 @@ def test_forbidden_import_is_found(module, source):
         ("kernels.base", "from numpyro_sgp import linalg"),
         ("kernels.base", "from . import stationary\nfrom .stationary import RBF"),
         ("kernels.base", "from .._typing import Array"),
-        ("fit", "from .elbo import TraceGP_ELBO"),
+        ("training", "from .elbo import TraceGP_ELBO"),
         ("_util", "from numpyro_sgp._typing import Array"),
-        ("diagnostics.compare", "import arviz_plots\nfrom numpyro_sgp.fit import fit"),
-        ("fit", "import jax\nfrom numpyro.infer import SVI"),
+        ("diagnostics.compare", "import arviz_plots\nfrom numpyro_sgp.training import fit"),
+        ("training", "import jax\nfrom numpyro.infer import SVI"),
     ],
 )
 def test_allowed_import_is_left_alone(module, source):

@@ -1,6 +1,5 @@
 """L-BFGS: exact optima, blocks, fixed random numbers, NaN next to the optimum, stops."""
 
-import importlib
 import pickle
 
 import jax
@@ -318,8 +317,7 @@ def test_the_user_may_interrupt(monkeypatch):
 
         return stop
 
-    lbfgs = importlib.import_module("numpyro_sgp.fit.lbfgs")
-    monkeypatch.setattr(lbfgs, "_show", show)
+    monkeypatch.setattr("numpyro_sgp.training.lbfgs._show", show)
     with pytest.raises(sgp.FitInterrupted, match="after 2 iterations") as caught:
         fit(fragile_svi(calls=0))
     assert isinstance(caught.value.__cause__, KeyboardInterrupt)

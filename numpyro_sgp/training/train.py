@@ -19,11 +19,11 @@ from numpyro.util import not_jax_tracer
 from tqdm import tqdm
 
 from numpyro_sgp._programs import join_static, program, split_static
-from numpyro_sgp.fit.checkpoint import Checkpoints, is_key
-from numpyro_sgp.fit.lbfgs import FitInterrupted
-from numpyro_sgp.fit.rows import Rows, make_source, whole_batches
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predict import batch_log_density
+from numpyro_sgp.training.checkpoint import Checkpoints, is_key
+from numpyro_sgp.training.lbfgs import FitInterrupted
+from numpyro_sgp.training.rows import Rows, make_source, whole_batches
 
 _AHEAD = 2  # blocks of batches that are read while the device works
 _SMOOTH = 0.1  # weight of the latest block in the ELBO shown

@@ -1,6 +1,5 @@
 """Minibatches: each row once, the steps of svi.update, kills, NaN, early stops, files."""
 
-import importlib
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpyro.infer import SVI, Trace_ELBO
 
 import numpyro_sgp as sgp
-from numpyro_sgp.fit.rows import Order, Rows, permuted
+from numpyro_sgp.training.rows import Order, Rows, permuted
 from tests.helpers import regression_data
 
 KEY = random.key(3)
@@ -397,13 +396,12 @@ def test_the_user_may_interrupt(plain, data, tmp_path, monkeypatch):
 
 def test_an_interrupted_validation_is_made_up_for(svi, data, tmp_path, monkeypatch):
     options = {"validation": (data[0][:9], data[1][:9]), "every": 10}
-    train = importlib.import_module("numpyro_sgp.fit.train")
 
     def stop(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "whole_batches", stop)
+        patch.setattr("numpyro_sgp.training.train.whole_batches", stop)
         with pytest.raises(sgp.FitInterrupted, match="after 10 of 20 steps"):
             fit(svi, data, 20, checkpoint=tmp_path, **options)
     resumed = fit(svi, data, 20, checkpoint=tmp_path, **options)

@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from numpyro_sgp.distributions import sites
 from numpyro_sgp.elbo import TraceGP_ELBO
-from numpyro_sgp.fit.natural import natural_steps, site_names
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.parameters import GROUPS, parameter_blocks
+from numpyro_sgp.training.natural import natural_steps, site_names
 
 _DATA_SIZE = 256  # numbers in an array of data, rather than an option
 _NEEDS_KNOWN_DATA = (

@@ -14,7 +14,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from scipy.special import roots_hermitenorm
 
 import numpyro_sgp as sgp
-from numpyro_sgp.fit.natural import natural_steps
+from numpyro_sgp.training.natural import natural_steps
 from tests.helpers import rbf
 
 N, NOISE = 12, 0.3

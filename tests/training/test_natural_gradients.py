@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpyro.infer import SVI
 
 import numpyro_sgp as sgp
-from numpyro_sgp.fit.natural_gradients import _natural_step
+from numpyro_sgp.training.natural_gradients import _natural_step
 from tests.helpers import count_data, gaussian_model, regression_data
 
 KEY = jax.random.key(0)

@@ -1,7 +1,0 @@
-"""Training: on minibatches, by L-BFGS, and by natural gradients for q(u)."""
-
-from numpyro_sgp.fit.lbfgs import FitInterrupted, fit_lbfgs
-from numpyro_sgp.fit.natural_gradients import natural_gradients
-from numpyro_sgp.fit.train import FitResult, fit
-
-__all__ = ["FitInterrupted", "FitResult", "fit", "fit_lbfgs", "natural_gradients"]

@@ -1,0 +1,7 @@
+"""Training: on minibatches, by L-BFGS, and by natural gradients for q(u)."""
+
+from numpyro_sgp.training.lbfgs import FitInterrupted, fit_lbfgs
+from numpyro_sgp.training.natural_gradients import natural_gradients
+from numpyro_sgp.training.train import FitResult, fit
+
+__all__ = ["FitInterrupted", "FitResult", "fit", "fit_lbfgs", "natural_gradients"]
