@@ -35,7 +35,13 @@ from numpyro_sgp.guides import (
     InverseFreeSVGP,
     MixtureSVGP,
 )
-from numpyro_sgp.inducing import assess_inducing, initial_inducing
+from numpyro_sgp.inducing import (
+    InducingPatches,
+    InducingVariables,
+    SmoothedPoints,
+    assess_inducing,
+    initial_inducing,
+)
 from numpyro_sgp.mcmc import EllipticalSlice, WhitenReparam, sparsify, whiten
 from numpyro_sgp.predict import GPPredictive, log_predictive_density
 from numpyro_sgp.training import (
@@ -65,6 +71,8 @@ __all__ = [
     "GPPredictive",
     "GaussHermite",
     "GaussianProcess",
+    "InducingPatches",
+    "InducingVariables",
     "InverseFreePosterior",
     "InverseFreeSVGP",
     "MarginalGP",
@@ -75,6 +83,7 @@ __all__ = [
     "SOLVEGP",
     "SVGP",
     "ScoreFunction",
+    "SmoothedPoints",
     "SparsePosterior",
     "TraceGP_ELBO",
     "VGP",

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 from numpyro import handlers
+from numpyro.distributions import MaskedDistribution
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer.elbo import ELBO
 from numpyro.infer.gibbs import subsample_plate_sizes
@@ -46,6 +47,9 @@ class TraceGP_ELBO(ELBO):
 
     A relaxed conditional (``tight=...`` of an approximation) makes the bound tighter; what
     it costs is part of the data's terms and scaled as these are.
+
+    A likelihood with an expectation of its own (an ``expected_log_prob``, as
+    :class:`~numpyro_sgp.likelihoods.RobustMax` has) is not averaged over nodes.
 
     The components of a mixture posterior (:class:`~numpyro_sgp.MixtureSVGP`) are integrated
     one by one and weighted, so that no component is ever drawn.
@@ -190,7 +194,7 @@ class TraceGP_ELBO(ELBO):
             Terms of the ELBO with f at one node of one component, and what does not depend
             on the node: log weight and marginals of the component.
             """
-            log_weight, marginals = [], {}
+            log_weight, marginals, placed = [], {}, {}
 
             def place(site):
                 if not sites.is_sparse_posterior(site):
@@ -213,10 +217,12 @@ class TraceGP_ELBO(ELBO):
                     f = q.place(x, k)
                 if score:
                     f = jax.lax.stop_gradient(f)
+                else:
+                    placed[name] = lambda: marginals.get(name) or q.bound_marginals(k)
                 return jnp.reshape(f, site["fn"].shape())
 
             guide_trace, model_trace, mutable = run(place)
-            log_probs = _log_prob_arrays(model_trace, found)
+            log_probs = _log_prob_arrays(model_trace, found, placed)
             terms = _contributions(model_trace, guide_trace, kl_key, log_probs)
             for name, site in found.items():
                 if site.tight is not None:
@@ -460,13 +466,45 @@ def _row_scale(trace, name, num_rows, on_f) -> float:
     return scales.pop() if scales else 1.0
 
 
-def _log_prob_arrays(model_trace, found) -> dict[str, Array]:
-    """Log densities of the sites beside GPs, each evaluated once."""
+def _log_prob_arrays(model_trace, found, marginals=None) -> dict[str, Array]:
+    """
+    Log densities of the sites beside GPs, each evaluated once; with ``marginals`` of GP
+    sites, the expected one of a distribution that has it in closed form.
+    """
     return {
-        name: sites.log_prob(site)
+        name: _expected_log_prob(site, model_trace, found, marginals)
+        if marginals and _has_expectation(site)
+        else sites.log_prob(site)
         for name, site in model_trace.items()
         if site["type"] == "sample" and name not in found
     }
+
+
+def _has_expectation(site):
+    fn = sites.unwrap(site["fn"])[0]
+    fn = fn.base_dist if isinstance(fn, MaskedDistribution) else fn
+    return site["is_observed"] and hasattr(fn, "expected_log_prob")
+
+
+def _expected_log_prob(site, model_trace, found, marginals):
+    """
+    E[log p(y | f)] at an observed site whose distribution has ``expected_log_prob`` and, as
+    ``f``, the value of a GP site; under the marginals of f alone.
+    """
+    fn, mask = sites.unwrap(site["fn"])[0], None
+    if isinstance(fn, MaskedDistribution):
+        fn, mask = fn.base_dist, fn._mask
+    names = [name for name in marginals if model_trace[name]["value"] is fn.f]
+    if not names or not found[names[0]].independent_latents:
+        raise ValueError(
+            f"Site '{site['name']}' has a {type(fn).__name__}, whose expectation is taken "
+            "under independent latent functions: give it the value of a GP site as it is, "
+            "with covariance='full' for each function. Or use "
+            "TraceGP_ELBO(ScoreFunction(num_samples))."
+        )
+    moments = [jnp.reshape(x, fn.f.shape) for x in marginals[names[0]]()]
+    expected = fn.expected_log_prob(*moments, site["value"])
+    return scale_and_mask(expected, site["scale"], mask)
 
 
 def _contributions(model_trace, guide_trace, kl_key, log_probs) -> dict[str, Array]:

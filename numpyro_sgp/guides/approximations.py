@@ -20,11 +20,12 @@ from numpyro_sgp.distributions import (
 from numpyro_sgp.distributions.relaxation import Relaxation
 from numpyro_sgp.families import Block, BlockGaussian, DualGaussian, SiteGaussian
 from numpyro_sgp.guides.constraint import lower_triangular
-from numpyro_sgp.inducing import InducingStart, initial_inducing
+from numpyro_sgp.inducing import InducingStart, InducingVariables, initial_inducing
 from numpyro_sgp.inducing.covariances import inducing_covariance
+from numpyro_sgp.inducing.variables import PointKernel
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
 
-Inducing = Literal["kmeans", "greedy", "random"] | Array | np.ndarray
+Inducing = Literal["kmeans", "greedy", "random"] | Array | np.ndarray | InducingVariables
 METHODS = ("kmeans", "greedy", "random")
 Covariance = Literal["full", "diagonal", "prior"]
 Tight = Literal["none", "diagonal", "block", "scalar"]
@@ -86,7 +87,7 @@ class _BlockApproximation:
                 f"{name}: block_size is for tight='block', but tight={self.tight!r}."
             )
         for i, (size, start, _) in enumerate(self._sets()):
-            what = _point_name(i)
+            what, start = _point_name(i), _points_of(start)
             if np.ndim(size) > 0:
                 raise TypeError(
                     f"{name}: the number of inducing points {what} is an array. Pass "
@@ -134,8 +135,14 @@ class _BlockApproximation:
     def num_points(self) -> int:
         """Number of inducing points in all sets."""
         return sum(
-            np.shape(start)[-2] if size is None else size for size, start, _ in self._sets()
+            np.shape(_points_of(start))[-2] if size is None else size
+            for size, start, _ in self._sets()
         )
+
+    @property
+    def inter_domain(self) -> bool:
+        """Whether a set is of inducing variables that are not values of f."""
+        return any(isinstance(start, InducingVariables) for _, start, _ in self._sets())
 
     def initial_points(self, prior: GaussianProcess, X: np.ndarray) -> tuple[Array, ...]:
         """
@@ -144,33 +151,44 @@ class _BlockApproximation:
         :param prior: the process at the site with its initial hyperparameters.
         :param X: inputs to choose from, shape ``(N, D)``.
         :return: arrays of shape ``(M_l, D)``, or ``(*batch, M_l, D)`` where each latent
-            function has its own.
+            function has its own; inter-domain sets as their objects.
         :raises ValueError: if X has fewer distinct rows than points asked for, or a given
             array has another number of columns.
         """
         sets = self._sets()
-        points: list = [None if isinstance(s, str) else s for _, s, _ in sets]
-        methods = {s for _, s, _ in sets if isinstance(s, str)}
-        if len(methods) > 1:
-            raise ValueError(
-                f"Choose all sets of inducing points by one method, got {methods}."
-            )
-        chosen = [i for i, given in enumerate(points) if given is None]
-        if chosen:
-            sizes = [sets[i][0] for i in chosen]
+        points: list = [_points_of(start) for _, start, _ in sets]
+        kinds = [_kind(start) for _, start, _ in sets]
+        # Sets of one kind are chosen together, so that they differ.
+        for kind in dict.fromkeys(kinds):
+            chosen = [
+                i for i, p in enumerate(points) if kinds[i] == kind and isinstance(p, str)
+            ]
+            methods = {points[i] for i in chosen}
+            if not chosen:
+                continue
+            if len(methods) > 1:
+                raise ValueError(
+                    f"Choose all sets of inducing points by one method, got {methods}."
+                )
+            rows, kernel = X, MeanKernel(prior.kernel)
+            if kind is not None:
+                example = sets[chosen[0]][1]
+                rng = np.random.default_rng(self.seed)
+                rows = example.candidates(prior.kernel, X, rng)
+                kernel = PointKernel(prior.kernel, example)
             start = initial_inducing(
-                X,
-                sizes[0],
+                rows,
+                sets[chosen[0]][0],
                 methods.pop(),
-                kernel=MeanKernel(prior.kernel),
-                num_orthogonal=tuple(sizes[1:]),
+                kernel=kernel,
+                num_orthogonal=tuple(sets[i][0] for i in chosen[1:]),
                 seed=self.seed,
             )
             for i, new in zip(chosen, (start.Z, *start.O), strict=True):
                 points[i] = new
         dim = prior.X.shape[-1]
         for i, given in enumerate(points):
-            if np.shape(given)[-1] != dim:
+            if kinds[i] is None and np.shape(given)[-1] != dim:
                 raise ValueError(
                     f"the inducing points {_point_name(i)} have {np.shape(given)[-1]} "
                     f"columns, but the inputs X have {dim}."
@@ -179,7 +197,14 @@ class _BlockApproximation:
         if not self.share_inducing:
             batch = prior.batch_shape
             points = [jnp.broadcast_to(p, (*batch, *p.shape[-2:])) for p in points]
-        return tuple(points)
+        return tuple(self._inducing(i, p) for i, p in enumerate(points))
+
+    def _inducing(self, index: int, points: Array) -> Array | InducingVariables:
+        """The points of a set as inducing variables of its kind."""
+        start = self._sets()[index][1]
+        if isinstance(start, InducingVariables):
+            return start.with_points(points)
+        return points
 
     def constants(self, X: np.ndarray) -> dict[str, Array]:
         """
@@ -219,7 +244,7 @@ class _BlockApproximation:
             factor = None
             if kernel_factor is not None:
                 factor = kernel_factor[..., start:end, start:end]
-            params[_point_name(i)] = points[i]
+            params[_point_name(i)] = _points_of(points[i])
             params[f"{_block_name(i)}_mu"] = jnp.zeros((*prior.batch_shape, size), dtype)
             if kind != "prior":
                 sqrt = _prior_sqrt(size, kind, factor, dtype)
@@ -293,7 +318,7 @@ class _BlockApproximation:
         """
         points, blocks = [], []
         for i in range(len(self._sets())):
-            points.append(params[_point_name(i)])
+            points.append(self._inducing(i, params[_point_name(i)]))
             block = _block_name(i)
             blocks.append(Block(params[f"{block}_mu"], params.get(f"{block}_sqrt")))
         q = BlockGaussian(tuple(blocks), self.whiten)
@@ -308,8 +333,9 @@ class SVGP(_BlockApproximation):
         array.
     :param inducing: how Z starts: ``"kmeans"``, ``"greedy"`` (largest conditional
         variance under the initial kernel), ``"random"`` rows of X, an array of shape
-        ``(M, D)`` (``(Q, M, D)``: points for each of Q latent functions), or what
-        :func:`~numpyro_sgp.initial_inducing` returns.
+        ``(M, D)`` (``(Q, M, D)``: points for each of Q latent functions), what
+        :func:`~numpyro_sgp.initial_inducing` returns, or inter-domain inducing variables
+        (:class:`~numpyro_sgp.InducingVariables`), with points or with such a method.
     :param whiten: whether q is over :math:`L^{-1}u` with :math:`L L^T = K_{uu}`, which
         most often trains better, or over u itself.
     :param covariance: that of q(u), in its coordinates:
@@ -439,18 +465,19 @@ class SVGP(_BlockApproximation):
     def posterior(self, prior, params):
         """See the base class."""
         if self.covariance == "coupled":
+            Z = self._inducing(0, params["Z"])
             return CoupledPosterior(
-                prior, params["Z"], params["qu_mu"], params["qu_sqrt"], self.jitter
+                prior, Z, params["qu_mu"], params["qu_sqrt"], self.jitter
             )
         if self.covariance == "sites":
             X = params["X"].astype(prior.X.dtype)
             num_inducing = params["Z"].shape[-2]
             q = SiteGaussian(params["qu_linear"], params["qu_precision"], X, num_inducing)
-            return SparsePosterior(prior, (params["Z"],), q, self.jitter)
+            return SparsePosterior(prior, (self._inducing(0, params["Z"]),), q, self.jitter)
         if self.covariance == "dual":
             sites = params["qu_linear"], params["qu_precision"]
             q = DualGaussian(*sites, params.get("natural_rate"))
-            return SparsePosterior(prior, (params["Z"],), q, self.jitter)
+            return SparsePosterior(prior, (self._inducing(0, params["Z"]),), q, self.jitter)
         return super().posterior(prior, params)
 
 
@@ -516,8 +543,10 @@ class SOLVEGP(_BlockApproximation):
         orthogonal sets O, O2, ... (section 4); may be left out for arrays.
     :param inducing: how Z starts, as in :class:`SVGP`. K-means centres are shared out
         among Z and O; the greedy method chooses O given Z.
-    :param orthogonal: an array ``(M2, D)`` for O (a tuple of arrays for several sets), or
-        None to start O by the method of Z; where Z is an array, by k-means, blind to Z.
+    :param orthogonal: an array ``(M2, D)`` for O (a tuple of arrays for several sets),
+        inter-domain inducing variables, or None to start O by the method of Z; where Z is
+        an array, by k-means, blind to Z. None means variables of the kind of Z,
+        ``"kmeans"`` (or another method) ordinary points.
     :param whiten: as in :class:`SVGP`, for every set (appendix F).
     :param covariance: as in :class:`SVGP`, for every set.
     :param train_inducing: whether Z and O are parameters or stay where they start.
@@ -585,7 +614,11 @@ class SOLVEGP(_BlockApproximation):
         )
 
     def _sets(self):
-        method = self.inducing if isinstance(self.inducing, str) else "kmeans"
+        method = self.inducing
+        if isinstance(method, InducingVariables) and not isinstance(method.points, str):
+            method = method.with_points("kmeans")
+        elif not isinstance(method, InducingVariables | str):
+            method = "kmeans"
         starts = self.orthogonal or (method,) * len(self.num_orthogonal)
         kind = self._orthogonal_covariance or self.covariance
         first = (self.num_inducing, self.inducing, self.covariance)
@@ -639,6 +672,11 @@ class ODVGP(SOLVEGP):
                 "or leave num_columns out."
             )
         size, start, _ = self._sets()[1]
+        if isinstance(start, InducingVariables):
+            raise ValueError(
+                "ODVGP: num_columns is for orthogonal points among the inputs, not for "
+                f"{type(start).__name__}; leave num_columns out."
+            )
         size = np.shape(start)[-2] if size is None else size
         if b > size:
             raise ValueError(
@@ -673,7 +711,7 @@ class ODVGP(SOLVEGP):
         q = BlockGaussian((Block(params["qu_mu"], params["qu_sqrt"]),), self.whiten)
         return DecoupledPosterior(
             prior,
-            params["Z"],
+            self._inducing(0, params["Z"]),
             q,
             params["O"],
             params["qv_weights"],
@@ -719,6 +757,19 @@ class MeanKernel:
         """Diagonal of shape ``(N,)``."""
         variance = self.kernel.diag(jnp.asarray(X))
         return variance.mean(axis=tuple(range(variance.ndim - 1)))
+
+
+def _points_of(start):
+    """The points of a set, or the method that chooses them."""
+    return start.points if isinstance(start, InducingVariables) else start
+
+
+def _kind(start):
+    """What sets of inducing variables that are chosen together share; None for points."""
+    if not isinstance(start, InducingVariables):
+        return None
+    fixed = (f"{k}={v}" for k, v in sorted(vars(start).items()) if k != "points")
+    return type(start), *fixed
 
 
 def _point_name(index):

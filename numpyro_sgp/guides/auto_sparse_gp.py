@@ -175,11 +175,11 @@ class AutoSparseGP(autoguide.AutoGuide):
             )
         prior, reinterpreted = sites.unwrap(site["fn"])
         approximation, initial = self._approximations[name], self._initial[name]
-        if prior.X.shape[-1] != initial["Z"].shape[-1]:
+        columns = initial["Z"].shape[-1]
+        if prior.X.shape[-1] != columns and not approximation.inter_domain:
             raise ValueError(
                 f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but its "
-                f"inducing points have {initial['Z'].shape[-1]}. Make a new AutoSparseGP "
-                "for other inputs."
+                f"inducing points have {columns}. Make a new AutoSparseGP for other inputs."
             )
         values, given = approximation.declare(f"{name}_{self.prefix}", initial)
         constants = {**self._constants[name], "natural_rate": self.natural_rate}
@@ -427,6 +427,7 @@ class AutoSparseGP(autoguide.AutoGuide):
     def initial_verdicts(self) -> dict[str, InducingVerdict]:
         """How good the starting inducing points of each GP site are."""
         self._check_set_up()
+        self._check_verdicts()
         return {
             name: self._verdict(name, *self._setup_inputs[name], self._initial[name])
             for name in self._setup_inputs
@@ -439,8 +440,10 @@ class AutoSparseGP(autoguide.AutoGuide):
         :param params: parameters of the guide.
         :param args: arguments of the model.
         :return: variance explained, condition number and nearest pair for each site.
+        :raises NotImplementedError: for inter-domain inducing variables.
         """
         posteriors = self.posterior(params, *args, **kwargs)
+        self._check_verdicts()
         return {
             name: assess_inducing(
                 MeanKernel(q.prior.kernel),
@@ -449,6 +452,15 @@ class AutoSparseGP(autoguide.AutoGuide):
             )
             for name, q in posteriors.items()
         }
+
+    def _check_verdicts(self):
+        for name, approximation in self._approximations.items():
+            if approximation.inter_domain:
+                raise NotImplementedError(
+                    f"GP site '{name}': verdicts are of inducing points among the inputs, "
+                    f"which those of {approximation} are not. Compare the variances of "
+                    "guide.posterior(params, X) with the prior's instead."
+                )
 
     def _verdict(self, name, kernel, X, initial):
         points = tuple(v for k, v in initial.items() if not k.startswith("q"))

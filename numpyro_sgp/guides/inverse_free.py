@@ -12,7 +12,7 @@ from numpyro.primitives import mutable
 
 from numpyro_sgp.distributions import GaussianProcess, InverseFreePosterior
 from numpyro_sgp.distributions.inverse_free_posterior import BOUNDS, with_jitter
-from numpyro_sgp.guides.approximations import SVGP, Inducing
+from numpyro_sgp.guides.approximations import SVGP, Inducing, _points_of
 from numpyro_sgp.guides.constraint import lower_triangular
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.kernels.base import PRECISION
@@ -213,7 +213,7 @@ class InverseFreeSVGP(SVGP):
         """
         (Z,) = points
         batch, size, dtype = prior.batch_shape, Z.shape[-2], Z.dtype
-        params = {"Z": Z, "qu_weights": jnp.zeros((*batch, size), dtype)}
+        params = {"Z": _points_of(Z), "qu_weights": jnp.zeros((*batch, size), dtype)}
         K = with_jitter(inducing_covariance(prior.kernel, points), self.jitter)
         if self.bound == "relaxed":
             noise = _NOISE * jnp.diagonal(K, axis1=-2, axis2=-1)
@@ -272,7 +272,7 @@ class InverseFreeSVGP(SVGP):
             there, is where the iteration starts, and is told where it ended.
         """
         num_probes = self.num_probes if self.kl == "stochastic" else None
-        Z, weights = params["Z"], params["qu_weights"]
+        Z, weights = self._inducing(0, params["Z"]), params["qu_weights"]
         if self.bound != "relaxed":
             factors = _positive(jnp.tril(params["qu_T"])), params["qu_root"]
             return InverseFreePosterior(

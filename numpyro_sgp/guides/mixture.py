@@ -11,7 +11,7 @@ from numpyro.distributions import constraints
 from numpyro_sgp.distributions import GaussianProcess, MixturePosterior
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.families.mixture import ENTROPIES
-from numpyro_sgp.guides.approximations import SVGP, Inducing
+from numpyro_sgp.guides.approximations import SVGP, Inducing, _points_of
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
 
@@ -115,13 +115,14 @@ class MixtureSVGP(SVGP):
         K = self.num_components
         params = super().initial_params(prior.expand((K, *prior.batch_shape)), points)
         # Inducing points belong to latent functions, not to components.
-        params["Z"] = points[0]
+        params["Z"] = _points_of(points[0])
         if "qf_scale" in params:
             params["qf_scale"] = params["qf_scale"][0]
         if K > 1:
             mu = params["qu_mu"]
-            L, _ = jittered_cholesky(inducing_covariance(prior.kernel, points), self.jitter)
-            variance = prior.kernel.diag(points[0])[..., None]
+            Kuu = inducing_covariance(prior.kernel, points)
+            L, _ = jittered_cholesky(Kuu, self.jitter)
+            variance = jnp.diagonal(Kuu, axis1=-2, axis2=-1)[..., None]
             shift = self.spread * jnp.sqrt(variance) * jnp.ones((*L.shape[:-1], 1), L.dtype)
             shift = solve_lower(L, shift) if self.whiten else shift
             key_k, key_noise = jax.random.split(jax.random.key(self.seed))
@@ -146,6 +147,5 @@ class MixtureSVGP(SVGP):
     def posterior(self, prior: GaussianProcess, params: dict) -> MixturePosterior:
         """See :meth:`SVGP.posterior`."""
         q = BlockGaussian((Block(params["qu_mu"], params["qu_sqrt"]),), self.whiten)
-        return MixturePosterior(
-            prior, params["Z"], q, params["qu_logits"], self.entropy, self.jitter
-        )
+        Z = self._inducing(0, params["Z"])
+        return MixturePosterior(prior, Z, q, params["qu_logits"], self.entropy, self.jitter)

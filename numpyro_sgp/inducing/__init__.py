@@ -1,12 +1,20 @@
-"""Inducing points: where they start, and how good a start that is."""
+"""Inducing variables: their kinds, where they start, and how good a start that is."""
 
 from numpyro_sgp.inducing.initialise import InducingStart, initial_inducing
+from numpyro_sgp.inducing.variables import (
+    InducingPatches,
+    InducingVariables,
+    SmoothedPoints,
+)
 from numpyro_sgp.inducing.verdict import InducingVerdict, NearestPair, assess_inducing
 
 __all__ = [
+    "InducingPatches",
     "InducingStart",
+    "InducingVariables",
     "InducingVerdict",
     "NearestPair",
+    "SmoothedPoints",
     "assess_inducing",
     "initial_inducing",
 ]

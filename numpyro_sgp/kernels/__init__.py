@@ -7,6 +7,7 @@ from numpyro_sgp.kernels.adapters import (
     as_kernel,
 )
 from numpyro_sgp.kernels.base import Kernel, Product, Scaled, Sum
+from numpyro_sgp.kernels.convolutional import Convolutional, extract_patches
 from numpyro_sgp.kernels.other import Constant, Linear, Polynomial, White
 from numpyro_sgp.kernels.stationary import (
     RBF,
@@ -21,6 +22,7 @@ from numpyro_sgp.kernels.stationary import (
 __all__ = [
     "RBF",
     "Constant",
+    "Convolutional",
     "GPJaxKernel",
     "Kernel",
     "Linear",
@@ -38,4 +40,5 @@ __all__ = [
     "TinygpKernel",
     "White",
     "as_kernel",
+    "extract_patches",
 ]

@@ -18,6 +18,7 @@ from numpyro_sgp.elbo.expectation import default_expectation
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.guides import VGP, InverseFreeSVGP, MixtureSVGP
 from numpyro_sgp.guides.approximations import check_approximations
+from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky
 
@@ -333,13 +334,14 @@ class _Sparsified:
                 "model anew."
             )
         prior, _ = sites.unwrap(site["fn"])
-        columns = self.inducing[name].shape[-1]
-        if prior.X.shape[-1] != columns:
+        points = self.inducing[name]
+        columns = points.shape[-1]
+        if not isinstance(points, InducingVariables) and prior.X.shape[-1] != columns:
             raise ValueError(
                 f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but its "
                 f"inducing points have {columns}. Sparsify the model anew for other inputs."
             )
-        return _given(prior, self.inducing[name], white, self._jitter(name))
+        return _given(prior, points, white, self._jitter(name))
 
     def _approximation(self, name):
         given = self.approximation
