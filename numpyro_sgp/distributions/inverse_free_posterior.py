@@ -21,7 +21,8 @@ from numpyro_sgp.linalg.inverse_free import inverse_root, log_det
 
 BOUNDS = ("relaxed", "lc", "fr")
 _mm = partial(jnp.matmul, precision=PRECISION)
-# What preconditions log|S*| need not be accurate: any factor leaves gradients unbiased.
+# What preconditions determinants need not be accurate, but better than any start of T:
+# conjugate gradients must arrive within their steps for gradients to have no bias.
 _PRECONDITIONER = {"tol": 0.1, "max_steps": 30}
 
 
@@ -274,11 +275,14 @@ class InverseFreePosterior(GPPosterior):
             v = F[..., None] * r if self._is_diagonal else _mm(F, r)
             total = total + _sum(v * _mm(K, v))
         if self.bound == "lc":
+            # T itself may be far from the inverse, and conjugate gradients then too slow.
+            L = inverse_root(K, L, **_PRECONDITIONER).root
             total = total - _drawn_log_det(key_det, K, L, self.num_probes)
             total = total - num_points - 2.0 * self._log_factor
         if self.bound == "fr":
             S, P = self._optimal_covariance()
             # The same random vectors, so that errors cancel where q(u) is near the prior.
+            K, L = jnp.broadcast_to(K, S.shape), inverse_root(K, L, **_PRECONDITIONER).root
             total = total - _drawn_log_det(key_det, S, P, self.num_probes)
             total = total + _drawn_log_det(key_det, K, L, self.num_probes)
             total = total + _sum(g * (g - 2.0 * r))

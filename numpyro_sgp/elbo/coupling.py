@@ -30,16 +30,33 @@ def couples_rows(
     def log_density(f):
         return log_likelihood(trace_at(f), shapes)
 
+    if mixes_rows(log_density, shapes, dtype, frozenset(coupled)):
+        return True
+    # Mixed second derivatives where inputs of a GP site mix rows of f.
+    return len(shapes) > 1 and mixes_rows(_of_priors(trace_at, shapes), shapes, dtype)
+
+
+def feeding(trace_at, shapes: dict[str, tuple[int, ...]], dtype) -> set[str]:
+    """
+    The GP sites that the prior of another one depends on; the arguments are those of
+    :func:`couples_rows`.
+    """
+    rng = np.random.default_rng(0)
+    f = {k: jnp.asarray(0.3 * rng.normal(size=s), dtype) for k, s in shapes.items()}
+    slopes = jax.jit(jax.grad(_of_priors(trace_at, shapes)))(f)
+    return {name for name, slope in slopes.items() if np.any(np.asarray(slope))}
+
+
+def _of_priors(trace_at, shapes):
+    """A number that depends on all that the priors of GP sites are made of."""
+
     def features(f):
-        """Has mixed second derivatives where inputs of a GP site mix rows of f."""
         trace = trace_at(f)
         priors = [sites.unwrap(trace[name]["fn"])[0] for name in shapes]
         leaves = jax.tree.leaves([(p.kernel, p.X, p.mean) for p in priors])
         return sum(jnp.sum(jnp.sin(leaf)) for leaf in leaves)
 
-    if mixes_rows(log_density, shapes, dtype, frozenset(coupled)):
-        return True
-    return len(shapes) > 1 and mixes_rows(features, shapes, dtype)
+    return features
 
 
 def log_likelihood(trace, gp_sites: Iterable[str]) -> Array:

@@ -40,6 +40,9 @@ class _BlockApproximation:
     #: Whether the set-up must see all rows of the data, and not minibatches.
     needs_all_rows = False
 
+    #: Whether it is a bound for log-concave likelihoods only.
+    needs_log_concave = False
+
     def __init__(
         self,
         *,

@@ -15,7 +15,7 @@ from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp.distributions import SparsePosterior, sites
 from numpyro_sgp.distributions.relaxation import check_block_size
-from numpyro_sgp.elbo.coupling import couples_rows, log_likelihood
+from numpyro_sgp.elbo.coupling import couples_rows, feeding, log_likelihood
 from numpyro_sgp.elbo.curvature import check_gaussian, check_log_concave
 from numpyro_sgp.guides.approximations import MeanKernel, check_approximations
 from numpyro_sgp.guides.parameters import parameter_blocks
@@ -407,8 +407,21 @@ class AutoSparseGP(autoguide.AutoGuide):
             check_gaussian(
                 lambda f: log_likelihood(trace_at(f), shapes), shapes, dtype, gaussian
             )
-        lc = [k for k, o in self._approximations.items() if getattr(o, "bound", "") == "lc"]
+        lc = [k for k, o in self._approximations.items() if o.needs_log_concave]
         if lc:
+            below = feeding(trace_at, shapes, dtype) if len(shapes) > 1 else set()
+            for name in lc:
+                if name in below or self.couples_rows:
+                    why = (
+                        f"GP site '{name}' feeds another GP site"
+                        if name in below
+                        else f"GP site '{name}': the likelihood ties rows of X together"
+                    )
+                    raise ValueError(
+                        f"{why}, so that bound='lc', for log-concave likelihoods of one "
+                        "row at a time, may not be a bound. Use bound='relaxed' or "
+                        "bound='fr'."
+                    )
             moments = {}
             for name in shapes:
                 prior, _ = sites.unwrap(trace[name]["fn"])

@@ -45,14 +45,17 @@ class InverseFreeSVGP(SVGP):
       residual and the steps taken are the mutable site ``{site}_auto_T`` of the guide,
       which :class:`~numpyro.infer.SVI` keeps in ``state.mutable_state``. Where none is
       given, as in :class:`~numpyro.infer.Predictive` and ``guide.posterior``, the iteration
-      starts from a multiple of I and takes more steps.
+      starts from a multiple of I and takes more steps. (NumPyro's own ELBOs drop such state
+      where ``num_particles`` is above one, and then fail in ``svi.run``; ``TraceGP_ELBO``
+      keeps it.)
     - ``bound="lc"`` [1], for log-concave likelihoods. T, :math:`\hat m = K^{-1} E[u]` and
       :math:`\hat S` are free parameters (the lower triangle of ``_qu_T`` is a root of T,
       whose diagonal may have any sign; ``_qu_root`` is the factor of :math:`\hat S`). The
       guide's set-up looks for positive curvature of the model's log likelihood in each row,
       at values of f up to four prior standard deviations from the prior mean and at the
       starting hyperparameters, and refuses what has it; a likelihood that is not
-      log-concave elsewhere gets by.
+      log-concave elsewhere gets by. Sites that feed another GP site, and likelihoods that
+      tie rows together, are refused.
     - ``bound="fr"`` [1], for all likelihoods: the same parameters with the KL of what
       predictions are made from. At the optimum T is not unique.
 
@@ -144,6 +147,11 @@ class InverseFreeSVGP(SVGP):
         )
 
     @property
+    def needs_log_concave(self) -> bool:
+        """See the base class."""
+        return self.bound == "lc"
+
+    @property
     def _tights(self):
         return ("none", "diagonal", "scalar") if self.bound == "lc" else ("none",)
 
@@ -224,17 +232,22 @@ class InverseFreeSVGP(SVGP):
             return params
         root = _inverse_root(inducing_covariance(prior.kernel, points), self.jitter)
         params["qu_root"] = jnp.broadcast_to(root, (*batch, size, size))
-        params["qu_T"] = self._start(K, root)
+        params["qu_T"] = self._start(K, root, batch)
         if self.tight == "scalar":
             params["qf_scale"] = jnp.ones(batch, dtype)
         return params
 
-    def _start(self, K, root):
-        """Root of the first T, of the shape of K."""
+    def _start(self, K, root, batch):
+        """Root of the first T, of the shape of K or with the batch shape of the site."""
         eye = jnp.eye(K.shape[-1], dtype=K.dtype)
         if not isinstance(self.T_start, str):
-            T = jnp.asarray(self.T_start, K.dtype)
-            return jnp.broadcast_to(jnp.linalg.cholesky(T), K.shape)
+            L = jnp.linalg.cholesky(jnp.asarray(self.T_start, K.dtype))
+            if L.ndim > 2 and L.shape[:-2] != batch:
+                raise ValueError(
+                    f"T_start has the shape {L.shape}, but the latent functions have the "
+                    f"batch shape {batch}: give one matrix, or one for each of them."
+                )
+            return jnp.broadcast_to(L, (*batch, *K.shape[-2:]))
         if self.T_start == "inverse":
             return root
         if self.T_start == "small":

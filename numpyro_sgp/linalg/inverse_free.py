@@ -230,8 +230,8 @@ def ulisse(
     Weights grow as ``keep ** -i``: where terms fall more slowly than
     ``keep ** (i / 2)`` the variance is large, and a preconditioner, or larger ``first``
     and ``keep``, are needed. What terms beyond ``max_steps`` would have added is a bias;
-    it is zero in exact arithmetic for the default M, but conjugate gradients of
-    ill-conditioned matrices take more than M steps in floating point.
+    it is zero in exact arithmetic from M on, but conjugate gradients of
+    ill-conditioned matrices take more steps in floating point: give them a preconditioner.
 
     K, B and the preconditioner count as constants: derivatives are zero.
 
@@ -245,7 +245,7 @@ def ulisse(
     :param first: number of terms that are always taken, at least 1.
     :param keep: probability of each further one, in (0, 1]; 1 for plain conjugate
         gradients.
-    :param max_steps: most terms taken; M if None.
+    :param max_steps: most terms taken; 3 M if None.
     :return: shape ``(M, H)``.
     :raises ValueError: for shapes that do not match, or ``first`` and ``keep`` out of
         range.
@@ -271,7 +271,7 @@ def ulisse(
         )
     K, rhs, L = lax.stop_gradient((K, rhs, preconditioner))
     if max_steps is None:
-        max_steps = K.shape[0]
+        max_steps = 3 * K.shape[0]
     # One uniform number a term, not the inverse of the distribution function: that has
     # no values of probability below the spacing of uniform numbers, which in float32
     # would lose terms that have large weights.
@@ -346,8 +346,8 @@ def log_det(
         \approx \frac1H \sum_h s_h^\top\, dK\, r_h
 
     with :math:`r_h` of random signs and :math:`s_h` by :func:`ulisse` (van der
-    Wilk et al. 2019, whose sum lacks the 1/H). It is unbiased for any preconditioner,
-    with less variance for better ones. Second derivatives are not those of
+    Wilk et al. 2019, whose sum lacks the 1/H). It is unbiased as far as
+    :func:`ulisse` is, with less variance for better preconditioners. Second derivatives are not those of
     :math:`\log|K|`.
 
     The value is not that of the surrogate that is differentiated, but

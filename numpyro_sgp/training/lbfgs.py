@@ -441,7 +441,7 @@ def _names(descent, parts):
 
 def _check_fixed(guide):
     """
-    Refuses a KL of random columns, which has no minimum with these fixed, and what has no
+    Refuses a KL by random numbers, which has no minimum with these fixed, and what has no
     plain gradient.
     """
     if not isinstance(guide, AutoSparseGP):
@@ -452,6 +452,12 @@ def _check_fixed(guide):
                 f"GP site '{name}' has {option}, whose KL divergence is estimated from "
                 "random columns, and L-BFGS keeps its random numbers. Use "
                 "num_columns=None, or train by SVI."
+            )
+        if getattr(option, "kl", None) == "stochastic":
+            raise ValueError(
+                f"GP site '{name}' estimates its KL by random vectors (kl='stochastic'), "
+                "and with these fixed, as L-BFGS keeps them, it has no minimum. Use "
+                "kl='exact', or train by SVI."
             )
         if getattr(option, "covariance", None) == "dual":
             raise ValueError(

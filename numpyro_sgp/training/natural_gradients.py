@@ -60,8 +60,11 @@ def natural_gradients(
 
     and these sites are what stays fixed while hyperparameters and inducing points move, in
     place of the whitened mean and covariance: fewer steps in minibatches, most often. Its
-    derivatives, natural ones, are what this optimiser alone can use: making it marks the
-    guide (``guide.natural_rate``), and without it they are refused.
+    derivatives, natural ones, are what this optimiser alone can use: its start, in
+    ``svi.init``, marks the guide for good (``guide.natural_rate``), and in a guide without
+    that mark they are refused. Where the ELBO or the GP site is scaled
+    (:class:`numpyro.handlers.scale`), keep the rate times that scale at 1 or below. With
+    random hyperparameters, targets are averages over their draws.
 
     Every q(u) with a full (or coupled) or a diagonal covariance takes part, whitened or
     not. The sets of SOLVE-GP are stepped side by side, each as if the others stood still:
@@ -125,8 +128,6 @@ def natural_gradients(
             "an argument of their optimiser.)"
         )
 
-    guide.natural_rate = _largest(learning_rate)
-
     def split(params):
         if params is None:
             raise ValueError(optax.NO_PARAMS_MSG)
@@ -135,6 +136,7 @@ def natural_gradients(
         return pairs, sites, {k: v for k, v in params.items() if k not in taken}
 
     def init(params):
+        guide.natural_rate = _largest(learning_rate)
         return _State(jnp.zeros((), jnp.int32), others.init(split(params)[-1]))
 
     def update(gradients, state, params=None):
@@ -160,8 +162,9 @@ def _largest(learning_rate) -> float:
     if not callable(learning_rate):
         return float(learning_rate)
     with jax.ensure_compile_time_eval():
-        rates = [float(learning_rate(jnp.asarray(n))) for n in (0, *2 ** np.arange(21))]
-    return float(np.clip(max(rates), 1e-6, 1.0))
+        counts = np.unique(np.concatenate([np.arange(10_000), 2 ** np.arange(14, 21)]))
+        rates = jax.vmap(learning_rate)(jnp.asarray(counts))
+    return float(np.clip(np.max(rates), 1e-6, 1.0))
 
 
 def _gaussians(guide, params) -> tuple[list[tuple[str, str]], list[str]]:

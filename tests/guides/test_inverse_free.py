@@ -547,15 +547,53 @@ def test_lc_refuses_likelihoods_that_are_not_log_concave(likelihood):
     sgp.AutoSparseGP(program, option("fr")).setup(X, y)
 
 
-def test_lc_refuses_a_layer_below_another_one():
+def additive(X, y):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([2]))
+    numpyro.sample("y", dist.StudentT(3.0, f.sum(axis=0), NOISE).to_event(1), obs=y)
+
+
+def difference_of_sites(X, y):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    numpyro.sample("y", dist.StudentT(3.0, f - g, NOISE).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize("program", [additive, difference_of_sites])
+def test_lc_looks_at_functions_apart(program):
+    """Curvature that shows where functions do not cancel."""
+    with pytest.raises(ValueError, match=r"GP site 'f': .* curvature .*bound='fr'"):
+        sgp.AutoSparseGP(program, option("lc")).setup(X, jnp.asarray(Y["student"]))
+
+
+def test_lc_refuses_rows_tied_together():
+    def program(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.sample("y", dist.Normal(jnp.diff(f), NOISE).to_event(1), obs=y[1:])
+
+    with pytest.raises(ValueError, match="'f': the likelihood ties rows .*'relaxed'"):
+        sgp.AutoSparseGP(program, option("lc")).setup(X, jnp.asarray(Y["gaussian"]))
+
+
+def test_lc_takes_a_concave_likelihood_without_curvature():
+    def program(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.sample("y", dist.Laplace(f, NOISE).to_event(1), obs=y)
+
+    sgp.AutoSparseGP(program, option("lc")).setup(X, jnp.asarray(Y["gaussian"]))
+
+
+@pytest.mark.parametrize("observed", [False, True])
+def test_lc_refuses_a_layer_below_another_one(observed):
     def program(X, y):
         f1 = numpyro.sample("f1", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        if observed:
+            numpyro.sample("y1", dist.Normal(f1, 5.0).to_event(1), obs=y)
         f2 = numpyro.sample("f2", sgp.GaussianProcess(sgp.kernels.RBF(), f1[:, None]))
         with numpyro.plate("data", N):
             numpyro.sample("y", dist.Normal(f2, NOISE), obs=y)
 
     guide = sgp.AutoSparseGP(program, sgp.InverseFreeSVGP(3, bound="lc"))
-    with pytest.raises(ValueError, match=r"'f1': .*feed another GP site.*bound='fr'"):
+    with pytest.raises(ValueError, match=r"'f1' feeds another GP site.*bound='fr'"):
         guide.setup(X, jnp.asarray(Y["gaussian"]))
 
 
@@ -606,3 +644,28 @@ def test_an_iteration_that_has_not_converged_is_reported():
     params = named(weights=np.zeros(M), noise=0.01 * np.eye(M))
     with pytest.warns(UserWarning, match="GP site 'f' ended at a residual of"):
         guide.posterior(params, X)
+
+
+def test_lbfgs_refuses_a_drawn_kl():
+    guide = sgp.AutoSparseGP(additive_normal, option("relaxed", kl="stochastic"))
+    svi = SVI(additive_normal, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    with pytest.raises(ValueError, match="'f' estimates its KL .* kl='exact'"):
+        sgp.fit_lbfgs(svi, jax.random.key(0), X, jnp.asarray(Y["gaussian"]))
+
+
+def additive_normal(X, y):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([2]))
+    numpyro.sample("y", dist.Normal(f.sum(axis=0), NOISE).to_event(1), obs=y)
+
+
+def test_starts_of_T_for_each_function():
+    T = np.stack([np.eye(M), 2.0 * np.eye(M)])
+    y = jnp.asarray(Y["gaussian"])
+    guide = sgp.AutoSparseGP(additive_normal, option("lc", T_start=T))
+    guide.setup(X, y)
+    svi = SVI(additive_normal, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), X, y))
+    assert_allclose(params["f_auto_qu_T"] ** 2, T)
+    with pytest.raises(ValueError, match=r"T_start has the shape \(3, .*batch shape \(2,"):
+        other = option("lc", T_start=np.stack([np.eye(M)] * 3))
+        sgp.AutoSparseGP(additive_normal, other).setup(X, y)

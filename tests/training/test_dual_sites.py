@@ -371,8 +371,10 @@ def test_derivatives_are_for_natural_gradients_alone():
         (0.3, 0.3),
         (optax.cosine_decay_schedule(0.5, 100), 0.5),
         (lambda n: 2.0 * n, 1.0),
+        (lambda n: jnp.where((n > 300) & (n < 400), 0.9, 0.01), 0.9),
     ]:
-        sgp.natural_gradients(guide, schedule, optax.adam(0.01))
+        optimiser = sgp.natural_gradients(guide, schedule, optax.adam(0.01))
+        optimiser.init(svi.get_params(state))
         assert guide.natural_rate == pytest.approx(largest)
 
 
