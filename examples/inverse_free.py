@@ -189,7 +189,7 @@ def step(args):
         "relaxed": sgp.InverseFreeSVGP(M),
     }
     print(f"\nstep: N = 50, M = {M} in each layer, {steps} steps of Adam on all data\n")
-    print(f"{'layers':>18s}{'':>10s}{'ELBO':>10s}{'RMSE of f':>11s}{'seconds':>9s}")
+    print(f"{'layers':>18s}{'':>10s}{'ELBO':>12s}{'RMSE of f':>11s}{'seconds':>9s}")
     figure = Figure(figsize=(11.0, 8.0), layout="constrained")
     axes = figure.subplots(3, 3, sharex=True, sharey=True)
     fits = {}
@@ -203,7 +203,7 @@ def step(args):
             mean = draws.mean(axis=0)
             error = float(jnp.sqrt(jnp.mean((mean - truth) ** 2)))
             print(
-                f"{num_layers:>18d}{name:>10s}{fitted['ELBO']:10.2f}{error:11.3f}"
+                f"{num_layers:>18d}{name:>10s}{fitted['ELBO']:12.2f}{error:11.3f}"
                 f"{fitted['s']:9.1f}",
                 flush=True,
             )

@@ -76,6 +76,12 @@ class _BlockApproximation:
                 f"{name}: covariance must be one of {self._covariances}, got "
                 f"{self.covariance!r}."
             )
+        is_number = isinstance(self.jitter, int | float | np.number)
+        if self.jitter is not None and not (is_number and 0 <= self.jitter < 1):
+            raise ValueError(
+                f"{name}: jitter is relative to the mean variance, a number from 0 to 1, "
+                f"or None, got {self.jitter!r}."
+            )
         if self.tight not in self._tights:
             raise ValueError(
                 f"{name}: tight must be one of {self._tights}, got {self.tight!r}."

@@ -757,7 +757,8 @@ def _report_residual(name, posterior, approximation):
     residual = getattr(posterior, "residual", None)
     if residual is None or not not_jax_tracer(residual):
         return
-    if not np.all(np.asarray(residual) < approximation.tol):
+    rounding = 10 * posterior.root.shape[-1] * np.finfo(residual.dtype).eps
+    if not np.all(np.asarray(residual) < max(approximation.tol, rounding)):
         worst = np.max(np.asarray(residual))
         warnings.warn(
             f"The iteration for the inverse at GP site '{name}' ended at a residual of "

@@ -59,8 +59,10 @@ class InverseFreeSVGP(SVGP):
     - ``bound="fr"`` [1], for all likelihoods: the same parameters with the KL of what
       predictions are made from. At the optimum T is not unique.
 
-    The last two are the published ones of 2019. Their T must be learned, at the pace of
-    the optimiser; ``"relaxed"`` trains better.
+    The last two are the published ones of 2019. Their T must be learned, and where
+    hyperparameters move faster than T follows, bounds fall and variances explode: with
+    Adam take a rate of 0.003 or less, or begin with fixed hyperparameters; or use
+    :func:`~numpyro_sgp.fit_lbfgs`. ``"relaxed"`` trains at any rate that SVGP does.
 
     :param num_inducing: number M of points; may be left out where ``inducing`` is an
         array.
@@ -70,9 +72,9 @@ class InverseFreeSVGP(SVGP):
         ``"full"`` (a lower triangular factor), which contains all covariances of q(u)
         below the prior's, and so the best for log-concave likelihoods; or ``"diagonal"``,
         M numbers, a restricted family where Z are not data points.
-    :param precondition: for ``"relaxed"``, whether ``_qu_weights`` are the
-        pseudo-observations, :math:`\hat m = (2 T - T \tilde K T) \mu`, which trains far
-        better by Adam, or :math:`\hat m` itself.
+    :param precondition: for ``"relaxed"``, whether the parameter of the mean is that of the
+        pseudo-observations, ``_qu_pseudo``, :math:`\hat m = (2 T - T \tilde K T) \mu`,
+        which trains far better by Adam, or ``_qu_weights``, :math:`\hat m` itself.
     :param tol: for ``"relaxed"``, residual at which the iteration for T ends. What the
         bound loses by it is of second order.
     :param max_steps: for ``"relaxed"``, most steps of that iteration.
@@ -152,6 +154,12 @@ class InverseFreeSVGP(SVGP):
         return self.bound == "lc"
 
     @property
+    def _mean_name(self):
+        """Of other meaning, and so by another name, where it is preconditioned."""
+        relaxed = self.bound == "relaxed" and self.precondition
+        return "qu_pseudo" if relaxed else "qu_weights"
+
+    @property
     def _tights(self):
         return ("none", "diagonal", "scalar") if self.bound == "lc" else ("none",)
 
@@ -178,9 +186,10 @@ class InverseFreeSVGP(SVGP):
                     f"InverseFreeSVGP: {name} must be a positive whole number, got "
                     f"{value!r}."
                 )
-        if not isinstance(self.tol, int | float | np.number) or not 0 < self.tol < 1:
+        if not isinstance(self.tol, int | float | np.number) or not 0 < self.tol <= 0.1:
             raise ValueError(
-                f"InverseFreeSVGP: tol must be between 0 and 1, got {self.tol!r}."
+                "InverseFreeSVGP: tol must be a Python number above 0 and at most 0.1 "
+                f"(beyond that variances are far too large), got {self.tol!r}."
             )
         if not isinstance(self.precondition, bool):
             raise ValueError(
@@ -221,10 +230,12 @@ class InverseFreeSVGP(SVGP):
         """
         (Z,) = points
         batch, size, dtype = prior.batch_shape, Z.shape[-2], Z.dtype
-        params = {"Z": _points_of(Z), "qu_weights": jnp.zeros((*batch, size), dtype)}
+        params = {"Z": _points_of(Z), self._mean_name: jnp.zeros((*batch, size), dtype)}
         K = with_jitter(inducing_covariance(prior.kernel, points), self.jitter)
         if self.bound == "relaxed":
-            noise = _NOISE * jnp.diagonal(K, axis1=-2, axis2=-1)
+            # Of the mean variance: that at a single point may be zero.
+            noise = _NOISE * jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
+            noise = jnp.broadcast_to(noise[..., None], K.shape[:-1])
             if self.covariance == "full":
                 noise = jnp.sqrt(noise)[..., None] * jnp.eye(size, dtype=dtype)
             square = (size, size) if self.covariance == "full" else (size,)
@@ -285,7 +296,7 @@ class InverseFreeSVGP(SVGP):
             there, is where the iteration starts, and is told where it ended.
         """
         num_probes = self.num_probes if self.kl == "stochastic" else None
-        Z, weights = self._inducing(0, params["Z"]), params["qu_weights"]
+        Z, weights = self._inducing(0, params["Z"]), params[self._mean_name]
         if self.bound != "relaxed":
             factors = _positive(jnp.tril(params["qu_T"])), params["qu_root"]
             return InverseFreePosterior(

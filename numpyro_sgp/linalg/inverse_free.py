@@ -347,8 +347,8 @@ def log_det(
 
     with :math:`r_h` of random signs and :math:`s_h` by :func:`ulisse` (van der
     Wilk et al. 2019, whose sum lacks the 1/H). It is unbiased as far as
-    :func:`ulisse` is, with less variance for better preconditioners. Second derivatives are not those of
-    :math:`\log|K|`.
+    :func:`ulisse` is, with less variance for better preconditioners. Second derivatives
+    are not those of :math:`\log|K|`.
 
     The value is not that of the surrogate that is differentiated, but
 

@@ -64,7 +64,8 @@ def natural_gradients(
     ``svi.init``, marks the guide for good (``guide.natural_rate``), and in a guide without
     that mark they are refused. Where the ELBO or the GP site is scaled
     (:class:`numpyro.handlers.scale`), keep the rate times that scale at 1 or below. With
-    random hyperparameters, targets are averages over their draws.
+    random hyperparameters (a base guide such as ``AutoNormal``), targets are averages over
+    their draws: take a rate of 0.05 or less, or several particles.
 
     Every q(u) with a full (or coupled) or a diagonal covariance takes part, whitened or
     not. The sets of SOLVE-GP are stepped side by side, each as if the others stood still:
@@ -78,7 +79,8 @@ def natural_gradients(
     :param others: optimiser of hyperparameters, inducing points and so on.
     :return: an optax transformation.
     :raises ValueError: if the rate is not in (0, 1]; at the first step, if a GP site has a
-        mixture, sites or an :class:`~numpyro_sgp.InverseFreeSVGP`.
+        mixture or sites, or all have an :class:`~numpyro_sgp.InverseFreeSVGP` (beside other
+        sites, ``others`` trains it).
 
     **References:**
 
@@ -197,17 +199,17 @@ def _gaussians(guide, params) -> tuple[list[tuple[str, str]], list[str]]:
                 f"natural_gradients are for Gaussian q(u), but GP site '{site}' has "
                 f"{what}. {mend}"
             )
-        if "qu_weights" in names:
-            raise ValueError(
-                "natural_gradients are for Gaussian q(u) given by mean and factor, but GP "
-                f"site '{site}' has an InverseFreeSVGP, whose q(u) has other parameters. "
-                "Train it by Adam."
-            )
         pairs += [
             (names[name.replace("_sqrt", "_mu")], full)
             for name, full in names.items()
             if name.endswith("_sqrt")
         ]
+    if not pairs and not duals:
+        raise ValueError(
+            "natural_gradients are for Gaussian q(u) given by mean and factor, but GP "
+            f"sites {sorted(by_site)} have an InverseFreeSVGP, whose q(u) has other "
+            "parameters. Train them by Adam."
+        )
     return pairs, duals
 
 

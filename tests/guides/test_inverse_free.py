@@ -196,7 +196,7 @@ def test_gradients_are_those_with_the_inverse_itself():
         points, R = params["f_auto_Z"], params["f_auto_qu_noise"]
         Kuu = kernel(points, points) + JITTER * jnp.eye(M)
         k, S = kernel(points, X), R @ R.T
-        weights = jnp.linalg.solve(Kuu + S, params["f_auto_qu_weights"])
+        weights = jnp.linalg.solve(Kuu + S, params["f_auto_qu_pseudo"])
         inverse = jnp.linalg.inv(Kuu + S)
         variance = 1.0 - jnp.sum(k * (inverse @ k), axis=0)
         expected = jnp.sum(norm_logpdf(y, k.T @ weights) - variance / (2 * NOISE**2))
@@ -205,7 +205,7 @@ def test_gradients_are_those_with_the_inverse_itself():
             weights @ Kuu @ weights - jnp.trace(inverse @ Kuu) + log_dets
         )
 
-    params = named(weights=mu, noise=R)
+    params = named(pseudo=mu, noise=R)
     value, slopes = jax.value_and_grad(bound)(params)
     known_value, known_slopes = jax.jit(jax.value_and_grad(known))(params)
     assert_allclose(value, known_value, rtol=1e-9)
@@ -385,7 +385,7 @@ def test_functions_that_share_points(bound):
     guide.setup(X, y)
     weights, R = relaxed_q(0)
     own = {"noise": R} if bound == "relaxed" else {"root": R, "T": free_q(0)[2]}
-    params = named(weights=weights, **own)
+    params = named(**{"pseudo" if bound == "relaxed" else "weights": weights}, **own)
     shapes = {k: v.shape for k, v in guide._initial["f"].items()}
     if bound == "lc":  # one kernel has one inverse
         assert shapes["qu_T"] == (M, M) and shapes["qu_root"] == (2, M, M)
@@ -608,7 +608,9 @@ def test_lc_refuses_a_layer_below_another_one(observed):
         ({"kl": "mc"}, "kl must be one of"),
         ({"num_probes": 0}, "num_probes must be a positive whole number, got 0"),
         ({"max_steps": 1.5}, "max_steps must be a positive whole number"),
-        ({"tol": 0.0}, "tol must be between 0 and 1"),
+        ({"tol": 0.0}, "tol must be a Python number above 0 and at most 0.1"),
+        ({"tol": 0.9}, "tol must be a Python number above 0 and at most 0.1"),
+        ({"jitter": -1.0}, "jitter is relative"),
         ({"precondition": "P"}, "precondition must be True or False"),
         ({"T_start": "scaled"}, "T_start is for bound='lc' and bound='fr'"),
         ({"bound": "lc", "covariance": "diagonal"}, "are for bound='relaxed'"),
@@ -628,7 +630,7 @@ def test_natural_gradients_refuse_it():
     guide = sgp.AutoSparseGP(model, option())
     optimiser = sgp.natural_gradients(guide, 0.5, optax.adam(0.01))
     svi = SVI(model, guide, optimiser, sgp.TraceGP_ELBO())
-    with pytest.raises(ValueError, match="'f' has an InverseFreeSVGP"):
+    with pytest.raises(ValueError, match="'f'.* have an InverseFreeSVGP"):
         svi.init(KEY, X, y)
 
 
@@ -641,7 +643,7 @@ def test_an_iteration_that_has_not_converged_is_reported():
     y = jnp.asarray(Y["gaussian"])
     guide = sgp.AutoSparseGP(model, option(max_steps=2))
     guide.setup(X, y)
-    params = named(weights=np.zeros(M), noise=0.01 * np.eye(M))
+    params = named(pseudo=np.zeros(M), noise=0.01 * np.eye(M))
     with pytest.warns(UserWarning, match="GP site 'f' ended at a residual of"):
         guide.posterior(params, X)
 
@@ -669,3 +671,18 @@ def test_starts_of_T_for_each_function():
     with pytest.raises(ValueError, match=r"T_start has the shape \(3, .*batch shape \(2,"):
         other = option("lc", T_start=np.stack([np.eye(M)] * 3))
         sgp.AutoSparseGP(additive_normal, other).setup(X, y)
+
+
+def test_a_point_without_prior_variance_gets_pseudo_noise():
+    """A linear kernel has none at zero, and log|S| would be infinite."""
+
+    def program(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Linear(1.0), X))
+        numpyro.sample("y", dist.Normal(f, 0.5).to_event(1), obs=y)
+
+    points = jnp.arange(-2.0, 3.0)[:, None]
+    guide = sgp.AutoSparseGP(program, sgp.InverseFreeSVGP(inducing=points))
+    svi = SVI(program, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    state = svi.init(jax.random.key(0), X, jnp.asarray(Y["gaussian"]))
+    assert (jnp.diagonal(svi.get_params(state)["f_auto_qu_noise"]) > 0.1).all()
+    assert jnp.isfinite(svi.evaluate(state, X, jnp.asarray(Y["gaussian"])))
