@@ -131,6 +131,7 @@ def test_mixtures_use_it_too():
     assert fit.losses[-1] < 0.6 * fit.losses[0]
 
 
+@pytest.mark.slow
 def test_natural_gradients_use_it_too():
     X, y = classes()
     guide = sgp.AutoSparseGP(model, sgp.SVGP(4))

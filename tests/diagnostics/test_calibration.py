@@ -154,6 +154,7 @@ def test_summary_of_given_ranks():
     assert np.isnan(only.p_value) and only.verdict == "no site was tested"
 
 
+@pytest.mark.slow
 def test_points_are_told_from_draws_and_counts_from_other_data():
     def model(inputs, counts=None, scale=None):
         shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))

@@ -66,7 +66,7 @@ def start(model, guide, *args, **kwargs):
 @pytest.mark.parametrize(
     ("approximation", "base_guide", "latents"),
     [
-        (sgp.SOLVEGP(4, 3), AutoNormal, "expand"),
+        pytest.param(sgp.SOLVEGP(4, 3), AutoNormal, "expand", marks=pytest.mark.slow),
         (sgp.SVGP(5), AutoDelta, "plate"),
     ],
 )

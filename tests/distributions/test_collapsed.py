@@ -371,6 +371,7 @@ def test_they_are_pytrees_and_go_through_jit_and_vmap():
         np.testing.assert_allclose(doubled.log_prob(y), one.log_prob(y), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_expanded_ones_have_a_posterior_of_each_function():
     X, y = regression_data(10)
     Y = jnp.stack([y, 2.0 * y])
@@ -385,6 +386,7 @@ def test_expanded_ones_have_a_posterior_of_each_function():
         )
 
 
+@pytest.mark.slow
 def test_mixed_and_single_precision():
     X, y = regression_data(15)
     small = X.astype(jnp.float32)

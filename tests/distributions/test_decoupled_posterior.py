@@ -69,6 +69,7 @@ def test_function_samples_have_its_mean():
     assert jnp.all(jnp.abs(functions.mean(0) - found.mean) < 5 * error)
 
 
+@pytest.mark.slow
 def test_training_factorises_nothing_of_the_size_of_the_orthogonal_points():
     X, y = regression_data(40)
     option = sgp.ODVGP(5, orthogonal=X[:33], num_columns=8)

@@ -230,6 +230,7 @@ def test_scalar_never_exceeds_the_evidence():
     assert spherical < sgp.MarginalGP(KERNEL, X, 0.3).log_prob(y)
 
 
+@pytest.mark.slow
 def test_deep_layers_may_be_tight():
     X, y = regression_data(8)
 

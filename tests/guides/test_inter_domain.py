@@ -103,6 +103,7 @@ def test_an_object_with_points_is_the_start():
     assert approximation.num_points == 6
 
 
+@pytest.mark.slow
 def test_points_that_stay_and_points_of_each_function():
     X, y = images()
 
@@ -125,7 +126,7 @@ def test_points_that_stay_and_points_of_each_function():
         assert guide.posterior(params, X[:2])["f"].mean.shape == (2, 2)
 
 
-@pytest.mark.parametrize("orthogonal", [0, 4])
+@pytest.mark.parametrize("orthogonal", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_training_in_single_precision_learns_classes(orthogonal):
     X, y = images(24, size=8, dtype=jnp.float32)
 

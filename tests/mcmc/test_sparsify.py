@@ -96,6 +96,7 @@ def test_gaussian_likelihood_has_titsias_optimum_and_bound():
         assert_allclose(integral, bound, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_several_latent_functions_and_sites():
     def model(X, y):
         with numpyro.plate("latent", 2):

@@ -208,6 +208,7 @@ def test_slopes_by_sites_are_those_by_expectation_parameters():
         assert_allclose(slopes.precision[i], -2.0 * symmetric, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_minibatches_with_learned_points_and_scan():
     X, y = classes(60)
     svi, guide = make(bernoulli, sgp.SVGP(5, covariance="dual"), 0.2, others=0.02)
@@ -265,6 +266,7 @@ def test_variances_above_the_prior_are_found():
     assert_allclose(found["dual"], found["full"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_sites_that_make_no_gaussian_fade():
     X, y = regression_data(15)
     svi, guide = make(gaussian_model, sgp.SVGP(covariance="dual", **POINTS), 0.5)
@@ -275,6 +277,7 @@ def test_sites_that_make_no_gaussian_fade():
     assert_allclose(-result.losses[-1], best, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_close_points_in_float32():
     X, y = (a.astype(jnp.float32) for a in regression_data(200))
     grid = jnp.linspace(-2.0, 2.0, 50, dtype=jnp.float32)[:, None]
@@ -338,6 +341,7 @@ def test_tight_bounds(tight):
         assert best[0] + 0.1 < -losses[-1] < best[1]
 
 
+@pytest.mark.slow
 def test_deep_model_with_random_hyperparameters():
     X, y = regression_data(12)
 
