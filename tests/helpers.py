@@ -1,9 +1,13 @@
-"""Dense linear algebra and small models that several tests share."""
+"""Dense linear algebra, small models and the like that several tests share."""
+
+import importlib.util
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax.extend.core import jaxprs_in_params
 from scipy.stats import multivariate_normal
 
 import numpyro_sgp as sgp
@@ -69,3 +73,20 @@ def count_data(num_rows=12, seed=0):
     rng = np.random.default_rng(seed)
     X = np.linspace(-2, 2, num_rows)[:, None]
     return jnp.asarray(X), jnp.asarray(rng.poisson(np.exp(np.sin(2 * X[:, 0]) + 0.5)))
+
+
+def load_example(name):
+    """An example as a module."""
+    path = Path(__file__).resolve().parents[1] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_example", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def primitives(jaxpr):
+    """Name and operand shapes of every primitive of a program, in all nested ones."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name, tuple(v.aval.shape for v in eqn.invars)
+        for inner in jaxprs_in_params(eqn.params):
+            yield from primitives(inner)

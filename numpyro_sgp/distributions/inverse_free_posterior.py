@@ -2,7 +2,6 @@
 
 import copy
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +14,15 @@ from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
-from numpyro_sgp.kernels.base import PRECISION
-from numpyro_sgp.linalg import default_jitter, jittered_cholesky
-from numpyro_sgp.linalg.inverse_free import inverse_root, log_det
+from numpyro_sgp.linalg import (
+    inverse_root,
+    jittered_cholesky,
+    log_det,
+    matmul,
+    with_jitter,
+)
 
 BOUNDS = ("relaxed", "lc", "fr")
-_mm = partial(jnp.matmul, precision=PRECISION)
 # What preconditions determinants need not be accurate, but better than any start of T:
 # conjugate gradients must arrive within their steps for gradients to have no bias.
 _PRECONDITIONER = {"tol": 0.1, "max_steps": 30}
@@ -172,22 +174,22 @@ class InverseFreePosterior(GPPosterior):
     def mean(self) -> Array:
         """Marginal means, eq. (7), shape ``batch_shape + (N,)``."""
         _, k = self._covariances()
-        mean = jnp.einsum("...mn,...m->...n", k, self.weights, precision=PRECISION)
+        mean = matmul(self.weights[..., None, :], k)[..., 0, :]
         return jnp.broadcast_to(mean + self.prior.mean, self.shape())
 
     def _parts(self):
         """``L_T' k``, ``T k``, ``K T k`` and the factor of ``k' S_hat k``."""
         K, k = self._covariances()
-        P = _mm(_T(self.root), k)
-        a = _mm(self.root, P)
+        P = matmul(self.root.mT, k)
+        a = matmul(self.root, P)
         F = self._times_factor(a if self.bound == "relaxed" else k)
-        return P, a, _mm(K, a), F
+        return P, a, matmul(K, a), F
 
     def _times_factor(self, A):
         """``factor' A``."""
         if self._is_diagonal:
             return self.factor[..., None] * A
-        return _mm(_T(self.factor), A)
+        return matmul(self.factor.mT, A)
 
     @property
     def _is_diagonal(self):
@@ -233,7 +235,7 @@ class InverseFreePosterior(GPPosterior):
         """Joint covariance over X, shape ``batch_shape + (N, N)``."""
         P, a, Ka, F = self._parts()
         total = self.prior.kernel(self.prior.X, self.prior.X)
-        total = total - 2.0 * _mm(_T(P), P) + _mm(_T(a), Ka) + _mm(_T(F), F)
+        total = total - 2.0 * matmul(P.mT, P) + matmul(a.mT, Ka) + matmul(F.mT, F)
         num_rows = self.event_shape[0]
         return jnp.broadcast_to(total, (*self.batch_shape, num_rows, num_rows))
 
@@ -262,18 +264,19 @@ class InverseFreePosterior(GPPosterior):
             return jnp.broadcast_to(self._exact_kl(), self.batch_shape)
         K, _ = self._covariances()
         L, F = self.root, self.factor
-        total = jnp.sum(self.weights * _mm(K, self.weights[..., None])[..., 0], axis=-1)
+        total = jnp.sum(self.weights * matmul(K, self.weights[..., None])[..., 0], axis=-1)
         if self.bound != "lc":
-            v = _mm(L, r)
-            g = _mm(_T(L), _mm(K, v))  # G r
+            v = matmul(L, r)
+            g = matmul(L.mT, matmul(K, v))  # G r
         if self.bound == "relaxed":
             h = self._times_factor(v)  # H' r
             total = total + _sum(g * g - r * g + h * h) - num_points
-            h = F[..., None] * h if self._is_diagonal else _mm(F, h)
-            total = total + _sum(g * _mm(_T(L), h)) - 2.0 * (_log_det(L) + self._log_factor)
+            h = F[..., None] * h if self._is_diagonal else matmul(F, h)
+            total = total + _sum(g * matmul(L.mT, h))
+            total = total - 2.0 * (_log_det(L) + self._log_factor)
         else:
-            v = F[..., None] * r if self._is_diagonal else _mm(F, r)
-            total = total + _sum(v * _mm(K, v))
+            v = F[..., None] * r if self._is_diagonal else matmul(F, r)
+            total = total + _sum(v * matmul(K, v))
         if self.bound == "lc":
             # T itself may be far from the inverse, and conjugate gradients then too slow.
             L = inverse_root(K, L, **_PRECONDITIONER).root
@@ -298,10 +301,10 @@ class InverseFreePosterior(GPPosterior):
     def _optimal_covariance(self):
         """The covariance of q*(u), eq. (10), and a preconditioner for it."""
         K, _ = self._covariances()
-        B = _mm(_T(self.root), K)
-        a = _mm(self.root, B)  # T K
+        B = matmul(self.root.mT, K)
+        a = matmul(self.root, B)  # T K
         F = self._times_factor(K)
-        S = K - 2.0 * _mm(_T(B), B) + _mm(_T(a), _mm(K, a)) + _mm(_T(F), F)
+        S = K - 2.0 * matmul(B.mT, B) + matmul(a.mT, matmul(K, a)) + matmul(F.mT, F)
         return S, inverse_root(S, self.root, **_PRECONDITIONER).root
 
     def _exact_kl(self):
@@ -330,7 +333,7 @@ class InverseFreePosterior(GPPosterior):
 
     @property
     def _whitened_mean(self):
-        return _mm(_T(self.chol), self.weights[..., None])[..., 0]
+        return matmul(self.chol.mT, self.weights[..., None])[..., 0]
 
     def as_sparse_posterior(self) -> SparsePosterior:
         r"""
@@ -343,10 +346,10 @@ class InverseFreePosterior(GPPosterior):
         """
         L = self.chol
         eye = jnp.eye(L.shape[-1], dtype=L.dtype)
-        P = _mm(_T(self.root), L)
-        rest = eye - _mm(_T(P), P)
-        F = self._times_factor(_mm(self.root, P) if self.bound == "relaxed" else L)
-        S = _mm(rest, rest) + _mm(_T(F), F)
+        P = matmul(self.root.mT, L)
+        rest = eye - matmul(P.mT, P)
+        F = self._times_factor(matmul(self.root, P) if self.bound == "relaxed" else L)
+        S = matmul(rest, rest) + matmul(F.mT, F)
         # Jitter only where rounding has left S without a factor; it is relative to I.
         sqrt, _ = jittered_cholesky(S, 0.0, jnp.ones(S.shape[:-2], S.dtype))
         q = BlockGaussian((Block(self._whitened_mean, sqrt),))
@@ -383,24 +386,6 @@ class InverseFreePosterior(GPPosterior):
 def _kl_inverse_free_prior(q: InverseFreePosterior, p: GaussianProcess) -> Array:
     """The KL of the bound; q was made from p, so that their kernels agree."""
     return q.prior_kl()
-
-
-def with_jitter(K: Array, jitter: float | None) -> Array:
-    """
-    K with its diagonal raised by a multiple of its mean.
-
-    :param K: shape ``(*batch, M, M)``.
-    :param jitter: that multiple; by dtype if None.
-    """
-    jitter = default_jitter(K.dtype) if jitter is None else jitter
-    if jitter == 0:
-        return K
-    scale = jitter * jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
-    return K + scale[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
-
-
-def _T(A):
-    return jnp.swapaxes(A, -1, -2)
 
 
 def _sum(A):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_sgp.families.block_gaussian import Block, BlockGaussian
-from numpyro_sgp.linalg import solve_lower
+from numpyro_sgp.linalg import matmul, solve_lower
 
 _MOST_VARIANCE = 10.0  # of whitened variables, in units of the prior's
 _MOST_GROWTH = 4.0  # of a variance in one step
@@ -112,12 +112,12 @@ def _whitened(rate, L, linear, precision):
 def _values(L, linear, precision):
     """The same, and what derivatives need."""
     eye = jnp.eye(L.shape[-1], dtype=L.dtype)
-    root = precision @ L
-    given = eye + _symmetric(_T(L) @ root)
+    root = matmul(precision, L)
+    given = eye + _symmetric(matmul(L.mT, root))
 
     def factors(B):
         C = lax.linalg.cholesky(B, symmetrize_input=False)
-        return C, _T(solve_lower(C, jnp.broadcast_to(eye, C.shape)))
+        return C, solve_lower(C, jnp.broadcast_to(eye, C.shape)).mT
 
     C, P = factors(given)
     # False for NaN, what is not positive definite.
@@ -128,13 +128,14 @@ def _values(L, linear, precision):
 
     def lift():
         values, V = jnp.linalg.eigh(given)
-        lifted = (V * jnp.maximum(values, 1.0 / _MOST_VARIANCE)[..., None, :]) @ _T(V)
+        least = 1.0 / _MOST_VARIANCE
+        lifted = matmul(V * jnp.maximum(values, least)[..., None, :], V.mT)
         excess = jnp.where(fits, 0.0, given - _symmetric(lifted))
         new_root = root - solve_lower(L, excess, transpose=True)
         return *factors(given - excess), new_root, excess
 
     C, P, root, excess = lax.cond(jnp.all(fits), keep, lift)
-    w = _apply(P, _apply(_T(P), _apply(_T(L), linear)))
+    w = _apply(P, _apply(P.mT, _apply(L.mT, linear)))
     return (w, P), (L, linear, C, P, w, root, excess)
 
 
@@ -155,18 +156,18 @@ def _backward(rate, kept, slopes):
     # B = C C' = S_w^-1, P = C^-T. dL/dS_w = C G C' with G = (phi + phi') / 2, phi the upper
     # triangle of P' dL/dP with half the diagonal, and dL/dB = -P G P'.
     eye = jnp.eye(L.shape[-1], dtype=L.dtype)
-    G = _symmetric(jnp.triu(_T(P) @ to_P) * (1.0 - 0.5 * eye))
+    G = _symmetric(jnp.triu(matmul(P.mT, to_P)) * (1.0 - 0.5 * eye))
     share = _share(G, rate)[..., None]
-    to_S = share[..., None] * (C @ G @ _T(C))
+    to_S = share[..., None] * matmul(matmul(C, G), C.mT)
     to_linear = share * to_w - 2.0 * _apply(to_S, w)
     to_linear = solve_lower(L, to_linear[..., None], transpose=True)
     # What was left out of the site counts as part of it, so that it fades.
     half = solve_lower(L, excess - 2.0 * to_S, transpose=True)
-    to_precision = _symmetric(solve_lower(L, _T(half), transpose=True))
+    to_precision = _symmetric(solve_lower(L, half.mT, transpose=True))
     # B = I + L' Lambda L and w = S_w L' lambda.
-    s = _apply(P, _apply(_T(P), to_w))
-    to_B = -P @ G @ _T(P) - _symmetric(s[..., None] * w[..., None, :])
-    to_L = 2.0 * root @ to_B + linear[..., None] * s[..., None, :]
+    s = _apply(P, _apply(P.mT, to_w))
+    to_B = -matmul(matmul(P, G), P.mT) - _symmetric(s[..., None] * w[..., None, :])
+    to_L = 2.0 * matmul(root, to_B) + linear[..., None] * s[..., None, :]
     return jnp.tril(to_L), to_linear[..., 0], to_precision
 
 
@@ -201,13 +202,9 @@ def _share(G, rate):
     return lax.while_loop(go_on, halve, start)[1]
 
 
-def _T(A):
-    return jnp.swapaxes(A, -1, -2)
-
-
 def _symmetric(A):
-    return 0.5 * (A + _T(A))
+    return 0.5 * (A + A.mT)
 
 
 def _apply(A, x):
-    return (A @ x[..., None])[..., 0]
+    return matmul(A, x[..., None])[..., 0]

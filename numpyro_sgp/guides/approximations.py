@@ -96,7 +96,7 @@ class _BlockApproximation:
                 f"{name}: block_size is for tight='block', but tight={self.tight!r}."
             )
         for i, (size, start, _) in enumerate(self._sets()):
-            what, start = _point_name(i), _points_of(start)
+            what, start = _point_name(i), points_of(start)
             if np.ndim(size) > 0:
                 raise TypeError(
                     f"{name}: the number of inducing points {what} is an array. Pass "
@@ -144,7 +144,7 @@ class _BlockApproximation:
     def num_points(self) -> int:
         """Number of inducing points in all sets."""
         return sum(
-            np.shape(_points_of(start))[-2] if size is None else size
+            np.shape(points_of(start))[-2] if size is None else size
             for size, start, _ in self._sets()
         )
 
@@ -165,7 +165,7 @@ class _BlockApproximation:
             array has another number of columns.
         """
         sets = self._sets()
-        points: list = [_points_of(start) for _, start, _ in sets]
+        points: list = [points_of(start) for _, start, _ in sets]
         kinds = [_kind(start) for _, start, _ in sets]
         # Sets of one kind are chosen together, so that they differ.
         for kind in dict.fromkeys(kinds):
@@ -253,7 +253,7 @@ class _BlockApproximation:
             factor = None
             if kernel_factor is not None:
                 factor = kernel_factor[..., start:end, start:end]
-            params[_point_name(i)] = _points_of(points[i])
+            params[_point_name(i)] = points_of(points[i])
             params[f"{_block_name(i)}_mu"] = jnp.zeros((*prior.batch_shape, size), dtype)
             if kind != "prior":
                 sqrt = _prior_sqrt(size, kind, factor, dtype)
@@ -768,7 +768,7 @@ class MeanKernel:
         return variance.mean(axis=tuple(range(variance.ndim - 1)))
 
 
-def _points_of(start):
+def points_of(start):
     """The points of a set, or the method that chooses them."""
     return start.points if isinstance(start, InducingVariables) else start
 

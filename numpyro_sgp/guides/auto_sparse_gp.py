@@ -132,7 +132,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._setup_args = None
         #: Whether the likelihood ties rows of X together; known after the set-up.
         self.couples_rows = False
-        #: Largest step of :func:`~numpyro_sgp.natural_gradients` for this guide, if made.
+        #: Largest step of :func:`~numpyro_sgp.natural_gradients` on dual sites, once begun.
         self.natural_rate: float | None = None
 
     def __call__(self, *args, **kwargs):

@@ -1,6 +1,5 @@
 """Inverse-free approximations: training steps of products alone."""
 
-from functools import partial
 from typing import Literal
 
 import jax
@@ -11,15 +10,18 @@ from numpyro.distributions import constraints
 from numpyro.primitives import mutable
 
 from numpyro_sgp.distributions import GaussianProcess, InverseFreePosterior
-from numpyro_sgp.distributions.inverse_free_posterior import BOUNDS, with_jitter
-from numpyro_sgp.guides.approximations import SVGP, Inducing, _points_of
+from numpyro_sgp.distributions.inverse_free_posterior import BOUNDS
+from numpyro_sgp.guides.approximations import SVGP, Inducing, points_of
 from numpyro_sgp.guides.constraint import lower_triangular
 from numpyro_sgp.inducing.covariances import inducing_covariance
-from numpyro_sgp.kernels.base import PRECISION
-from numpyro_sgp.linalg import jittered_cholesky, solve_lower
-from numpyro_sgp.linalg.inverse_free import inverse_root
+from numpyro_sgp.linalg import (
+    inverse_root,
+    jittered_cholesky,
+    matmul,
+    solve_lower,
+    with_jitter,
+)
 
-_mm = partial(jnp.matmul, precision=PRECISION)
 KL = ("exact", "stochastic")
 STARTS = ("inverse", "scaled", "small", "random")
 _SMALL = 1e-6
@@ -230,7 +232,7 @@ class InverseFreeSVGP(SVGP):
         """
         (Z,) = points
         batch, size, dtype = prior.batch_shape, Z.shape[-2], Z.dtype
-        params = {"Z": _points_of(Z), self._mean_name: jnp.zeros((*batch, size), dtype)}
+        params = {"Z": points_of(Z), self._mean_name: jnp.zeros((*batch, size), dtype)}
         K = with_jitter(inducing_covariance(prior.kernel, points), self.jitter)
         if self.bound == "relaxed":
             # Of the mean variance: that at a single point may be zero.
@@ -265,7 +267,7 @@ class InverseFreeSVGP(SVGP):
             return jnp.broadcast_to(jnp.sqrt(_SMALL).astype(K.dtype) * eye, K.shape)
         if self.T_start == "random":
             A = jax.random.normal(jax.random.key(self.seed), K.shape, K.dtype)
-            eye = jnp.linalg.cholesky(A @ jnp.swapaxes(A, -1, -2) / K.shape[-1])
+            eye = jnp.linalg.cholesky(A @ A.mT / K.shape[-1])
         size = jnp.max(jnp.sum(jnp.abs(K), axis=-1), axis=-1)
         return eye / jnp.sqrt(size)[..., None, None]
 
@@ -307,7 +309,7 @@ class InverseFreeSVGP(SVGP):
             S = R[..., None] * jnp.eye(R.shape[-1], dtype=R.dtype)
             R = jnp.sqrt(R)
         else:
-            S = _mm(R, jnp.swapaxes(R, -1, -2))
+            S = matmul(R, R.mT)
         K = with_jitter(inducing_covariance(prior.kernel, (Z,)), self.jitter) + S
         state = params.get("T", {})
         found = inverse_root(K, state.get("root"), self.tol, self.max_steps)
@@ -315,8 +317,8 @@ class InverseFreeSVGP(SVGP):
         L = found.root
         if self.precondition:
             mu = weights[..., None]
-            T_mu = _mm(L, _mm(jnp.swapaxes(L, -1, -2), mu))
-            weights = 2.0 * T_mu - _mm(L, _mm(jnp.swapaxes(L, -1, -2), _mm(K, T_mu)))
+            T_mu = matmul(L, matmul(L.mT, mu))
+            weights = 2.0 * T_mu - matmul(L, matmul(L.mT, matmul(K, T_mu)))
             weights = weights[..., 0]
         return InverseFreePosterior(
             prior,

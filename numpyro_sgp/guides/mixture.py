@@ -11,7 +11,7 @@ from numpyro.distributions import constraints
 from numpyro_sgp.distributions import GaussianProcess, MixturePosterior
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.families.mixture import ENTROPIES
-from numpyro_sgp.guides.approximations import SVGP, Inducing, _points_of
+from numpyro_sgp.guides.approximations import SVGP, Inducing, points_of
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
 
@@ -115,7 +115,7 @@ class MixtureSVGP(SVGP):
         K = self.num_components
         params = super().initial_params(prior.expand((K, *prior.batch_shape)), points)
         # Inducing points belong to latent functions, not to components.
-        params["Z"] = _points_of(points[0])
+        params["Z"] = points_of(points[0])
         if "qf_scale" in params:
             params["qf_scale"] = params["qf_scale"][0]
         if K > 1:

@@ -11,7 +11,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_sgp.kernels import RBF, Convolutional, Kernel, Scaled, Sum
-from numpyro_sgp.kernels.base import append_axes, register_kernel, static_field
+from numpyro_sgp.kernels.base import append_axes, frozen_pytree, static_field
 
 __all__ = ["InducingPatches", "InducingVariables", "SmoothedPoints", "covariance"]
 
@@ -19,7 +19,7 @@ __all__ = ["InducingPatches", "InducingVariables", "SmoothedPoints", "covariance
 _IMAGES, _PATCHES_OF_AN_IMAGE = 2_000, 10
 
 
-@register_kernel
+@frozen_pytree
 class InducingVariables:
     r"""
     Inter-domain inducing variables, and the base class of their kinds: linear functionals
@@ -69,7 +69,7 @@ class InducingVariables:
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        register_kernel(cls)
+        frozen_pytree(cls)
 
     def __post_init__(self):
         if isinstance(self.points, list | tuple):

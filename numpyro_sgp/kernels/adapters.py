@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from numpyro_sgp.kernels.base import (
     Kernel,
     batch_shape_of,
-    register_kernel,
+    frozen_pytree,
     static_field,
 )
 
@@ -80,7 +80,7 @@ def _matrix(function: Any, X1: ArrayLike, X2: ArrayLike | None) -> Array:
     return function(X1, X1 if X2 is None else jnp.asarray(X2))
 
 
-@register_kernel
+@frozen_pytree
 class TinygpKernel(Kernel):
     """
     A tinygp kernel; :func:`as_kernel` makes it.
@@ -99,7 +99,7 @@ class TinygpKernel(Kernel):
         return jnp.vectorize(self.kernel, signature="(n,d)->(n)")(jnp.asarray(X))
 
 
-@register_kernel
+@frozen_pytree
 class GPJaxKernel(Kernel):
     """
     A GPJax kernel; :func:`as_kernel` makes it.
@@ -135,7 +135,7 @@ class _Same:
         return repr(self.value)
 
 
-@register_kernel
+@frozen_pytree
 class ObjectKernel(Kernel):
     """
     An object with ``__call__(X1, X2)`` and ``diag(X)`` that is not a pytree;

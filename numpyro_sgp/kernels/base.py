@@ -30,7 +30,7 @@ def static_field(**kwargs: Any) -> Any:
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
-def register_kernel(cls: T) -> T:
+def frozen_pytree(cls: T) -> T:
     """
     Make ``cls`` a frozen dataclass and a pytree (static fields: :func:`static_field`).
 
@@ -199,7 +199,7 @@ def features_of(kernel: Any, *args: Any) -> Callable[[Array], Array]:
     return kernel.features(*args)
 
 
-def _broadcast_batches(owner: Kernel, shapes: dict[str, tuple[int, ...]]) -> None:
+def broadcast_batches(owner: Kernel, shapes: dict[str, tuple[int, ...]]) -> None:
     try:
         np.broadcast_shapes(*shapes.values())
     except ValueError:
@@ -210,7 +210,7 @@ def _broadcast_batches(owner: Kernel, shapes: dict[str, tuple[int, ...]]) -> Non
         ) from None
 
 
-@register_kernel
+@frozen_pytree
 class Sum(Kernel):
     """
     The sum of two kernels, written ``left + right``; their batch shapes broadcast.
@@ -228,7 +228,7 @@ class Sum(Kernel):
 
     def __post_init__(self):
         left, right = batch_shape_of(self.left), batch_shape_of(self.right)
-        _broadcast_batches(self, {"left": left, "right": right})
+        broadcast_batches(self, {"left": left, "right": right})
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -248,7 +248,7 @@ class Sum(Kernel):
         return Partial(_sum, left, right, jax.random.rademacher(sign, shape, dtype))
 
 
-@register_kernel
+@frozen_pytree
 class Product(Kernel):
     """
     The product of two kernels, written ``left * right``; their batch shapes broadcast.
@@ -266,7 +266,7 @@ class Product(Kernel):
 
     def __post_init__(self):
         left, right = batch_shape_of(self.left), batch_shape_of(self.right)
-        _broadcast_batches(self, {"left": left, "right": right})
+        broadcast_batches(self, {"left": left, "right": right})
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -286,7 +286,7 @@ class Product(Kernel):
         return Partial(_product, left, right)
 
 
-@register_kernel
+@frozen_pytree
 class Scaled(Kernel):
     """
     A kernel times a non-negative number, written ``scale * kernel``.
@@ -305,7 +305,7 @@ class Scaled(Kernel):
 
     def __post_init__(self):
         batch, scale = batch_shape_of(self.kernel), np.shape(self.scale)
-        _broadcast_batches(self, {"kernel": batch, "scale": scale})
+        broadcast_batches(self, {"kernel": batch, "scale": scale})
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

@@ -16,9 +16,9 @@ from jax.typing import ArrayLike
 from numpyro_sgp.kernels.adapters import as_kernel
 from numpyro_sgp.kernels.base import (
     Kernel,
-    _broadcast_batches,
     batch_shape_of,
-    register_kernel,
+    broadcast_batches,
+    frozen_pytree,
     static_field,
 )
 
@@ -84,7 +84,7 @@ def extract_patches(
     return jnp.stack(pixels, axis=-2).reshape(*batch, rows * columns, h * w * C)
 
 
-@register_kernel
+@frozen_pytree
 class Convolutional(Kernel):
     r"""
     The convolutional kernel [1], of a function of images that is the mean of one function
@@ -164,7 +164,7 @@ class Convolutional(Kernel):
                 f"Convolutional: batch_size must be positive or None, got "
                 f"{self.batch_size!r}."
             )
-        _broadcast_batches(self, self._batches)
+        broadcast_batches(self, self._batches)
 
     @property
     def _batches(self) -> dict[str, tuple[int, ...]]:

@@ -16,16 +16,16 @@ from numpyro_sgp.kernels.base import (
     PRECISION,
     InputKernel,
     append_axes,
+    frozen_pytree,
     inner_products,
     no_features,
-    register_kernel,
     static_field,
 )
 
 __all__ = ["Constant", "Linear", "Polynomial", "White"]
 
 
-@register_kernel
+@frozen_pytree
 class Linear(InputKernel):
     r"""
     The linear kernel
@@ -83,7 +83,7 @@ def _linear(kernel, slopes, X):
     return jnp.sqrt(append_axes(kernel.variance, 2)) * values
 
 
-@register_kernel
+@frozen_pytree
 class Polynomial(Linear):
     r"""
     The polynomial kernel
@@ -146,7 +146,7 @@ def _polynomial(kernel, slopes, levels, X):
     return jnp.sqrt(append_axes(kernel.variance, 2)) * jnp.prod(lines, axis=-2)
 
 
-@register_kernel
+@frozen_pytree
 class Constant(InputKernel):
     r"""
     The constant kernel :math:`k(x, x') = \sigma^2`, the covariance of an unknown level.
@@ -184,7 +184,7 @@ def _constant(kernel, sign, X):
     return jnp.broadcast_to(level, (*level.shape[:-1], X.shape[-2]))
 
 
-@register_kernel
+@frozen_pytree
 class White(InputKernel):
     r"""
     White noise: :math:`\sigma^2` for a point with itself, zero otherwise.

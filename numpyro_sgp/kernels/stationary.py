@@ -15,8 +15,8 @@ from numpyro_sgp.kernels.base import (
     PRECISION,
     InputKernel,
     append_axes,
+    frozen_pytree,
     no_features,
-    register_kernel,
     safe_sqrt,
     squared_distances,
     static_field,
@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 
-@register_kernel
+@frozen_pytree
 class Stationary(InputKernel):
     r"""
     Base class of the kernels :math:`k(x, x') = \sigma^2 g(r^2)` of the scaled distance
     :math:`r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2`.
 
-    A subclass is made a pytree by ``register_kernel`` and defines ``_of_r2``, the
+    A subclass is made a pytree by ``frozen_pytree`` and defines ``_of_r2``, the
     function :math:`g`, and, for random features, ``_frequencies``.
 
     **Batches.** The shape of ``variance`` is the batch shape: ``variance`` of shape
@@ -110,7 +110,7 @@ def _student(rng_key, shape, dtype, degrees):
     return jax.random.normal(key, shape, dtype) / scale
 
 
-@register_kernel
+@frozen_pytree
 class RBF(Stationary):
     r"""
     The squared exponential (Gaussian) kernel
@@ -143,7 +143,7 @@ class RBF(Stationary):
         return jax.random.normal(rng_key, shape, dtype)
 
 
-@register_kernel
+@frozen_pytree
 class Matern12(Stationary):
     r"""
     The Matérn kernel of order 1/2 (exponential; in one dimension Ornstein-Uhlenbeck)
@@ -171,7 +171,7 @@ class Matern12(Stationary):
         return _student(rng_key, shape, dtype, 1)
 
 
-@register_kernel
+@frozen_pytree
 class Matern32(Stationary):
     r"""
     The Matérn kernel of order 3/2
@@ -200,7 +200,7 @@ class Matern32(Stationary):
         return _student(rng_key, shape, dtype, 3)
 
 
-@register_kernel
+@frozen_pytree
 class Matern52(Stationary):
     r"""
     The Matérn kernel of order 5/2
@@ -229,7 +229,7 @@ class Matern52(Stationary):
         return _student(rng_key, shape, dtype, 5)
 
 
-@register_kernel
+@frozen_pytree
 class RationalQuadratic(Stationary):
     r"""
     The rational quadratic kernel, a scale mixture of :class:`RBF` kernels,
@@ -267,7 +267,7 @@ class RationalQuadratic(Stationary):
         return jnp.sqrt(squared)[..., None] * jax.random.normal(key, shape, dtype)
 
 
-@register_kernel
+@frozen_pytree
 class Periodic(Stationary):
     r"""
     The periodic kernel

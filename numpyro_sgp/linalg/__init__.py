@@ -6,11 +6,13 @@ from numpyro_sgp.linalg.cholesky import (
     max_jitter,
     solve_lower,
     whitened_solve,
+    with_jitter,
 )
 from numpyro_sgp.linalg.inverse_free import (
     InverseRoot,
     inverse_root,
     log_det,
+    matmul,
     ulisse,
 )
 from numpyro_sgp.linalg.quadrature import gauss_hermite, tensor_grid
@@ -22,9 +24,11 @@ __all__ = [
     "inverse_root",
     "jittered_cholesky",
     "log_det",
+    "matmul",
     "max_jitter",
     "solve_lower",
     "tensor_grid",
     "ulisse",
     "whitened_solve",
+    "with_jitter",
 ]

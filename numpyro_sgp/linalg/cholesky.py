@@ -28,6 +28,25 @@ def _jitter_range(dtype):
     return _JITTER_RANGE[name]
 
 
+def with_jitter(K: Array, jitter: float | None = None) -> Array:
+    """
+    K with its diagonal raised by a multiple of its mean, where nothing is factorised.
+
+    :param K: shape ``(*batch, M, M)``.
+    :param jitter: that multiple; :func:`default_jitter` of the dtype if None.
+    :return: the shape of K.
+
+    >>> print(with_jitter(jnp.ones((2, 2)), 0.5))
+    [[1.5 1. ]
+     [1.  1.5]]
+    """
+    jitter = default_jitter(K.dtype) if jitter is None else jitter
+    if jitter == 0:
+        return K
+    scale = jitter * jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
+    return K + scale[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
+
+
 def jittered_cholesky(
     K: Array, jitter: float | None = None, scale: Array | None = None
 ) -> tuple[Array, Array]:

@@ -1,8 +1,7 @@
 """
 Inverses and log-determinants from matrix products: no Cholesky factor, no solve.
 
-Products are taken in the full precision of the dtype, on accelerators too: what is
-computed here is small differences of them.
+Products are taken in full precision: what is computed here is small differences of them.
 """
 
 from functools import partial
@@ -12,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-_mm = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+#: Products in the full precision of the dtype, on accelerators too.
+matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 # Row sums of L^T K L up to which a step of `inverse_root` needs no watching: the
 # eigenvalues, which are no larger, converge from below 3.
@@ -128,7 +128,7 @@ def _warm_start(K, start):
     """``start`` at its best scale or the cold start, the nearer, and L^T K L."""
     L = jnp.tril(start)
     L = L / jnp.max(jnp.abs(L))
-    G = _mm(L.T, _mm(K, L))
+    G = matmul(L.T, matmul(K, L))
     # Of the multiples of L, the one with trace M has the least KL divergence.
     square = K.shape[-1] / jnp.trace(G)
     L, G = L * jnp.sqrt(square), G * square
@@ -173,8 +173,8 @@ def _newton(K, L, G, tol, max_steps):
     def step(state):
         L, G, old = state.L, state.G, state.distance
         phi = jnp.tril(G, -1) + 0.5 * (jnp.diag(jnp.diagonal(G)) - eye)
-        L_new = L - _mm(L, phi)
-        G_new = _mm(L_new.T, _mm(K, L_new))
+        L_new = L - matmul(L, phi)
+        G_new = matmul(L_new.T, matmul(K, L_new))
         new = distance(G_new)
 
         # L_new has the diagonal of L times (3 - diag G) / 2. Not a number if negative.
@@ -278,9 +278,9 @@ def ulisse(
     more = jax.random.uniform(rng_key, (max(max_steps - first, 0),), K.dtype) < keep
     last = jnp.minimum(first + jnp.sum(jnp.cumprod(more)), max_steps)
     if L is None:
-        return _weighted_cg(partial(_mm, K), rhs, first, keep, last)
-    rhs = _mm(L.T, rhs)
-    return _mm(L, _weighted_cg(_preconditioned(K, L), rhs, first, keep, last))
+        return _weighted_cg(partial(matmul, K), rhs, first, keep, last)
+    rhs = matmul(L.T, rhs)
+    return matmul(L, _weighted_cg(_preconditioned(K, L), rhs, first, keep, last))
 
 
 def _check_one_matrix(K, preconditioner):
@@ -297,7 +297,7 @@ def _check_one_matrix(K, preconditioner):
 
 def _preconditioned(K, L):
     """Product with L^T K L, without the matrix itself."""
-    return lambda v: _mm(L.T, _mm(K, _mm(L, v)))
+    return lambda v: matmul(L.T, matmul(K, matmul(L, v)))
 
 
 def _weighted_cg(product, rhs, first, keep, last):
@@ -388,14 +388,14 @@ def log_det(
     key_probes, key_terms = jax.random.split(rng_key)
     r = jax.random.rademacher(key_probes, (K.shape[0], num_probes), K.dtype)
     s = ulisse(key_terms, K, r, preconditioner, first, keep)
-    surrogate = jnp.sum(s * _mm(K, r)) / num_probes
+    surrogate = jnp.sum(s * matmul(K, r)) / num_probes
     value = _log_det_value(*lax.stop_gradient((K, preconditioner)), r, num_lanczos)
     return value + (surrogate - lax.stop_gradient(surrogate))
 
 
 def _log_det_value(K, L, r, num_lanczos):
     """Stochastic Lanczos quadrature, from probes in the columns of r."""
-    product = partial(_mm, K) if L is None else _preconditioned(K, L)
+    product = partial(matmul, K) if L is None else _preconditioned(K, L)
     steps = min(num_lanczos, K.shape[0])
     T = jax.vmap(lambda v: _lanczos(product, v, steps), in_axes=1)(r)
     ritz, vectors = jnp.linalg.eigh(T)
@@ -425,7 +425,7 @@ def _lanczos(product, v, steps):
         w = product(q)
         alpha = jnp.dot(q, w, precision=lax.Precision.HIGHEST)
         for _ in range(2):  # once leaves errors of the size of cancelled digits
-            w = w - _mm(Q.T, _mm(Q, w))
+            w = w - matmul(Q.T, matmul(Q, w))
         beta = jnp.sqrt(jnp.sum(jnp.square(w)))
         return (Q, w / jnp.where(beta > 0, beta, 1.0)), (alpha, beta)
 

@@ -138,8 +138,10 @@ def natural_gradients(
         return pairs, sites, {k: v for k, v in params.items() if k not in taken}
 
     def init(params):
-        guide.natural_rate = _largest(learning_rate)
-        return _State(jnp.zeros((), jnp.int32), others.init(split(params)[-1]))
+        _, sites, rest = split(params)
+        if sites:
+            guide.natural_rate = _largest(learning_rate)
+        return _State(jnp.zeros((), jnp.int32), others.init(rest))
 
     def update(gradients, state, params=None):
         pairs, sites, rest = split(params)

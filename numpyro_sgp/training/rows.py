@@ -329,5 +329,8 @@ def _release(file):
     Gives pages of a file back, which the system keeps as its cache: resident memory would
     otherwise grow to the size of the file. Only where nothing can be lost.
     """
+    pages = file.base
+    while not isinstance(pages, mmap.mmap):
+        pages = pages.base
     if file.mode == "r" and hasattr(mmap, "MADV_DONTNEED"):
-        getattr(file, "_mmap", None).madvise(mmap.MADV_DONTNEED)
+        pages.madvise(mmap.MADV_DONTNEED)

@@ -1,26 +1,17 @@
 """The coal-mining example runs through, at a size where nothing converges."""
 
-import importlib.util
-from pathlib import Path
-
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import pytest
 
 import numpyro_sgp as sgp
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+from tests.helpers import load_example
 
 
 @pytest.fixture(scope="module")
 def coal_mining():
-    spec = importlib.util.spec_from_file_location(
-        "coal_mining", EXAMPLES / "coal_mining.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("coal_mining")
 
 
 TINY = "--num-bins 40 --sparsity 0.1 --num-steps 20 --quiet --num-draws 30"

@@ -1,20 +1,14 @@
 """The example of bounds without inverses."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "inverse_free.py"
+from tests.helpers import load_example
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("inverse_free", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("inverse_free")
 
 
 @pytest.mark.slow

@@ -1,23 +1,16 @@
 """The seismic example on surveys so small that they take seconds, and without its data."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from numpyro_sgp.datasets import Seismic
 from numpyro_sgp.likelihoods import seismic_travel_times
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+from tests.helpers import load_example
 
 
 @pytest.fixture(scope="module")
 def seismic():
-    spec = importlib.util.spec_from_file_location("seismic", EXAMPLES / "seismic.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("seismic")
 
 
 def survey(num_sites, num_layers):

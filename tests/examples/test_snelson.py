@@ -1,8 +1,5 @@
 """The Snelson example: its functions with a few steps, and (slow) its numbers."""
 
-import importlib.util
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,17 +8,14 @@ from numpy.testing import assert_allclose
 from numpyro.infer.util import log_density
 
 import numpyro_sgp as sgp
+from tests.helpers import load_example
 
-PATH = Path(__file__).parents[2] / "examples" / "snelson.py"
 DATA = sgp.datasets.snelson_subset()
 
 
 @pytest.fixture(scope="module")
 def snelson():
-    spec = importlib.util.spec_from_file_location("snelson_example", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("snelson")
 
 
 @pytest.fixture(scope="module")

@@ -239,20 +239,6 @@ def test_gradients_of_T_have_no_variance_at_the_inverse():
 # ---- programs --------------------------------------------------------------------
 
 
-def primitives(jaxpr):
-    """Names of all primitives in a program, inside of loops and the like too."""
-    found = set()
-    for eqn in jaxpr.eqns:
-        found.add(eqn.primitive.name)
-        for value in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "jaxpr")
-        ):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                found |= primitives(inner)
-    return found
-
-
 FACTORISING = {"cholesky", "triangular_solve", "lu", "qr", "geqrf", "eigh", "eig", "svd"}
 
 
@@ -266,7 +252,8 @@ def factorisations(approximation, likelihood="gaussian"):
     traced = jax.jit(svi.update).trace(state, X, y)
     # No copy of T for each of the seven nodes.
     assert f"7,{M},{M}]" not in str(traced.jaxpr)
-    names, text = primitives(traced.jaxpr.jaxpr), traced.lower().as_text()
+    names = {name for name, _ in helpers.primitives(traced.jaxpr.jaxpr)}
+    text = traced.lower().as_text()
     assert "dot_general" in names
     called = re.findall(r"custom_call @(\w+)|stablehlo\.(cholesky|triangular_solve)", text)
     return names & FACTORISING, {name for pair in called for name in pair if name}

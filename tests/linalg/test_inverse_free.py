@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from numpyro_sgp.linalg import InverseRoot, inverse_root, log_det, ulisse
+from tests.helpers import primitives
 
 DTYPES = ["float32", "float64"]
 root_of = jax.jit(inverse_root)
@@ -46,17 +47,6 @@ def true_residual(K, L, dtype=np.float64):
     K, L = np.asarray(K, dtype), np.asarray(L, dtype)
     E = np.swapaxes(L, -1, -2) @ (K @ L) - np.eye(K.shape[-1])
     return np.sqrt(np.sum(E**2, (-1, -2)) / K.shape[-1])
-
-
-def primitives(jaxpr):
-    """Name and operand shapes of every primitive, in all nested programs."""
-    for eqn in jaxpr.eqns:
-        yield eqn.primitive.name, tuple(v.aval.shape for v in eqn.invars)
-        for inner in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-        ):
-            if hasattr(inner, "eqns"):
-                yield from primitives(getattr(inner, "jaxpr", inner))
 
 
 # ---- roots ---------------------------------------------------------------------------
