@@ -79,7 +79,7 @@ def test_it_is_a_sparse_posterior_in_other_parameters(kind):
         assert_allclose(q.prior_kl(), known, rtol=1e-7)
     elif kind != "lc":
         assert q.prior_kl() > known
-        # log|S*| and log|K| leave it for tr(Kt T) - M - log|T|, section 4.1.
+        # log|S*| and log|K| leave it for tr(Kt T) - M - log|T| (Cortinovis et al. 2026).
         weights, root, R = (np.asarray(v) for v in factors(kind))
         R = np.diag(R) if kind == "diagonal" else R
         T, noise = root @ root.T, R @ R.T
