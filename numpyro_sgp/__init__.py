@@ -42,6 +42,7 @@ from numpyro_sgp.inducing import (
     assess_inducing,
     initial_inducing,
 )
+from numpyro_sgp.layers import convolutional_layer, layer
 from numpyro_sgp.mcmc import EllipticalSlice, WhitenReparam, sparsify, whiten
 from numpyro_sgp.predict import GPPredictive, log_predictive_density
 from numpyro_sgp.training import (
@@ -91,11 +92,13 @@ __all__ = [
     "assess_inducing",
     "calibrate",
     "compare",
+    "convolutional_layer",
     "datasets",
     "fit",
     "fit_lbfgs",
     "initial_inducing",
     "kernels",
+    "layer",
     "likelihoods",
     "log_predictive_density",
     "means",

@@ -1,4 +1,4 @@
-"""Prior mean functions: any callable, and the two that most models use."""
+"""Prior mean functions: any callable, and those that most models use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -54,6 +55,83 @@ class Linear:
         weights = jnp.asarray(self.weights, X.dtype)
         linear = jnp.matmul(X, weights[..., None])[..., 0]
         return linear + jnp.asarray(self.bias, X.dtype)[..., None]
+
+
+def identity(num_columns: int) -> Linear:
+    """
+    The inputs themselves, one latent function for each column: the mean of an inner layer
+    of a deep GP that is as wide as its input (Salimbeni & Deisenroth 2017).
+
+    :param num_columns: number D of columns of the inputs.
+    :return: a mean with batch shape ``(D,)``.
+
+    >>> import jax.numpy as jnp
+    >>> identity(2)(jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])).tolist()
+    [[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]
+    """
+    return Linear(jnp.eye(num_columns))
+
+
+def pca(X: ArrayLike, num_components: int) -> Linear:
+    """
+    Principal components of the inputs, the largest first: the mean of an inner layer that
+    is narrower than its input (Salimbeni & Deisenroth 2017).
+
+    :param X: all inputs, shape ``(N, D)``, known (not a traced minibatch).
+    :param num_components: number Q, at most D.
+    :return: a mean with batch shape ``(Q,)``, with the components centred and in the units
+        of X; each points to where its largest loading is positive.
+    :raises ValueError: if X is not a table of known, finite numbers, or there are fewer
+        columns than components.
+
+    >>> import numpy as np
+    >>> X = np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+    >>> print(pca(X, 1)(X).round(3))
+    [[-1.414  0.     1.414]]
+    """
+    if isinstance(X, jax.core.Tracer):
+        raise ValueError(
+            "pca needs known inputs, but X is traced (a minibatch, or inside jit). Make "
+            "the mean once, outside the model: mean = means.pca(X, num_components)."
+        )
+    X = np.asarray(X)
+    if X.ndim != 2 or not 1 <= num_components <= X.shape[1]:
+        raise ValueError(
+            f"pca needs inputs of shape (N, D) and from 1 to D components, got the shape "
+            f"{X.shape} and {num_components} components."
+        )
+    if not np.isfinite(X).all():
+        raise ValueError("pca needs finite inputs, but X has NaN or infinite values.")
+    dtype = X.dtype if np.issubdtype(X.dtype, np.floating) else jnp.result_type(float)
+    X = X.astype(np.float64)
+    centre = X.mean(axis=0)
+    _, axes = np.linalg.eigh((X - centre).T @ (X - centre))
+    axes = axes.T[::-1][:num_components]
+    largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=1)[:, None], axis=1)
+    axes = axes * np.where(largest < 0, -1.0, 1.0)
+    return Linear(jnp.asarray(axes, dtype), jnp.asarray(-axes @ centre, dtype))
+
+
+def random_filters(
+    patch_shape: tuple[int, int, int], num_channels: int, seed: int = 0
+) -> Linear:
+    """
+    Linear filters of patches with random weights, uniform as Glorot & Bengio (2010) have
+    them: the mean of an image-valued layer of a deep convolutional GP.
+
+    :param patch_shape: height, width and channels ``(h, w, C)`` of a patch.
+    :param num_channels: of the image that the filters make.
+    :param seed: of the weights.
+    :return: a mean of patches, shape ``(num, h * w * C)``, with batch shape
+        ``(num_channels,)``.
+
+    >>> random_filters((5, 5, 3), 10).weights.shape
+    (10, 75)
+    """
+    h, w, C = patch_shape
+    limit = np.sqrt(6.0 / (h * w * (C + num_channels)))
+    rng = np.random.default_rng(seed)
+    return Linear(jnp.asarray(rng.uniform(-limit, limit, (num_channels, h * w * C))))
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=["function"])

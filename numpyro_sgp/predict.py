@@ -14,11 +14,19 @@ from numpyro_sgp.distributions import sites
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.rows import by_row, sites_on_f
 
-_MAX_NODE_NUMBERS = 3e6
+_MAX_NODE_NUMBERS, _MAX_NUMBERS_OF_DRAWS = 3e6, 3e7
+_RULES = GaussHermite(100), GaussHermite(30), MonteCarlo(2000)
+_RULES_OF_A_DRAW = GaussHermite(100), GaussHermite(30), MonteCarlo(100)
 
 
 def log_predictive_density(
-    guide, params: dict, *args, expectation=None, rng_key=None, **kwargs
+    guide,
+    params: dict,
+    *args,
+    expectation=None,
+    rng_key=None,
+    num_draws: int = 100,
+    **kwargs,
 ) -> dict:
     r"""
     Log predictive density of observations at new inputs under an
@@ -30,14 +38,18 @@ def log_predictive_density(
         + \sigma_{kn} x_s),
 
     with the nodes of an expectation rule and, for a mixture, its components, in O(N M^2).
-    The latents beside f are at the median of the base guide.
+    The latents beside f are at the median of the base guide. GP sites that feed others
+    (the inner layers of a deep GP) are drawn ``num_draws`` times from their marginals, and
+    the densities are averaged.
 
     :param guide: the guide.
     :param params: its parameters.
     :param args: arguments of the model: new inputs and observations.
-    :param expectation: a rule; None for ``GaussHermite(100)`` with one latent function,
-        ``GaussHermite(30)`` with two, and ``MonteCarlo(2000)`` with more.
-    :param rng_key: key of a rule that draws; ``jax.random.key(0)`` if None.
+    :param expectation: a rule for the GP sites that feed no other; None for
+        ``GaussHermite(100)`` with one latent function, ``GaussHermite(30)`` with two, and
+        ``MonteCarlo(2000)`` with more (``MonteCarlo(100)`` for each draw of a deep GP).
+    :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
+    :param num_draws: number of draws of inner layers; without effect if there are none.
     :return: for each observed site an array of shape ``(N,)``; the negative mean of it is
         the NLPD.
     :raises ValueError: if the arguments have no observations, or an observed site has no
@@ -61,11 +73,20 @@ def log_predictive_density(
         >>> sgp.log_predictive_density(guide, result.params, X, y)["y"].shape
         (5,)
     """
-    return batch_log_density(guide, params, args, kwargs, expectation, rng_key, whole=True)
+    return batch_log_density(
+        guide, params, args, kwargs, expectation, rng_key, num_draws, whole=True
+    )
 
 
 def batch_log_density(
-    guide, params, args, kwargs, expectation=None, rng_key=None, whole=False
+    guide,
+    params,
+    args,
+    kwargs,
+    expectation=None,
+    rng_key=None,
+    num_draws=100,
+    whole=False,
 ) -> dict:
     """
     What :func:`log_predictive_density` does.
@@ -81,14 +102,7 @@ def batch_log_density(
         )
     posteriors = guide.posterior(params, *args, **kwargs)
     others = guide.median_of_others(params, *args, **kwargs)
-    shapes = {name: q.shape() for name, q in posteriors.items()}
-    dtype = jnp.result_type(*(q.mean.dtype for q in posteriors.values()))
-    functions = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
-    if expectation is None:
-        rules = {1: GaussHermite(100), 2: GaussHermite(30)}
-        expectation = rules.get(functions, MonteCarlo(2000))
     rng_key = jax.random.key(0) if rng_key is None else rng_key
-    num_rows = max(shape[-1] for shape in shapes.values())
 
     def run(f):
         """The model's trace with these values of its GP sites."""
@@ -104,12 +118,60 @@ def batch_log_density(
             handlers.substitute(model, substitute_fn=at_site)(*args, **kwargs)
         return trace
 
+    def of_sites(f):
+        return _by_site(_checked(run(f), whole), posteriors)
+
     means = {name: q.mean for name, q in posteriors.items()}
-    on_f = sites_on_f(lambda f: _by_site(_checked(run(f), whole), posteriors), means)
+    on_f = sites_on_f(of_sites, means)
+    if not any(name in posteriors for name in on_f):
+        return _density(run, posteriors, {}, on_f, expectation, rng_key, _RULES)
+
+    # A deep GP: inner layers are drawn, and the last ones integrated given them.
+    last = [name for name in posteriors if not _feeds(of_sites, means, name)]
+    on_f = {name for name in on_f if name not in posteriors}
+    numbers = 100 * sum(q.mean.size for q in posteriors.values())
+
+    def given_draw(keys):
+        found, values = guide.posterior_at(params, args, kwargs, inner_key=keys[0])
+        given = {name: values[name] for name in found if name not in last}
+        rest = {name: found[name] for name in last}
+        return _density(run, rest, given, on_f, expectation, keys[1], _RULES_OF_A_DRAW)
+
+    keys = jax.random.split(rng_key, (num_draws, 2))
+    chunk = int(np.clip(_MAX_NUMBERS_OF_DRAWS / numbers, 1, num_draws))
+    if chunk < num_draws:
+        values = jax.lax.map(given_draw, keys, batch_size=chunk)
+    else:  # a loop is compiled anew in each call
+        values = jax.vmap(given_draw)(keys)
+    return jax.tree.map(lambda v: logsumexp(v, axis=0) - np.log(num_draws), values)
+
+
+def _feeds(of_sites, means, name) -> bool:
+    """Whether the prior of a GP site depends on the one named."""
+    found = sites_on_f(lambda f: of_sites({**means, **f}), {name: means[name]})
+    return any(site in means for site in found)
+
+
+def _density(run, posteriors, given, on_f, expectation, rng_key, rules) -> dict:
+    """
+    Log density of observed sites by row, with GP sites integrated under their marginals.
+
+    :param run: from values of all GP sites to the model's trace.
+    :param posteriors: of the sites that are integrated.
+    :param given: values of the others.
+    :param rules: where ``expectation`` is None, by the number of latent functions; the
+        last one for more.
+    """
+    shapes = {name: q.shape() for name, q in posteriors.items()}
+    dtype = jnp.result_type(*(q.mean.dtype for q in posteriors.values()))
+    functions = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
+    if expectation is None:
+        expectation = rules[min(functions, len(rules)) - 1]
+    num_rows = max(shape[-1] for shape in shapes.values())
 
     def at(node, component):
         f = {name: q.place(node[name], component[name]) for name, q in posteriors.items()}
-        return _observed_rows(run(f), num_rows, on_f)
+        return _observed_rows(run({**given, **f}), num_rows, on_f)
 
     counts = [range(q.num_components) for q in posteriors.values()]
     total = []
@@ -153,13 +215,6 @@ def _by_site(trace, posteriors) -> dict:
 
 def _observed_rows(trace, num_rows, on_f) -> dict:
     """Log likelihood of each observed site that depends on f, by row."""
-    deep = [name for name in on_f if not trace[name]["is_observed"]]
-    if deep:
-        raise ValueError(
-            f"The inputs of GP site '{deep[0]}' depend on another GP site, whose values "
-            "would have to be integrated too. Draw by guide.sample_posterior, and average "
-            "the densities over the draws."
-        )
     values = {}
     for name, site in trace.items():
         if name not in on_f:

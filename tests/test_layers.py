@@ -20,6 +20,7 @@ LEVELS = {
     "families": 3,
     "distributions": 4,
     "elbo": 5,
+    "layers": 5,
     "guides": 6,
     "mcmc": 7,
     "predict": 7,

@@ -31,6 +31,12 @@ class GPPosterior(dist.Distribution):
     #: Whether rows of different latent functions are independent under q.
     independent_latents = True
 
+    #: Rows in each group of consecutive ones that :meth:`place` draws jointly.
+    joint_rows = 1
+
+    # Whether groups of rows can be drawn jointly, by `_joint_noise`.
+    _draws_groups = False
+
     # Whether f has the prior's mean, and what the inducing variables leave open.
     _has_mean = True
     _residual = True
@@ -81,12 +87,37 @@ class GPPosterior(dist.Distribution):
 
     def place(self, x: Array, component=0) -> Array:
         """
-        Values of f with the marginals of one component where x is standard normal.
+        Values of f with the marginals of one component where x is standard normal, or
+        with the joint distribution of each group of :attr:`joint_rows`.
 
-        :param x: nodes, broadcastable to ``batch_shape + (N,)``.
+        :param x: nodes, broadcastable to ``batch_shape + (N,)``; of that shape for groups.
         """
         mean, variance = self.marginals(component)
+        if self.joint_rows > 1:
+            return mean + self._joint_noise(jnp.broadcast_to(x, mean.shape))
         return mean + jnp.sqrt(variance) * x
+
+    def drawn_together(self, num_rows: int) -> "GPPosterior":
+        """
+        The same posterior, of which :meth:`place` draws groups of rows jointly; marginals
+        do not change.
+
+        :param num_rows: in a group of consecutive rows.
+        :raises ValueError: if groups do not divide the rows evenly.
+        :raises NotImplementedError: for a family that cannot.
+        """
+        if not 1 <= num_rows <= self.event_shape[0] or self.event_shape[0] % num_rows:
+            raise ValueError(
+                f"joint_rows={num_rows} does not divide {self.event_shape[0]} rows."
+            )
+        if num_rows > 1 and not (self.independent_latents and self._draws_groups):
+            raise NotImplementedError(
+                f"Rows of {type(self).__name__} are not drawn in groups (joint_rows): use "
+                "SVGP, SOLVEGP or ODVGP with independent latent functions."
+            )
+        new = copy.copy(self)
+        new.joint_rows = num_rows
+        return new
 
     def quantile(self, level) -> Array:
         """

@@ -13,7 +13,7 @@ from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.families import BlockGaussian, DualGaussian, SiteGaussian
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
-from numpyro_sgp.linalg import whitened_solve
+from numpyro_sgp.linalg import jittered_cholesky, whitened_solve
 
 
 class SparsePosterior(GPPosterior):
@@ -65,8 +65,10 @@ class SparsePosterior(GPPosterior):
         ((50,), 0.0)
     """
 
+    _draws_groups = True
+
     pytree_data_fields = ("prior", "inducing", "given_q", "relaxation")
-    pytree_aux_fields = ("jitter", "_sets", "_residual")
+    pytree_aux_fields = ("jitter", "joint_rows", "_sets", "_residual")
 
     def __init__(
         self,
@@ -211,18 +213,41 @@ class SparsePosterior(GPPosterior):
     @property
     def covariance_matrix(self) -> Array:
         """Joint covariance over X, eq. (38), shape ``batch_shape + (N, N)``."""
-        total = self._residual_covariance() if self._residual else 0.0
+        num_rows = self.event_shape[0]
+        shape = (*self.batch_shape, num_rows, num_rows)
+        return jnp.broadcast_to(self._covariance(), shape)
+
+    def _covariance(self, rows=slice(None)):
+        """Joint covariance over some rows of X."""
+        total = self._residual_covariance(rows) if self._residual else 0.0
         for A, block in self._blocks():
+            A = A[..., rows]
             F = A if block.is_prior else block.project(A)
             total = total + jnp.einsum("...mi,...mj->...ij", F, F)
-        num_rows = self.event_shape[0]
-        return jnp.broadcast_to(total, (*self.batch_shape, num_rows, num_rows))
+        return total
 
-    def _residual_covariance(self):
+    def _residual_covariance(self, rows=slice(None)):
         """K_ff - A' A: the prior covariance that no set explains."""
-        K = self.prior.kernel(self.prior.X, self.prior.X)
-        A = self.projection
-        return K - jnp.einsum("...mi,...mj->...ij", A, A)
+        X = self.prior.X[..., rows, :]
+        A = self.projection[..., rows]
+        return self.prior.kernel(X, X) - jnp.einsum("...mi,...mj->...ij", A, A)
+
+    def _joint_noise(self, x: Array) -> Array:
+        """
+        Draws around the mean whose rows are correlated within groups of ``joint_rows``;
+        the covariance of one group is held at a time.
+
+        :param x: standard normal numbers, shape ``batch_shape + (N,)``.
+        """
+        size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)
+
+        def one(rows):
+            L, _ = jittered_cholesky(self._covariance(rows), self.prior.jitter, size)
+            return jnp.einsum("...ij,...j->...i", L, x[..., rows])
+
+        groups = jnp.arange(x.shape[-1]).reshape(-1, self.joint_rows)
+        noise = jax.lax.map(jax.checkpoint(one), groups)  # [G, *batch, rows]
+        return jnp.moveaxis(noise, 0, -2).reshape(x.shape)
 
     def sample(self, key, sample_shape=()) -> Array:
         """

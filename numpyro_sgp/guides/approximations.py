@@ -52,6 +52,7 @@ class _BlockApproximation:
         share_inducing: bool = True,
         tight: Tight = "none",
         block_size: int | None = None,
+        initial_scale: float = 1.0,
         jitter: float | None = None,
         seed: int = 0,
     ):
@@ -61,6 +62,7 @@ class _BlockApproximation:
         self.share_inducing = share_inducing
         self.tight = tight
         self.block_size = block_size
+        self.initial_scale = initial_scale
         self.jitter = jitter
         self.seed = seed
         self._check()
@@ -81,6 +83,17 @@ class _BlockApproximation:
             raise ValueError(
                 f"{name}: jitter is relative to the mean variance, a number from 0 to 1, "
                 f"or None, got {self.jitter!r}."
+            )
+        scale = self.initial_scale
+        if not (isinstance(scale, int | float | np.number) and 0 < scale < np.inf):
+            raise ValueError(
+                f"{name}: initial_scale must be a positive number, got {scale!r}."
+            )
+        if scale != 1 and self.covariance in ("sites", "dual"):
+            raise ValueError(
+                f"{name}: q(u) with covariance={self.covariance!r} starts at the prior, "
+                "whose covariance it has no parameter for; leave initial_scale=1, or use "
+                "covariance='full'."
             )
         if self.tight not in self._tights:
             raise ValueError(
@@ -256,7 +269,7 @@ class _BlockApproximation:
             params[_point_name(i)] = points_of(points[i])
             params[f"{_block_name(i)}_mu"] = jnp.zeros((*prior.batch_shape, size), dtype)
             if kind != "prior":
-                sqrt = _prior_sqrt(size, kind, factor, dtype)
+                sqrt = self.initial_scale * _prior_sqrt(size, kind, factor, dtype)
                 shape = (
                     *prior.batch_shape,
                     *sqrt.shape[-1 if kind == "diagonal" else -2 :],
@@ -380,6 +393,9 @@ class SVGP(_BlockApproximation):
     :param block_size: for ``tight="block"``, rows in a block, in their order; all rows of
         the (mini)batch if None. Blocks of neighbours are tightest
         (:func:`~numpyro_sgp.neighbour_blocks`).
+    :param initial_scale: what the standard deviations of q(u) start at, relative to the
+        prior's; small for the inner layers of a deep GP (1e-5 in [7]), so that what is fed
+        to the next layer starts near the mean function, with little noise.
     :param jitter: relative jitter of K_uu; by dtype if None.
     :param seed: of the initialiser.
     :raises ValueError: if the options contradict each other.
@@ -398,6 +414,8 @@ class SVGP(_BlockApproximation):
        Power-EP Revisited. https://arxiv.org/abs/2507.02377
     6. Adam, Chang, Khan, Solin (2021). Dual Parameterization of Sparse Variational
        Gaussian Processes. NeurIPS. https://arxiv.org/abs/2111.03412
+    7. Salimbeni, Deisenroth (2017). Doubly Stochastic Variational Inference for Deep
+       Gaussian Processes. NeurIPS. https://arxiv.org/abs/1705.08933
 
     >>> import numpyro_sgp as sgp
     >>> sgp.SVGP(20, inducing="greedy").num_points
@@ -417,6 +435,7 @@ class SVGP(_BlockApproximation):
         share_inducing: bool = True,
         tight: Tight = "none",
         block_size: int | None = None,
+        initial_scale: float = 1.0,
         jitter: float | None = None,
         seed: int = 0,
     ):
@@ -429,6 +448,7 @@ class SVGP(_BlockApproximation):
             share_inducing=share_inducing,
             tight=tight,
             block_size=block_size,
+            initial_scale=initial_scale,
             jitter=jitter,
             seed=seed,
         )
@@ -460,7 +480,8 @@ class SVGP(_BlockApproximation):
         params = super().initial_params(prior, points)
         mu = params["qu_mu"]
         if self.covariance == "coupled":
-            params["qu_sqrt"] = jnp.eye(math.prod(mu.shape), dtype=mu.dtype)
+            eye = jnp.eye(math.prod(mu.shape), dtype=mu.dtype)
+            params["qu_sqrt"] = self.initial_scale * eye
         elif self.covariance == "sites":
             del params["qu_mu"]
             params["qu_linear"] = params["qu_precision"] = jnp.zeros(
@@ -562,6 +583,7 @@ class SOLVEGP(_BlockApproximation):
     :param share_inducing: as in :class:`SVGP`.
     :param tight: as in :class:`SVGP`, for what all sets leave unexplained.
     :param block_size: as in :class:`SVGP`.
+    :param initial_scale: as in :class:`SVGP`, for every set.
     :param jitter: relative jitter of the inducing covariance; by dtype if None.
     :param seed: of the initialiser.
     :raises ValueError: if the options contradict each other.
@@ -591,6 +613,7 @@ class SOLVEGP(_BlockApproximation):
         share_inducing: bool = True,
         tight: Tight = "none",
         block_size: int | None = None,
+        initial_scale: float = 1.0,
         jitter: float | None = None,
         seed: int = 0,
     ):
@@ -618,6 +641,7 @@ class SOLVEGP(_BlockApproximation):
             share_inducing=share_inducing,
             tight=tight,
             block_size=block_size,
+            initial_scale=initial_scale,
             jitter=jitter,
             seed=seed,
         )
@@ -707,6 +731,7 @@ class ODVGP(SOLVEGP):
             covariance=self.covariance,
             tight=self.tight,
             block_size=self.block_size,
+            initial_scale=self.initial_scale,
             jitter=self.jitter,
         )
         params = first.initial_params(prior, points[:1])

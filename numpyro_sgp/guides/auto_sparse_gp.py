@@ -186,6 +186,11 @@ class AutoSparseGP(autoguide.AutoGuide):
         posterior = approximation.posterior(prior, {**values, **constants})
         if (relaxation := approximation.relaxation(values)) is not None:
             posterior = posterior.relaxed(relaxation)
+        if (num_rows := site["infer"].get("joint_rows", 1)) != 1:
+            try:
+                posterior = posterior.drawn_together(num_rows)
+            except (ValueError, NotImplementedError) as error:
+                raise type(error)(f"GP site '{name}': {error}") from None
         site["infer"] = {**site["infer"], "couples_rows": self.couples_rows}
         # Where no optimiser or result has given parameters yet, SVI.init wants a value of
         # the right shape only, and a joint draw would cost O(N^3).
@@ -487,20 +492,38 @@ class AutoSparseGP(autoguide.AutoGuide):
         q(f(X)) at each GP site, in closed form.
 
         The latents beside f are at the median of the base guide (their point estimate
-        under ``AutoDelta``), or at a draw from it where ``rng_key`` is given; a GP site
-        that feeds another one is at its posterior mean.
+        under ``AutoDelta``), and a GP site that feeds another one is at its posterior
+        mean. With ``rng_key`` both are drawn, values of GP sites from their marginals; the
+        predictive distribution of a deep GP is the mixture over draws::
+
+            keys = jax.random.split(jax.random.key(0), 100)
+            mean = jax.vmap(lambda key: guide.posterior(params, X, rng_key=key)["f"].mean)
+            mean(keys)                                                # (100, N)
 
         :param params: parameters of the guide, ``result.params`` of ``svi.run``.
         :param args: arguments of the model; the inputs X, most often.
-        :param rng_key: key for a draw of the other latents.
+        :param rng_key: key for a draw of the other latents and of inner layers.
         :return: a distribution for each site, with ``mean`` and ``variance`` of shape
             ``batch_shape + (N,)``, ``covariance_matrix``, ``sample``, ``parallel()``,
             ``orthogonal()`` and ``prior_kl()``.
         :raises ValueError: if ``params`` are not this guide's or not finite, or K_uu
             cannot be factorised.
         """
+        return self.posterior_at(params, args, kwargs, rng_key, rng_key)[0]
+
+    def posterior_at(
+        self, params: dict, args, kwargs, rng_key=None, inner_key=None
+    ) -> tuple[dict, dict]:
+        """
+        What :meth:`posterior` does.
+
+        :param rng_key: key for a draw of the other latents.
+        :param inner_key: key for draws at GP sites.
+        :return: its distributions, and the values of GP sites at which those that follow
+            are, in the shape of the sites.
+        """
         self._check_params(params)
-        found = {}
+        found, values = {}, {}
 
         def at_site(site):
             sites.check_inputs(site["name"], sites.unwrap(site["fn"])[0])
@@ -509,13 +532,17 @@ class AutoSparseGP(autoguide.AutoGuide):
             check_cholesky(site["name"], posterior.chol)
             _report_collapse(site["name"], posterior)
             _report_residual(site["name"], posterior, self._approximations[site["name"]])
+            f = posterior.mean
+            if inner_key is not None:
+                f = _marginal_draw(posterior, jax.random.fold_in(inner_key, len(found)))
             found[site["name"]] = posterior
-            return fn, jnp.reshape(posterior.mean, fn.shape())
+            values[site["name"]] = jnp.reshape(f, fn.shape())
+            return fn, values[site["name"]]
 
         with handlers.block(), handlers.substitute(data=params):
-            values = self._base_values(params, rng_key, args, kwargs)
-            self._run_model(at_site, values, jax.random.key(0), args, kwargs)
-        return found
+            others = self._base_values(params, rng_key, args, kwargs)
+            self._run_model(at_site, others, jax.random.key(0), args, kwargs)
+        return found, values
 
     def median_of_others(self, params: dict, *args, **kwargs) -> dict:
         """
@@ -835,6 +862,16 @@ class _WithoutGPs:
 
     def _hides(self, site):
         return site["type"] == "deterministic" or site.get("name") in self.gp_sites
+
+
+def _marginal_draw(posterior, key):
+    """Values of f from their marginals, of one component of a mixture."""
+    key_k, key_x = jax.random.split(key)
+    component = 0
+    if posterior.num_components > 1:
+        component = jax.random.categorical(key_k, posterior.log_weights)
+    x = jax.random.normal(key_x, posterior.shape(), posterior.prior.X.dtype)
+    return posterior.place(x, component)
 
 
 def _at_prior_mean(site):
