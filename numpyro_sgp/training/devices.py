@@ -6,6 +6,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from numpyro_sgp.training.checkpoint import is_key
+
 
 class Devices:
     """
@@ -68,7 +70,17 @@ class Devices:
         """Arrays, the same on each host, on each device."""
         if self.mesh is None:
             return tree
-        return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+        sharding = NamedSharding(self.mesh, PartitionSpec())
+        if self.hosts == 1:
+            return jax.device_put(tree, sharding)
+
+        def put(leaf):
+            if is_key(leaf):
+                data = put(jax.random.key_data(leaf))
+                return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+            return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
+
+        return jax.tree.map(put, tree)
 
     def share(self, arrays: tuple) -> tuple:
         """This host's part of rows that all hosts have."""
