@@ -127,8 +127,9 @@ class Rows:
         self.total_rows = self.num_rows * devices.hosts
         if batch_size is None or not 1 <= batch_size <= self.total_rows:
             raise ValueError(
-                f"batch_size must be between 1 and the {self.total_rows} rows of the data, "
-                f"got {batch_size}. For all rows in each step: batch_size={self.total_rows}."
+                f"batch_size must be between 1 and the {self.total_rows} rows of the "
+                f"data, got {batch_size}. For all rows in each step: "
+                f"batch_size={self.total_rows}."
             )
         devices.check(batch_size)
         if shuffle < 0:

@@ -399,9 +399,7 @@ def _held_out(svi, params, batch, counts, arrays, *, static):
     args, kwargs = join_static(arrays, static)
     kwargs = {**kwargs, **svi.static_kwargs}
     density = batch_log_density(svi.guide, params, (*batch, *args), kwargs)
-    return copied(
-        sum(jnp.sum(jnp.where(counts, rows, 0.0)) for rows in density.values())
-    )
+    return copied(sum(jnp.sum(jnp.where(counts, rows, 0.0)) for rows in density.values()))
 
 
 class _GivenRows(Messenger):
@@ -456,8 +454,8 @@ def _check_scale(svi, source, batch, args, kwargs):
     known = {name: float(s) for name, s in found.items() if not_jax_tracer(s)}
     if len(known) == len(found) and not np.isclose([*known.values()], wanted).any():
         raise ValueError(
-            f"A batch has {source.batch_size} of {source.total_rows} rows, so the model has "
-            f"to multiply their likelihood by {wanted:g}, but its observed sites are "
+            f"A batch has {source.batch_size} of {source.total_rows} rows, so the model "
+            f"has to multiply their likelihood by {wanted:g}, but its observed sites are "
             f"scaled by {known}. Write the likelihood inside numpyro.plate('data', "
             "num_rows, subsample_size=X.shape[0]), and give fit the model's argument "
             f"num_rows={source.total_rows}."

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,9 @@ def process(X, y=None, num_rows=None):
 def network(X, y=None, num_rows=None):
     """Three latent functions with kernels of their own, by random nodes."""
     lengthscale = numpyro.param("lengthscale", jnp.array([0.5, 1.0, 2.0]))
-    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(jnp.ones(3), lengthscale), X))
+    f = numpyro.sample(
+        "f", sgp.GaussianProcess(sgp.kernels.RBF(jnp.ones(3), lengthscale), X)
+    )
     with numpyro.plate("data", num_rows or X.shape[0], subsample_size=X.shape[0]):
         numpyro.sample("y", dist.Normal(f[0] + f[1] * jnp.tanh(f[2]), 0.3), obs=y)
 
@@ -149,7 +152,9 @@ def trainings(mesh):
     update = jax.jit(lambda state, X, y: svi.update(state, X, y, num_rows=NUM_ROWS))
     losses = []
     for step in range(5):
-        rows = jax.device_put(source.batch(step), NamedSharding(mesh, PartitionSpec("data")))
+        rows = jax.device_put(
+            source.batch(step), NamedSharding(mesh, PartitionSpec("data"))
+        )
         with jax.set_mesh(mesh):
             state, loss = update(state, *rows)
         losses.append(float(loss))
@@ -164,5 +169,110 @@ def child(num_devices):
     print(json.dumps({**found, "trainings": trainings(mesh)}))
 
 
+def host(process, port):
+    """One of two hosts, each with two devices and half of each batch."""
+    jax.distributed.initialize(f"localhost:{port}", 2, process)
+    mesh, (X, y) = Mesh(jax.devices(), ("data",)), make_data()
+    svi, options = inference("SVGP"), {"num_rows": NUM_ROWS, "progress_bar": False}
+    options |= {"init_rows": BATCH, "validation": (X[:30], y[:30]), "every": 10}
+
+    def batches(parts):
+        each = np.arange(NUM_ROWS).reshape(-1, 2, BATCH // 2)[:, parts]
+        return [(X[rows.ravel()], y[rows.ravel()]) for rows in each]
+
+    def bare(result):
+        return jax.tree.map(np.asarray, (*result[:1], *result[2:4]))
+
+    shared = bare(sgp.fit(svi, KEY, batches([process]), 10, mesh=mesh, **options))
+    alone = bare(sgp.fit(inference("SVGP"), KEY, batches([0, 1]), 10, **options))
+    # Files of its own, and checkpoints that the first host writes.
+    options |= {"mesh": mesh, "batch_size": BATCH}
+    data, folder = (X[process::2], y[process::2]), sys.argv[4]
+    sgp.fit(svi, KEY, data, 5, checkpoint=folder, **options)
+    again = bare(sgp.fit(svi, KEY, data, 10, checkpoint=folder, **options))
+    whole = bare(sgp.fit(svi, KEY, data, 10, **options))
+    sums = [float(np.sum(a)) for a in jax.tree.leaves(whole)]
+    found = {"shared": deviation(shared, alone), "resumed": deviation(again, whole)}
+    print(json.dumps({**found, "sums": sums}))
+
+
+# ---- in the parent --------------------------------------------------------------------
+
+
+def start(*args, num_devices):
+    flags = f"--xla_force_host_platform_device_count={num_devices}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
+    environment["JAX_PLATFORMS"] = "cpu"
+    command = [sys.executable, __file__, *map(str, args)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def answer(process):
+    out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.fixture(scope="module", params=[4, pytest.param(8, marks=pytest.mark.slow)])
+def found(request):
+    return answer(start("devices", request.param, num_devices=request.param))
+
+
+def test_bounds_and_gradients_are_those_of_one_device(found):
+    assert {case: found[case]["deviation"] < 1e-10 for case in CASES} == dict.fromkeys(
+        CASES, True
+    ), found
+
+
+def test_rows_are_split_and_only_parameters_travel(found):
+    for case in CASES:
+        program = found[case]["program"]
+        assert program["numbers"].keys() == {"all-reduce"}, program
+        # No array in it has the rows of a whole batch.
+        assert program["whole"] == [] and program["parts"] > 5, program
+        # Fewer numbers than K_uf has: gradients, and some more for each node.
+        assert program["numbers"]["all-reduce"] < 7 * BATCH / 2
+
+
+def test_trainings_are_those_of_one_device(found):
+    for name, value in found["trainings"].items():
+        assert value < 1e-8, name
+    assert found["trainings"]["resumed"] == 0.0
+
+
+@pytest.mark.slow
+def test_two_hosts_train_as_one(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    hosts = [start("host", i, port, tmp_path, num_devices=2) for i in (0, 1)]
+    one, other = map(answer, hosts)
+    assert one == other
+    assert one["shared"] < 1e-8 and one["resumed"] == 0.0
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"mesh": 4}, TypeError, "mesh must be a mesh of devices.*got int"),
+        ({"batch_size": 10}, ValueError, "4 devices.*10 rows.*multiple of 4, such as 8"),
+        ({"batch_size": 3}, ValueError, "3 rows.*such as 4"),
+        (
+            {"batch_size": None, "data": [(np.zeros((6, 2)), np.zeros(6))]},
+            ValueError,
+            "6 r",
+        ),
+        ({"batch_size": 2000}, ValueError, "between 1 and the 1040 rows"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(options, error, match):
+    mesh = Mesh(np.array(jax.devices() * 4), ("data",))
+    options = {"data": make_data(), "mesh": mesh, "batch_size": BATCH, **options}
+    with pytest.raises(error, match=match):
+        sgp.fit(inference("SVGP"), KEY, num_steps=5, num_rows=NUM_ROWS, **options)
+
+
 if __name__ == "__main__":
-    child(int(sys.argv[1]))
+    run = {"devices": child, "host": host}[sys.argv[1]]
+    run(*map(int, sys.argv[2:4]))
