@@ -15,6 +15,10 @@ class Devices:
 
     :param mesh: None for one device, JAX's own choice.
     :raises TypeError: if it is something else.
+
+    >>> devices = Devices(Mesh(jax.devices()[:1], ("data",)))
+    >>> devices.hosts, devices.split(np.ones((3, 4)), 1).shape
+    (1, (3, 4))
     """
 
     def __init__(self, mesh: Mesh | None = None):

@@ -133,10 +133,18 @@ def fit(
         inducing points from (of an iterable the first ones).
     :param chunk: steps in one go, between two looks at the bar, the clock, the checkpoints
         and Ctrl-C. Three blocks of ``chunk * batch_size`` rows are in memory.
+    :param mesh: devices over which the rows of each batch are split, the same training to
+        rounding: ``jax.sharding.Mesh(jax.devices(), ("data",))``. With devices of several
+        hosts (``jax.distributed``) ``data`` are this host's own rows, of which each host
+        must have as many, and ``batch_size`` counts those of all; ``validation`` is the
+        same on each, and the folder of checkpoints shared. See ``docs/devices.md``.
     :param progress_bar: whether to show the ELBO (smoothed), steps per second and the time
         left.
     :raises ValueError: if arrays or options do not fit each other, the model does not scale
-        its batch, or the checkpoints are of another training.
+        its batch, the devices of ``mesh`` do not divide it, or the checkpoints are of
+        another training.
+    :raises TypeError: if ``mesh`` is not a mesh, ``data`` neither arrays nor an iterable,
+        or ``validation`` without an :class:`~numpyro_sgp.AutoSparseGP`.
     :raises FitInterrupted: if a loss or a parameter is not finite, data cannot be
         read, or the user interrupts. Its ``result`` is a :class:`FitResult` with the
         last good state, which is saved as well.

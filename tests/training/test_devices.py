@@ -75,9 +75,12 @@ def make_data():
 
 def deviation(found, known):
     """The largest of the leaves, each relative to its own size."""
-    each = jax.tree.map(
-        lambda a, b: np.max(np.abs(np.asarray(a) - b)) / np.max(np.abs(b)), found, known
-    )
+
+    def one(a, b):
+        assert np.shape(a) == np.shape(b)
+        return np.max(np.abs(np.asarray(a) - b)) / np.max(np.abs(b))
+
+    each = jax.tree.map(one, found, known)
     return float(max(jax.tree.leaves(each)))
 
 
@@ -187,6 +190,7 @@ def host(process, port):
     # Files of its own, and checkpoints that the first host writes.
     options |= {"mesh": mesh, "batch_size": BATCH}
     data, folder = (X[process::2], y[process::2]), sys.argv[4]
+    options["every"] = 5
     sgp.fit(svi, key(), data, 5, checkpoint=folder, **options)
     again = bare(sgp.fit(svi, key(), data, 10, checkpoint=folder, **options))
     whole = bare(sgp.fit(svi, key(), data, 10, **options))
