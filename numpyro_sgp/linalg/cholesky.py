@@ -1,10 +1,12 @@
 """The one place where jitter enters a covariance matrix."""
 
+import math
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import AxisType, PartitionSpec
 
 # First jitter tried, and the largest, both relative to the kernel's mean diagonal. In
 # float32 the rounding error of a kernel matrix of a few hundred points is near 1e-5.
@@ -127,6 +129,9 @@ def whitened_solve(
     go through L: a gradient by way of A alone saves the product of L with a matrix of its
     size, the largest of the reverse pass.
 
+    Where a mesh of devices is set (``jax.set_mesh``), over which the columns of B can be
+    split evenly, each device solves for its own.
+
     :param K: symmetric matrices, shape ``(*batch, M, M)``.
     :param B: shape ``(*batch, M, N)``, batch dimensions broadcast.
     :param jitter: first relative jitter; :func:`default_jitter` of the dtype if None.
@@ -147,7 +152,7 @@ def whitened_solve(
 @partial(jax.custom_jvp, nondiff_argnums=(3, 4))
 def _whitened(K, scale, B, jitter, largest):
     L, level = _search(K, scale, jitter, largest)
-    return L, level, solve_lower(L, B)
+    return L, level, _solve_columns(L, B)
 
 
 @_whitened.defjvp
@@ -158,7 +163,7 @@ def _whitened_jvp(jitter, largest, primals, tangents):
     djitter = level * dscale
     dK = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
     phi = _phi(L, dK)
-    dA = solve_lower(L, dB) - jnp.einsum("...km,...kn->...mn", phi, A)
+    dA = _solve_columns(L, dB) - jnp.einsum("...km,...kn->...mn", phi, A)
     return (L, level, A), (L @ _T(phi), jnp.zeros_like(level), dA)
 
 
@@ -186,6 +191,21 @@ def _search(K, scale, jitter, largest):
 
     level = jnp.full(scale.shape, jitter, K.dtype)
     return lax.while_loop(again, retry, (factor(level), level))
+
+
+def _solve_columns(L, B):
+    """
+    :func:`solve_lower` with the columns of B, the rows of the data, split over the mesh
+    that is set. XLA splits all else by itself, but would gather B on each device here.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    axes = tuple(name for name, kind in types if kind == AxisType.Auto)
+    if not axes or B.shape[-1] % math.prod(mesh.shape[name] for name in axes):
+        return solve_lower(L, B)
+    columns = PartitionSpec(*[None] * (B.ndim - 1), axes)
+    specs = {"in_specs": (PartitionSpec(), columns), "out_specs": columns}
+    return jax.shard_map(solve_lower, axis_names=set(axes), **specs)(L, B)
 
 
 def solve_lower(L: Array, B: Array, transpose: bool = False) -> Array:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
+from numpyro_sgp.training.devices import Devices
+
 _ROUNDS = 6  # of the Feistel cipher
 _BLOCK_BYTES = 2**14  # of neighbouring rows in a file, read together
 _BLOCK_ROWS = 256  # the same in rows, at most
@@ -108,9 +110,10 @@ class Rows:
     :param batch_size: rows of a batch.
     :param shuffle: as :func:`~numpyro_sgp.fit` has it.
     :param seed: non-negative integers.
+    :param devices: where batches are put; each of several hosts has rows of its own.
     """
 
-    def __init__(self, data, batch_size, shuffle, seed):
+    def __init__(self, data, batch_size, shuffle, seed, devices=None):
         data = tuple(a if hasattr(a, "shape") else np.asarray(a) for a in data)
         shapes = [np.shape(a) for a in data]
         sizes = {shape[:1] for shape in shapes}
@@ -120,21 +123,25 @@ class Rows:
                 f"but have the shapes {shapes}."
             )
         ((self.num_rows,),) = sizes
-        if batch_size is None or not 1 <= batch_size <= self.num_rows:
+        self._devices = devices = devices or Devices()
+        self.total_rows = self.num_rows * devices.hosts
+        if batch_size is None or not 1 <= batch_size <= self.total_rows:
             raise ValueError(
-                f"batch_size must be between 1 and the {self.num_rows} rows of the data, "
-                f"got {batch_size}. For all rows in each step: batch_size={self.num_rows}."
+                f"batch_size must be between 1 and the {self.total_rows} rows of the "
+                f"data, got {batch_size}. For all rows in each step: "
+                f"batch_size={self.total_rows}."
             )
+        devices.check(batch_size)
         if shuffle < 0:
             raise ValueError(
                 "shuffle must be True, False, or the number of rows of a block, got "
                 f"{shuffle}."
             )
-        self.batch_size = batch_size
+        self.batch_size, self._own_rows = batch_size, batch_size // devices.hosts
         #: Arrays on a device stay there: only row numbers travel.
         self.on_device = ()
-        if all(isinstance(a, jax.Array) for a in data):
-            self.on_device = data
+        if devices.hosts == 1 and all(isinstance(a, jax.Array) for a in data):
+            self.on_device = devices.copy(data)
         self._files = [file for a in data if (file := _file_of(a)) is not None]
         self._arrays = [a if self.on_device else np.asarray(a) for a in data]
         self.block_rows = int(shuffle)
@@ -143,14 +150,16 @@ class Rows:
             rows = min(_BLOCK_ROWS, _BLOCK_BYTES // max(row_bytes, 1))
             # A small file is read whole in any order.
             self.block_rows = max(1, min(rows, self.num_rows // _WINDOW**2))
+        if devices.hosts > 1:
+            seed = (*seed, jax.process_index())
         self._seed = seed
         self._order = Order(self.num_rows, self.block_rows, (*seed, 0))
 
     def sample(self, num_rows: int) -> tuple:
-        """Some rows at random, in the order of the data."""
-        num_rows = min(num_rows, self.num_rows)
+        """Some rows at random, in the order of the data; of each host as many."""
+        num_rows = min(-(-num_rows // self._devices.hosts), self.num_rows)
         rows = permuted(np.arange(num_rows), self.num_rows, (*self._seed, 1))
-        return self._take(np.sort(rows))
+        return self._devices.gather(self._take(np.sort(rows)))
 
     def block(self, start: int, stop: int, size: int):
         """
@@ -160,14 +169,15 @@ class Rows:
             the arrays are on a device.
         """
         rows = self.rows(start, stop)
-        shape = (size, self.batch_size)
+        shape = (size, self._own_rows)
         if self.on_device:
-            return _filled(rows, shape)
-        return jax.device_put(tuple(_filled(a, shape) for a in self._take(rows)))
+            block = _filled(rows, shape)
+            return block if self._devices.mesh is None else self._devices.split(block, 1)
+        return self._devices.split(tuple(_filled(a, shape) for a in self._take(rows)), 1)
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """The rows of the batches of some steps, one after the other."""
-        return self._order(start * self.batch_size, stop * self.batch_size)
+        return self._order(start * self._own_rows, stop * self._own_rows)
 
     def batch(self, step: int) -> tuple:
         """The batch of one step."""
@@ -203,16 +213,21 @@ class Batches:
     Batches of an iterable, which keeps their order.
 
     :param data: yields tuples of arrays; begun again at its end, unless it is an iterator.
+    :param devices: where batches are put; each of several hosts has batches of its own,
+        which together are one.
     """
 
-    on_device, num_rows = (), None
+    on_device, total_rows = (), None
 
-    def __init__(self, data):
+    def __init__(self, data, devices=None):
+        self._devices = devices or Devices()
         self._data, self._iterator = data, iter(data)
         self._once = self._iterator is data
         self._shapes, self._count = None, 0
         first = self._next()
-        self.batch_size = self._shapes[0][0]
+        self._own_rows = self._shapes[0][0]
+        self.batch_size = self._own_rows * self._devices.hosts
+        self._devices.check(self.batch_size)
         self._put_back([first])
 
     def _next(self):
@@ -256,7 +271,8 @@ class Batches:
         except ValueError:  # as far as they go; training will say what is wrong
             pass
         self._put_back(batches)
-        return tuple(np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+        found = tuple(np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+        return self._devices.gather(found)
 
     def skip(self, num_batches: int):
         """Leave out batches that have been trained on."""
@@ -266,24 +282,23 @@ class Batches:
     def block(self, start: int, stop: int, size: int):
         """The next batches, as :meth:`Rows.block` has them."""
         batches = [self._next() for _ in range(start, stop)]
-        return jax.device_put(
-            tuple(
-                _filled(np.concatenate(arrays), (size, self.batch_size))
-                for arrays in zip(*batches, strict=True)
-            )
+        filled = tuple(
+            _filled(np.concatenate(arrays), (size, self._own_rows))
+            for arrays in zip(*batches, strict=True)
         )
+        return self._devices.split(filled, 1)
 
     def identity(self) -> dict:
         """What tells these batches from others."""
         return {"shapes of a batch": [list(shape) for shape in self._shapes]}
 
 
-def make_source(data, batch_size, shuffle, seed) -> Rows | Batches:
+def make_source(data, batch_size, shuffle, seed, devices=None) -> Rows | Batches:
     """Batches of what the user gave."""
     if hasattr(data, "shape"):
         data = (data,)
     if isinstance(data, tuple):
-        return Rows(data, batch_size, shuffle, seed)
+        return Rows(data, batch_size, shuffle, seed, devices)
     if not hasattr(data, "__iter__"):
         raise TypeError(
             "data must be a tuple of arrays, such as (X, y), or an iterable of batches, "
@@ -295,10 +310,10 @@ def make_source(data, batch_size, shuffle, seed) -> Rows | Batches:
             f"({type(data).__name__}), whose batches are taken as they come. Leave "
             "batch_size out, or pass the arrays as a tuple: (X, y)."
         )
-    return Batches(data)
+    return Batches(data, devices)
 
 
-def whole_batches(data, size: int) -> Iterator[tuple[tuple, np.ndarray]]:
+def whole_batches(data, size: int, devices: Devices) -> Iterator[tuple[tuple, np.ndarray]]:
     """
     Batches of all rows in order, each of ``size`` rows, and which of them count: the last
     batch is filled up by its last row.
@@ -307,7 +322,9 @@ def whole_batches(data, size: int) -> Iterator[tuple[tuple, np.ndarray]]:
     for start in range(0, num_rows, size):
         index = np.arange(start, start + size)
         rows = np.minimum(index, num_rows - 1)
-        yield jax.device_put(tuple(a[rows] for a in data)), index < num_rows
+        batch = (*(a[rows] for a in data), index < num_rows)
+        *batch, counts = devices.split(devices.share(batch), 0)
+        yield tuple(batch), counts
 
 
 def _filled(rows, shape):

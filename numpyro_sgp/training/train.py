@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 from numpyro import handlers
 from numpyro.distributions import Unit
 from numpyro.infer.svi import SVIState
@@ -22,6 +23,7 @@ from numpyro_sgp._programs import join_static, program, split_static
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predict import batch_log_density
 from numpyro_sgp.training.checkpoint import Checkpoints, is_key
+from numpyro_sgp.training.devices import Devices, copied
 from numpyro_sgp.training.lbfgs import FitInterrupted
 from numpyro_sgp.training.rows import Rows, make_source, whole_batches
 
@@ -69,6 +71,7 @@ def fit(
     init_state: SVIState | None = None,
     init_rows: int = 10_000,
     chunk: int = 50,
+    mesh: Mesh | None = None,
     progress_bar: bool = True,
     **kwargs,
 ) -> FitResult:
@@ -130,10 +133,18 @@ def fit(
         inducing points from (of an iterable the first ones).
     :param chunk: steps in one go, between two looks at the bar, the clock, the checkpoints
         and Ctrl-C. Three blocks of ``chunk * batch_size`` rows are in memory.
+    :param mesh: devices over which the rows of each batch are split, the same training to
+        rounding: ``jax.sharding.Mesh(jax.devices(), ("data",))``. With devices of several
+        hosts (``jax.distributed``) ``data`` are this host's own rows, of which each host
+        must have as many, and ``batch_size`` counts those of all; ``validation`` is the
+        same on each, and the folder of checkpoints shared. See ``docs/devices.md``.
     :param progress_bar: whether to show the ELBO (smoothed), steps per second and the time
         left.
     :raises ValueError: if arrays or options do not fit each other, the model does not scale
-        its batch, or the checkpoints are of another training.
+        its batch, the devices of ``mesh`` do not divide it, or the checkpoints are of
+        another training.
+    :raises TypeError: if ``mesh`` is not a mesh, ``data`` neither arrays nor an iterable,
+        or ``validation`` without an :class:`~numpyro_sgp.AutoSparseGP`.
     :raises FitInterrupted: if a loss or a parameter is not finite, data cannot be
         read, or the user interrupts. Its ``result`` is a :class:`FitResult` with the
         last good state, which is saved as well.
@@ -166,10 +177,11 @@ def fit(
     if init_params is not None and init_state is not None:
         raise ValueError("Give init_params or init_state, not both.")
     key_data = np.asarray(jax.random.key_data(rng_key)).ravel()
-    source = make_source(data, batch_size, shuffle, tuple(key_data.tolist()))
+    devices = Devices(mesh)
+    source = make_source(data, batch_size, shuffle, tuple(key_data.tolist()), devices)
     state = _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwargs)
     arrays, static = split_static((args, kwargs))
-    training = _Training(svi, source, arrays, static, state, validation)
+    training = _Training(svi, source, arrays, static, state, validation, devices)
 
     checkpoints = None
     if checkpoint is not None:
@@ -182,7 +194,8 @@ def fit(
             },
         )
         if (record := checkpoints.load(training.record())) is not None:
-            training.set(**record)
+            placed = {name: devices.copy(record[name]) for name in ("state", "best")}
+            training.set(**{**record, **placed})
     begin = training.step
     if validation and begin and begin % every == 0 and begin not in training.nlpd_steps:
         training.validate()  # it was interrupted
@@ -192,7 +205,7 @@ def fit(
 
     def save():
         nonlocal saved
-        if checkpoints is not None and training.step > saved:
+        if checkpoints is not None and devices.leads and training.step > saved:
             checkpoints.save(training.step, training.record())
             saved = training.step
 
@@ -201,7 +214,8 @@ def fit(
     try:
         if begin and not isinstance(source, Rows):
             source.skip(begin)
-        with tqdm(total=num_steps, initial=begin, disable=not progress_bar) as bar:
+        hidden = not (progress_bar and devices.leads)
+        with tqdm(total=num_steps, initial=begin, disable=hidden) as bar:
             steps = _steps(begin, num_steps, chunk, every if validation else num_steps)
             for start, stop, block in _read_ahead(pool, source, steps, chunk):
                 training.run(start, stop, block)
@@ -235,13 +249,13 @@ def fit(
 class _Training:
     """State, losses and validations of a training, and how to go on."""
 
-    def __init__(self, svi, source, arrays, static, state, validation):
+    def __init__(self, svi, source, arrays, static, state, validation, devices):
         self.svi, self.source, self.validation = svi, source, validation
-        self.arrays, self.static = arrays, static
+        self.arrays, self.static, self.devices = devices.copy(arrays), static, devices
         leaves, structure = jax.tree.flatten(state)
         # Without weak types, which a checkpoint has not: they would be another program.
         strong = [x if is_key(x) else jax.device_put(np.asarray(x)) for x in leaves]
-        self.state = jax.tree.unflatten(structure, strong)
+        self.state = devices.copy(jax.tree.unflatten(structure, strong))
         self.losses = np.zeros(0, jnp.result_type(float))
         self.nlpd, self.nlpd_steps = np.zeros(0), np.zeros(0, int)
         self.best, self._smooth = svi.get_params(state), None
@@ -253,14 +267,15 @@ class _Training:
     def run(self, start, stop, block):
         """Steps with the batches of a block, until one is not finite."""
         train = program(self.svi, _train)
-        out = train(
-            self.state,
-            stop - start,
-            block,
-            self.source.on_device,
-            self.arrays,
-            static=self.static,
-        )
+        with self.devices.set():
+            out = train(
+                self.state,
+                stop - start,
+                block,
+                self.source.on_device,
+                self.arrays,
+                static=self.static,
+            )
         state, done, losses, loss, finite = out
         done = int(done)
         losses = np.asarray(losses)[:done]
@@ -299,8 +314,10 @@ class _Training:
         params = self.svi.get_params(self.state)
         density = program(self.svi, _held_out)
         total, num_rows = 0.0, len(self.validation[0])
-        for batch, counts in whole_batches(self.validation, self.source.batch_size):
-            total += density(params, batch, counts, self.arrays, static=self.static)
+        size = self.source.batch_size
+        for batch, counts in whole_batches(self.validation, size, self.devices):
+            with self.devices.set():
+                total += density(params, batch, counts, self.arrays, static=self.static)
         nlpd = -float(total) / num_rows
         is_best = nlpd < np.min(self.nlpd, initial=np.inf, where=np.isfinite(self.nlpd))
         self.set(
@@ -366,7 +383,7 @@ def _train(svi, state, length, block, data, arrays, *, static):
             new, loss = svi.update(state, *batch, *args, **kwargs)
         finite = _finite(svi.optim.get_params(new.optim_state))
         good = jnp.isfinite(loss) & jnp.all(jnp.array(list(finite.values())))
-        state = jax.tree.map(partial(jnp.where, good), new, state)
+        state = copied(jax.tree.map(partial(jnp.where, good), new, state))
         losses = losses.at[done].set(loss.astype(dtype))
         return done + good, good, state, losses, loss.astype(dtype), finite
 
@@ -374,7 +391,7 @@ def _train(svi, state, length, block, data, arrays, *, static):
     finite = jax.tree.map(jnp.ones_like, finite)
     start = 0, True, state, jnp.zeros(chunk, dtype), jnp.zeros((), dtype), finite
     done, _, state, losses, loss, finite = jax.lax.while_loop(go_on, step, start)
-    return state, done, losses, loss, finite
+    return state, *copied((done, losses, loss, finite))
 
 
 def _finite(params):
@@ -390,7 +407,7 @@ def _held_out(svi, params, batch, counts, arrays, *, static):
     args, kwargs = join_static(arrays, static)
     kwargs = {**kwargs, **svi.static_kwargs}
     density = batch_log_density(svi.guide, params, (*batch, *args), kwargs)
-    return sum(jnp.sum(jnp.where(counts, rows, 0.0)) for rows in density.values())
+    return copied(sum(jnp.sum(jnp.where(counts, rows, 0.0)) for rows in density.values()))
 
 
 class _GivenRows(Messenger):
@@ -427,9 +444,9 @@ def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwarg
 
 def _check_scale(svi, source, batch, args, kwargs):
     """Refuses a model that takes a batch for all of the data."""
-    if source.num_rows is None:
+    if source.total_rows is None:
         return
-    found, wanted = {}, source.num_rows / source.batch_size
+    found, wanted = {}, source.total_rows / source.batch_size
 
     def run(batch):
         with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
@@ -445,11 +462,11 @@ def _check_scale(svi, source, batch, args, kwargs):
     known = {name: float(s) for name, s in found.items() if not_jax_tracer(s)}
     if len(known) == len(found) and not np.isclose([*known.values()], wanted).any():
         raise ValueError(
-            f"A batch has {source.batch_size} of {source.num_rows} rows, so the model has "
-            f"to multiply their likelihood by {wanted:g}, but its observed sites are "
+            f"A batch has {source.batch_size} of {source.total_rows} rows, so the model "
+            f"has to multiply their likelihood by {wanted:g}, but its observed sites are "
             f"scaled by {known}. Write the likelihood inside numpyro.plate('data', "
             "num_rows, subsample_size=X.shape[0]), and give fit the model's argument "
-            f"num_rows={source.num_rows}."
+            f"num_rows={source.total_rows}."
         )
 
 
