@@ -198,7 +198,7 @@ def fit(method, data, args):
         "fitted": {k: float(v) for k, v in params.items() if v.ndim == 0},
         "loss": float(np.mean(losses[-10:])),
         "losses": [round(x, 1) for x in losses[:: max(len(losses) // 100, 1)]],
-        "options": {k: str(v) for k, v in vars(args).items()},
+        "options": {k: str(v) for k, v in vars(args).items() if not isinstance(v, Path)},
     }
 
 
@@ -214,23 +214,30 @@ def table(results):
 
     print("| set | layers | method | M | patches | error % | LL | s/step | steps | seeds |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    for group in sorted({key(row) for row in rows}):
+    for group in sorted({key(row) for row in rows}, key=lambda k: (k[:2], k[-1], k[2:])):
         same = [row for row in rows if key(row) == group]
         option = dict(zip(names, group, strict=False))
+        steps, device, method = group[-3:]
         errors = [100 * row["error"] for row in same]
         lls = [row["ll"] for row in same]
         spreads = ["", ""]
         if len(same) > 1:
             spreads = [f" ± {np.std(x, ddof=1):.2g}" for x in (errors, lls)]
+        M = int(option["inducing"])
+        size = {"solve": f"{M} + {M}", "conv2": 2 * M}.get(method, M)
+        patches = "whole images"
+        if method != "rbf":
+            parts = zip(*(json.loads(option[k]) for k in ("patch", "stride")), strict=True)
+            patches = ", ".join(f"{patch}/{stride}" for patch, stride in parts)
+            extras = ("locations", "weights")
+            patches += "".join(f", {k}" for k in extras if option[k] == "True")
         kind = "" if option["likelihood"] == "robust" else ", softmax"
-        patches = f"{option['patch']}, stride {option['stride']}"
-        extras = [k for k in ("locations", "weights") if option[k] == "True"]
         seconds = np.mean([row["seconds_per_step"] for row in same])
+        where = "" if device == "cpu" else f" ({device.split(' 80')[0]})"
         print(
-            f"| {option['set']} | {option['layers']} | {group[-1]}{kind} | "
-            f"{option['inducing']} | {', '.join([patches, *extras])} | "
-            f"{np.mean(errors):.2f}{spreads[0]} | {np.mean(lls):.3f}{spreads[1]} | "
-            f"{seconds:.3f} ({group[-2]}) | {group[-3]} | {len(same)} |"
+            f"| {option['set']} | {option['layers']} | {method}{kind} | {size} | {patches} "
+            f"| {np.mean(errors):.2f}{spreads[0]} | {np.mean(lls):.3f}{spreads[1]} | "
+            f"{seconds:.3f}{where} | {steps} | {len(same)} |"
         )
 
 

@@ -8,7 +8,8 @@ Titsias & Mnih 2020, section 4). One to three layers are compared on
 
 - ``regression``: noisy values of a function that jumps and has a rough half, for which no
   single lengthscale is right;
-- ``classification``: two interleaved spirals.
+- ``classification``: two classes, divided by a line on the left and by stripes on the
+  right.
 
     python examples/deep_gp.py
     python examples/deep_gp.py --layers 1 2 --steps 500
@@ -65,7 +66,7 @@ def classification(num_layers):
     """The last layer on the logit scale."""
 
     def model(X, y=None):
-        f = deep(X, num_layers, 1.0)
+        f = deep(X, num_layers, 0.5)
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
@@ -84,14 +85,11 @@ def rough_data(num, seed):
     return jnp.asarray(x)[:, None], jnp.asarray(jump(x) + 0.05 * rng.normal(size=num))
 
 
-def spirals(num, seed):
-    """Two spirals of one and a half turns, and their labels."""
-    rng = np.random.default_rng(seed)
-    y = rng.integers(2, size=num)
-    t = np.sqrt(rng.uniform(0.02, 1.0, num))
-    angle = 3 * np.pi * t + np.pi * y
-    X = 2.5 * t[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    return jnp.asarray(X + 0.06 * rng.normal(size=X.shape)), jnp.asarray(y, float)
+def stripes(num, seed):
+    """Points of a square; the label changes once on the left, and often on the right."""
+    X = np.random.default_rng(seed).uniform(-1.0, 1.0, (num, 2))
+    y = np.where(X[:, 0] < 0.0, X[:, 1] > 0.0, np.sin(4 * np.pi * X[:, 1]) > 0.0)
+    return jnp.asarray(X), jnp.asarray(y, float)
 
 
 def train(model, num_layers, num_inducing, data, steps):
@@ -158,16 +156,16 @@ def run_regression(args, axes):
 
 def run_classification(args, axes):
     """Probabilities of a class."""
-    data, test = spirals(300, 0), spirals(1000, 1)
+    data, test = stripes(300, 0), stripes(1000, 1)
     fits = compare("classification", classification, data, test, args)
-    side = np.linspace(-3.2, 3.2, 50)
+    side = np.linspace(-1.0, 1.0, 50)
     grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
     for axis, (num_layers, found) in zip(axes, fits.items(), strict=True):
         ones = jnp.ones(len(grid))
         density = sgp.log_predictive_density(*found["fit"], jnp.asarray(grid), ones)["y"]
         p = np.exp(density).reshape(50, 50)
         axis.imshow(
-            p, extent=(-3.2, 3.2) * 2, origin="lower", cmap="coolwarm", vmin=0, vmax=1
+            p, extent=(-1, 1, -1, 1), origin="lower", cmap="coolwarm", vmin=0, vmax=1
         )
         axis.scatter(*data[0].T, c=data[1], s=6, cmap="coolwarm", edgecolors="k", lw=0.3)
         axis.set(title=title(num_layers, found), xticks=[], yticks=[])
@@ -201,7 +199,7 @@ def parse(argv=None):
         description=__doc__.split("\n\n")[1], formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--layers", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=3000, help="of Adam on all data")
+    parser.add_argument("--steps", type=int, default=2000, help="of Adam on all data")
     parser.add_argument("--num-inducing", type=int, default=15, help="M, of M + M")
     parser.add_argument("--output", type=Path, default=Path("figures"))
     return parser.parse_args(argv)
