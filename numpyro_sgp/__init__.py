@@ -36,6 +36,7 @@ from numpyro_sgp.guides import (
     MixtureSVGP,
 )
 from numpyro_sgp.inducing import (
+    FourierFeatures,
     InducingPatches,
     InducingVariables,
     SmoothedPoints,
@@ -68,6 +69,7 @@ __all__ = [
     "EllipticalSlice",
     "FitInterrupted",
     "FitResult",
+    "FourierFeatures",
     "FunctionSamples",
     "GPPredictive",
     "GaussHermite",

@@ -4,11 +4,12 @@ from numpyro_sgp.inducing.initialise import InducingStart, initial_inducing
 from numpyro_sgp.inducing.variables import (
     InducingPatches,
     InducingVariables,
-    SmoothedPoints,
 )
 from numpyro_sgp.inducing.verdict import InducingVerdict, NearestPair, assess_inducing
+from numpyro_sgp.inducing.windowed import FourierFeatures, SmoothedPoints
 
 __all__ = [
+    "FourierFeatures",
     "InducingPatches",
     "InducingStart",
     "InducingVariables",

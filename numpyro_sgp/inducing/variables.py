@@ -10,10 +10,10 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_sgp.kernels import RBF, Convolutional, Kernel, Scaled, Sum
+from numpyro_sgp.kernels import Convolutional, Scaled, Sum
 from numpyro_sgp.kernels.base import append_axes, frozen_pytree, static_field
 
-__all__ = ["InducingPatches", "InducingVariables", "SmoothedPoints", "covariance"]
+__all__ = ["InducingPatches", "InducingVariables", "covariance"]
 
 # What inducing patches are chosen from: as many as initialisers look at.
 _IMAGES, _PATCHES_OF_AN_IMAGE = 2_000, 10
@@ -271,61 +271,3 @@ def _parts(kernel, scale):
     elif isinstance(kernel, Sum):
         yield from _parts(kernel.left, scale)
         yield from _parts(kernel.right, scale)
-
-
-class SmoothedPoints(InducingVariables):
-    r"""
-    Averages of f under a Gaussian window around each point, for :class:`RBF` kernels and
-    their sums and multiples (Lazaro-Gredilla & Figueiras-Vidal 2009, section 3),
-
-    .. math::
-
-        u_m = \int f(x)\, N(x \mid z_m, \mathrm{diag}(s^2))\, dx .
-
-    With s zero they are values of f.
-
-    :param points: centres z, shape ``(*batch, M, D)``, or the method that chooses them.
-    :param width: s, a number or shape ``(D,)``.
-    :raises TypeError: when used with another kernel.
-
-    >>> import jax.numpy as jnp
-    >>> import numpyro_sgp as sgp
-    >>> from numpyro_sgp.inducing.covariances import inducing_covariance
-    >>> Z = sgp.SmoothedPoints(jnp.zeros((1, 1)), width=1.0)
-    >>> print(inducing_covariance(sgp.kernels.RBF(), (Z,)).round(4))
-    [[0.5774]]
-    """
-
-    width: ArrayLike = 1.0
-
-    def covariance(self, kernel, other):
-        """See :meth:`InducingVariables.covariance`."""
-        if isinstance(other, SmoothedPoints):
-            points = self.points if other is self else other.points
-            squared = jnp.square(self.width) + jnp.square(other.width)
-        elif isinstance(other, InducingVariables):
-            return NotImplemented
-        else:
-            points, squared = other, jnp.square(self.width)
-        return _smoothed(kernel, squared, self.shape[-1])(self.points, points)
-
-
-def _smoothed(kernel: Any, squared_width: ArrayLike, dim: int) -> Kernel:
-    """The kernel convolved with a Gaussian of the given variance(s), in D dimensions."""
-    if isinstance(kernel, Scaled):
-        return kernel.scale * _smoothed(kernel.kernel, squared_width, dim)
-    if isinstance(kernel, Sum):
-        left = _smoothed(kernel.left, squared_width, dim)
-        return left + _smoothed(kernel.right, squared_width, dim)
-    if type(kernel) is not RBF or kernel.active_dims is not None:
-        raise TypeError(
-            "SmoothedPoints have closed forms for RBF kernels on all columns, their sums "
-            f"and multiples, not for {type(kernel).__name__}. Use ordinary points."
-        )
-    lengthscale = jnp.asarray(kernel.lengthscale)
-    if lengthscale.ndim <= len(kernel.batch_shape):
-        lengthscale = lengthscale[..., None]
-    squared = jnp.broadcast_to(lengthscale, (*kernel.batch_shape, dim)) ** 2
-    wide = squared + squared_width
-    variance = kernel.variance * jnp.prod(jnp.sqrt(squared / wide), axis=-1)
-    return RBF(variance, jnp.sqrt(wide))

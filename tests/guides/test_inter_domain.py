@@ -66,8 +66,12 @@ CASES = {
         "line",
         sgp.SOLVEGP(4, 3, sgp.SmoothedPoints("kmeans", 0.2), orthogonal="kmeans"),
     ),
+    "Fourier, points": (
+        "line",
+        sgp.SOLVEGP(4, 3, sgp.FourierFeatures("greedy", 1.5), orthogonal="kmeans"),
+    ),
 }
-SLOW = ("patches", "patches, images")
+SLOW = ("patches", "patches, images", "smoothed, points")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from numpyro_sgp import InducingPatches, InducingVariables, SmoothedPoints
+from numpyro_sgp import (
+    FourierFeatures,
+    InducingPatches,
+    InducingVariables,
+    SmoothedPoints,
+)
 from numpyro_sgp.inducing.covariances import (
     cross_covariance,
     inducing_covariance,
@@ -105,6 +110,37 @@ def test_smoothed_points_in_two_dimensions_are_those_of_each():
     point = SmoothedPoints(Z, 0.0)
     assert_allclose(inducing_covariance(kernel, (point,)), kernel(Z), rtol=1e-12)
     assert_allclose(cross_covariance(kernel, (point,), X), kernel(Z, X), rtol=1e-12)
+
+
+def test_fourier_features_are_integrals():
+    """By a quadrature in two dimensions, against batches of kernels and sums of them."""
+    kernel = RBF(jnp.array([1.3, 0.4]), jnp.array([[0.7, 1.2], [2.0, 0.5]]))
+    points = jnp.array([[0.0, 0.0, 0.0], [1.5, -0.5, 0.4], [0.3, 2.0, -1.0]])
+    width, centre = jnp.array([0.8, 0.5]), jnp.array([0.2, -0.3])
+    Z = FourierFeatures(points, width, centre)
+    X = jnp.array([[-0.3, 0.4], [0.9, 0.0]])
+
+    nodes, weights = np.polynomial.hermite_e.hermegauss(24)
+    weights = np.outer(weights, weights).ravel() / weights.sum() ** 2
+    grid = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), -1).reshape(-1, 2)
+    waves = weights * np.cos(points[:, :2] @ (grid * width).T + points[:, 2:])  # [M, S]
+    places = jnp.asarray(grid * width + centre)
+    cross = np.einsum("ms,qsn->qmn", waves, kernel(places, X))
+    square = np.einsum("ms,qst,nt->qmn", waves, kernel(places), waves)
+    assert_allclose(cross_covariance(kernel, (Z,), X), cross, atol=1e-9)
+    assert_allclose(inducing_covariance(kernel, (Z,)), square, atol=1e-9)
+    both = kernel + 2.0 * RBF(0.5, 3.0)
+    one = inducing_covariance(RBF(0.5, 3.0), (Z,))
+    assert_allclose(inducing_covariance(both, (Z,)), square + 2 * one, atol=1e-9)
+    check_joint_covariance(kernel, (Z, X[:1] + 0.1), X)
+
+
+def test_fourier_features_without_frequency_are_smoothed_points():
+    kernel, X = RBF(1.3, 0.7), jnp.linspace(-1.0, 1.0, 5)[:, None]
+    Z = FourierFeatures(jnp.zeros((1, 2)), 0.6, 0.4)
+    point = SmoothedPoints(jnp.full((1, 1), 0.4), 0.6)
+    for covariance in (inducing_covariance, lambda *a: cross_covariance(*a, X)):
+        assert_allclose(covariance(kernel, (Z,)), covariance(kernel, (point,)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [SmoothedPoints, Slopes])

@@ -1,0 +1,179 @@
+"""Inducing variables that are integrals of f under a Gaussian window, for RBF kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_sgp.inducing.variables import InducingVariables
+from numpyro_sgp.kernels import RBF, Scaled, Sum
+
+__all__ = ["FourierFeatures", "SmoothedPoints"]
+
+_DRAWS = 2_000
+
+
+class SmoothedPoints(InducingVariables):
+    r"""
+    Averages of f under a Gaussian window around each point, for :class:`RBF` kernels and
+    their sums and multiples (Lazaro-Gredilla & Figueiras-Vidal 2009, section 3),
+
+    .. math::
+
+        u_m = \int f(x)\, N(x \mid z_m, \mathrm{diag}(s^2))\, dx .
+
+    With s zero they are values of f.
+
+    :param points: centres z, shape ``(*batch, M, D)``, or the method that chooses them.
+    :param width: s, a number or shape ``(D,)``.
+    :raises TypeError: when used with another kernel.
+
+    >>> import jax.numpy as jnp
+    >>> import numpyro_sgp as sgp
+    >>> from numpyro_sgp.inducing.covariances import inducing_covariance
+    >>> Z = sgp.SmoothedPoints(jnp.zeros((1, 1)), width=1.0)
+    >>> print(inducing_covariance(sgp.kernels.RBF(), (Z,)).round(4))
+    [[0.5774]]
+    """
+
+    width: ArrayLike = 1.0
+
+    def covariance(self, kernel, other):
+        """See :meth:`InducingVariables.covariance`."""
+        if isinstance(other, SmoothedPoints):
+            points = self.points if other is self else other.points
+            squared = jnp.square(self.width) + jnp.square(other.width)
+        elif isinstance(other, InducingVariables):
+            return NotImplemented
+        else:
+            points, squared = other, jnp.square(self.width)
+        smoothed = [
+            _smoothed(variance, lengthscale, squared)
+            for variance, lengthscale in _rbf_parts(
+                kernel, self.shape[-1], "SmoothedPoints"
+            )
+        ]
+        return sum(part(self.points, points) for part in smoothed)
+
+
+class FourierFeatures(InducingVariables):
+    r"""
+    Fourier features of f under a Gaussian window, for :class:`RBF` kernels and their sums
+    and multiples (Lazaro-Gredilla & Figueiras-Vidal 2009, section 3),
+
+    .. math::
+
+        u_m = \int f(x)\, N(x \mid c, \mathrm{diag}(s^2))
+            \cos(\omega_m^\top (x - c) + \phi_m)\, dx .
+
+    They suit functions that are about as wiggly everywhere under the window, of which they
+    need fewer than points. What lies more than a few :math:`s` from the centre, they do not
+    see: choose a window as wide as the data.
+
+    :param points: frequencies and phases, shape ``(*batch, M, D + 1)``, the phase in the
+        last column; or the method that chooses them, from draws of the kernel's spectral
+        density with phases of cosines and sines.
+    :param width: s, a number or shape ``(D,)``: at least the standard deviation of X.
+    :param centre: c, a number or shape ``(D,)``.
+    :raises TypeError: when used with another kernel.
+
+    >>> import jax.numpy as jnp
+    >>> import numpyro_sgp as sgp
+    >>> from numpyro_sgp.inducing.covariances import inducing_covariance
+    >>> Z = sgp.FourierFeatures(jnp.array([[0.0, 0.0], [2.0, 0.0]]))
+    >>> print(inducing_covariance(sgp.kernels.RBF(), (Z,)).round(4))
+    [[0.5774 0.1522]
+     [0.1522 0.0814]]
+    """
+
+    width: ArrayLike = 1.0
+    centre: ArrayLike = 0.0
+
+    def covariance(self, kernel, other):
+        """See :meth:`InducingVariables.covariance`."""
+        dim = self.shape[-1] - 1
+        parts = _rbf_parts(kernel, dim, "FourierFeatures")
+        if isinstance(other, FourierFeatures):
+            points = self.points if other is self else other.points
+            return sum(self._between(*part, points) for part in parts)
+        if isinstance(other, InducingVariables):
+            return NotImplemented
+        return sum(self._with_values(*part, other) for part in parts)
+
+    def candidates(self, kernel, X, rng):
+        """Draws of the spectral density, each with both phases."""
+        dim = X.shape[-1]
+        scales = [
+            np.broadcast_to(np.asarray(lengthscale), (*np.shape(variance), dim))
+            for variance, lengthscale in _rbf_parts(kernel, dim, "FourierFeatures")
+        ]
+        scales = np.concatenate([scale.reshape(-1, dim) for scale in scales])
+        frequencies = (
+            rng.normal(size=(_DRAWS, dim)) / scales[rng.integers(len(scales), size=_DRAWS)]
+        )
+        phases = np.repeat([[0.0], [-0.5 * np.pi]], _DRAWS, axis=0)
+        return np.hstack([np.tile(frequencies, (2, 1)), phases]).astype(X.dtype)
+
+    def _with_values(self, variance, lengthscale, X):
+        """Covariance with f(X): a wider bump in X - c times a slower cosine."""
+        squared, window = lengthscale**2, jnp.square(self.width)
+        wide = squared + window
+        away = X - self.centre
+        bump = jnp.sum(away**2 / wide[..., None, :], axis=-1)[..., None, :]
+        omega, phase = self.points[..., :-1], self.points[..., -1:]
+        shrunk = omega * (window / wide)[..., None, :]
+        angle = jnp.einsum("...md,...nd->...mn", shrunk, away) + phase
+        damping = jnp.sum(omega**2 * (squared * window / wide)[..., None, :], axis=-1)
+        size = variance * jnp.prod(jnp.sqrt(squared / wide), axis=-1)
+        values = jnp.exp(-0.5 * (bump + damping[..., :, None])) * jnp.cos(angle)
+        return size[..., None, None] * values
+
+    def _between(self, variance, lengthscale, points):
+        """Covariance with other features of the same window, E[cos a cos b]."""
+        squared, window = lengthscale**2, jnp.square(self.width)
+        wide = squared + 2 * window
+        # Of two places under the window that the kernel draws together.
+        own = (window * (squared + window) / wide)[..., None, :]
+        shared = (window**2 / wide)[..., None, :]
+        (w1, p1), (w2, p2) = ((p[..., :-1], p[..., -1]) for p in (self.points, points))
+        spread = jnp.sum(own * w1**2, axis=-1)[..., :, None]
+        spread = spread + jnp.sum(own * w2**2, axis=-1)[..., None, :]
+        cross = 2 * jnp.einsum("...md,...nd->...mn", shared * w1, w2)
+        plus = jnp.cos(p1[..., :, None] + p2[..., None, :])
+        minus = jnp.cos(p1[..., :, None] - p2[..., None, :])
+        values = plus * jnp.exp(-0.5 * (spread + cross))
+        values = values + minus * jnp.exp(-0.5 * (spread - cross))
+        size = variance * jnp.prod(jnp.sqrt(squared / wide), axis=-1)
+        return 0.5 * size[..., None, None] * values
+
+
+def _rbf_parts(kernel: Any, dim: int, kind: str) -> Iterator[tuple[Array, Array]]:
+    """Variance, ``(*batch,)``, and lengthscales, ``(*batch, D)``, of each RBF summand."""
+    if isinstance(kernel, Scaled):
+        for variance, lengthscale in _rbf_parts(kernel.kernel, dim, kind):
+            yield kernel.scale * variance, lengthscale
+    elif isinstance(kernel, Sum):
+        yield from _rbf_parts(kernel.left, dim, kind)
+        yield from _rbf_parts(kernel.right, dim, kind)
+    elif type(kernel) is not RBF or kernel.active_dims is not None:
+        raise TypeError(
+            f"{kind} have closed forms for RBF kernels on all columns, their sums and "
+            f"multiples, not for {type(kernel).__name__}. Use ordinary points."
+        )
+    else:
+        lengthscale = jnp.asarray(kernel.lengthscale)
+        if lengthscale.ndim <= len(kernel.batch_shape):
+            lengthscale = lengthscale[..., None]
+        lengthscale = jnp.broadcast_to(lengthscale, (*kernel.batch_shape, dim))
+        yield jnp.asarray(kernel.variance), lengthscale
+
+
+def _smoothed(variance: Array, lengthscale: Array, squared_width: ArrayLike) -> RBF:
+    """An RBF kernel convolved with a Gaussian of the given variance(s)."""
+    wide = lengthscale**2 + squared_width
+    return RBF(variance * jnp.prod(lengthscale / jnp.sqrt(wide), axis=-1), jnp.sqrt(wide))
