@@ -176,6 +176,8 @@ def fit(method, data, args):
 
         return jax.lax.scan(step, state, length=STEPS_AT_ONCE)
 
+    if args.memory:
+        return step_memory(method, advance, state, X, y, args)
     losses, seconds = [], 0.0
     while len(losses) * STEPS_AT_ONCE < args.steps and seconds < 60 * args.minutes:
         start = time.perf_counter()
@@ -199,6 +201,20 @@ def fit(method, data, args):
         "loss": float(np.mean(losses[-10:])),
         "losses": [round(x, 1) for x in losses[:: max(len(losses) // 100, 1)]],
         "options": {k: str(v) for k, v in vars(args).items() if not isinstance(v, Path)},
+    }
+
+
+def step_memory(method, advance, state, X, y, args):
+    """What the compiled steps hold, in megabytes."""
+    used = advance.lower(state, X, y).compile().memory_analysis()
+    return {
+        "method": method,
+        "layers": args.layers,
+        "inducing": args.inducing,
+        "batch_size": args.batch_size,
+        "temporary": used.temp_size_in_bytes / 1e6,
+        "data and state": used.argument_size_in_bytes / 1e6,
+        "rows": len(X),
     }
 
 
@@ -252,10 +268,13 @@ def main(args):
         places = "_places" if args.locations else ""
         name = f"{args.set}_{args.layers}_{method}{places}_{args.inducing}"
         path = args.results / f"{name}_{args.likelihood}_{args.seed}.json"
-        if path.exists() and not args.again:
+        if path.exists() and not args.again and not args.memory:
             print(f"{path.name} is there")
             continue
         row = fit(method, data, args)
+        if args.memory:
+            print(json.dumps(row), flush=True)
+            continue
         path.write_text(json.dumps(row, indent=1))
         print(json.dumps({k: row[k] for k in list(row)[:7]}), flush=True)
 
@@ -269,6 +288,7 @@ def parse(argv=None):
     add("--data", type=Path, help="folder with the data")
     add("--table", action="store_true", help="print a table of the results")
     add("--again", action="store_true", help="fit what has a file already")
+    add("--memory", action="store_true", help="compile a step and say what it holds")
     add("--set", choices=list(FILES), default="mnist")
     add("--methods", nargs="+", choices=names, default=names)
     add("--layers", type=int, default=1)
