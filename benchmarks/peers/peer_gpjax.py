@@ -46,7 +46,9 @@ class Model:
         )
         optimiser = optax.adam(problem.rate)
         arrays, static = eqx.partition(model, eqx.is_array)
-        self.state = arrays, optimiser.init(arrays)
+        # Without weak types, which the steps would turn into strong ones, and compile anew.
+        state = arrays, optimiser.init(arrays)
+        self.state = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), state)
         self._static = static
 
         def objective(model, X, y):

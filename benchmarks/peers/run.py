@@ -163,7 +163,7 @@ def in_turns(runs, rounds, pause):
     """
     Seconds per step of several runs, one after another in each round.
 
-    :param runs: a list of (title, worker, name of the task, number of warm-up requests).
+    :param runs: a list of (title, worker, name of the task).
     """
     seconds = {title: [] for title, *_ in runs}
     for r in range(rounds):
@@ -201,6 +201,8 @@ def measure(part, title, methods, M, dtype, args):
                 begin = time.perf_counter()
                 answer |= worker.ask(do="go", name=called)
                 answer["first_s"] = answer["build_s"] + time.perf_counter() - begin
+                # What else would be done once, such as a second compilation.
+                answer |= worker.ask(do="go", name=called)
             if "error" in answer:
                 print(f"{title}: {called}: {answer['error']}", flush=True)
                 part.keep(title, called, {"error": answer["error"]})
