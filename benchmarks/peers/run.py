@@ -195,7 +195,12 @@ def measure(part, title, methods, M, dtype, args):
             options = {"path": path, "M": M, "batch": batch, "dtype": dtype}
             worker = workers[library]
             answer = worker.ask(
-                do="prepare", task="train", name=called, steps=steps, method=method, **options
+                do="prepare",
+                task="train",
+                name=called,
+                steps=steps,
+                method=method,
+                **options,
             )
             if "error" not in answer:
                 begin = time.perf_counter()
@@ -383,7 +388,10 @@ def startup(args):
         pairs = []
         for _ in range(args.rounds + 1):
             out = subprocess.run(
-                [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+                [sys.executable, "-c", code],
+                env=environment,
+                capture_output=True,
+                text=True,
             )
             pairs.append([float(word) for word in out.stdout.split()])
         # The first one may have read files from disk.
@@ -533,7 +541,7 @@ def main(args):
     if args.table:
         from tables import write
 
-        write(args.results, HERE.parents[1] / "docs")
+        write(args.results, args.docs)
         return
     args.results.mkdir(parents=True, exist_ok=True)
     with open(os.devnull if args.log is None else args.log, "a") as args.log:
@@ -551,7 +559,9 @@ def parse(argv=None):
     parser.add_argument("--data", type=Path, help="folder with kin40k and banana")
     parser.add_argument("--sets", nargs="+", default=["kin40k", "banana"])
     parser.add_argument("--libraries", nargs="+", choices=SCRIPTS, default=list(SCRIPTS))
-    parser.add_argument("--inducing", nargs="+", type=int, help="M, in place of a part's own")
+    parser.add_argument(
+        "--inducing", nargs="+", type=int, help="M, in place of a part's own"
+    )
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
     parser.add_argument("--rounds", type=int, default=7, help="of measurements")
     parser.add_argument("--scale", type=float, default=1.0, help="of steps in a round")
@@ -572,6 +582,7 @@ def parse(argv=None):
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--log", type=Path, help="what the workers print goes there")
     parser.add_argument("--table", action="store_true", help="write docs/speed.md, and end")
+    parser.add_argument("--docs", type=Path, default=HERE.parents[1] / "docs")
     return parser.parse_args(argv)
 
 
