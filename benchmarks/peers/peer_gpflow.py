@@ -66,7 +66,9 @@ class Model:
 
     def noise_variance(self):
         """Of the Gaussian likelihood."""
-        return getattr(self.model.likelihood, "variance", np.float64(np.nan))
+        if not hasattr(self.model.likelihood, "variance"):
+            return np.nan
+        return self.model.likelihood.variance.numpy()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """
-Worker of GPJax: WhitenedVariationalGaussian with the step of ``gpjax.fit``, in a loop that is
-compiled once (``fit`` itself compiles at each call).
+Worker of GPJax: WhitenedVariationalGaussian with the step of ``gpjax.fit``, in a loop that
+is compiled once (``fit`` itself compiles at each call).
 """
 
 import time
