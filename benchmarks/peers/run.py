@@ -558,7 +558,7 @@ def parse(argv=None):
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[])
     parser.add_argument("--data", type=Path, help="folder with kin40k and banana")
     parser.add_argument("--sets", nargs="+", default=["kin40k", "banana"])
-    parser.add_argument("--libraries", nargs="+", choices=SCRIPTS, default=list(SCRIPTS))
+    parser.add_argument("--libraries", nargs="+", default=list(SCRIPTS))
     parser.add_argument(
         "--inducing", nargs="+", type=int, help="M, in place of a part's own"
     )

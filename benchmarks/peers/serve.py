@@ -4,8 +4,9 @@ answers each with a line of JSON. It computes only between a request and its ans
 that a driver can time several workers in turn.
 
 A worker module defines ``Model(problem)``, with ``steps(rows)`` (one step of Adam for each
-row of indices), ``predict(X)`` (mean and variance of f at a batch) and ``noise_variance()``,
-and calls ``serve(Model, import_s)``; ``problem`` is a dictionary, see :func:`load`.
+row of indices), ``predict(X)`` (mean and variance of f at a batch) and
+``noise_variance()``, and calls ``serve(Model, import_s)``; ``problem`` is made by
+:func:`load`.
 """
 
 import json

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (tables of docs/speed.md)
 """Writes docs/speed.md and its figures from the results of the parts."""
 
 import json
@@ -35,8 +36,9 @@ OPERATIONS = """\
 
 Counted from the code, and the same in the program that JAX traces: arithmetic of one
 gradient step on a batch of B rows with n inducing points in all, m of them in each set, in
-units of one product, 2 M^3 operations, at B = M. As Table 4 of Shi, Titsias & Mnih (2020), but with the reverse pass, and with
-what depends on q(u), which that table leaves out.
+units of one product, 2 M^3 operations, at B = M. As Table 4 of Shi, Titsias & Mnih
+(2020), but with the reverse pass, and with what depends on q(u), which that table leaves
+out.
 
 | | operations | SVGP M | SVGP 2M | SOLVE-GP M + M | ODVGP M + M |
 |---|---|---|---|---|---|
