@@ -138,8 +138,9 @@ def sampling(Model, method, bins, learn, warmup, samples):
     import arviz_stats
     from numpyro.infer import Gibbs
 
+    numpyro.enable_x64()  # as the example does
     coal = sgp.datasets.coal_mining(bins)
-    X, y = jnp.asarray(coal.X), jnp.asarray(coal.y)
+    X, y = jnp.asarray(coal.bin_centre_day, float)[:, None], jnp.asarray(coal.count)
     if method == "hand-written, NUTS":
         kernel = NUTS(by_hand(X, learn))
     else:
@@ -151,20 +152,30 @@ def sampling(Model, method, bins, learn, warmup, samples):
             kernel = Gibbs([slices, (NUTS(white), None)])
         else:
             kernel = sgp.EllipticalSlice(cox)
-    options = {"num_warmup": warmup, "num_samples": samples, "progress_bar": False}
-    mcmc = MCMC(kernel, **options)
+    mcmc = MCMC(kernel, num_warmup=warmup, num_samples=samples, progress_bar=False)
+    arguments = (X, y), {"learn": learn}
+
+    @jax.jit
+    def sample(state):
+        def step(state, _):
+            state = kernel.sample(state, *arguments)
+            return state, getattr(state, kernel.sample_field)
+
+        return jax.lax.scan(step, state, None, samples)
+
     answer = {}
     while True:
         request = yield answer
-        key, key2 = jax.random.split(jax.random.key(request["seed"]))
         begin = time.perf_counter()
-        mcmc.warmup(key, X, y, learn=learn)
-        jax.block_until_ready(mcmc.last_state)
+        mcmc.warmup(jax.random.key(request["seed"]), X, y, learn=learn)
+        state = jax.block_until_ready(mcmc.last_state)
         warmup_s = time.perf_counter() - begin
+        if not answer:
+            jax.block_until_ready(sample(state))  # MCMC.run would compile in each call
         begin = time.perf_counter()
-        mcmc.run(key2, X, y, learn=learn)
-        draws = jax.block_until_ready(mcmc.get_samples())
+        _, raw = jax.block_until_ready(sample(state))
         seconds = time.perf_counter() - begin
+        draws = jax.jit(jax.vmap(kernel.postprocess_fn(*arguments)))(raw)
         names = ["f", "variance", "lengthscale"] if learn else ["f"]
         data = {k: np.asarray(draws[k], float)[None] for k in names}
         ess = arviz_stats.ess(arviz_base.from_dict({"posterior": data}), method="bulk")

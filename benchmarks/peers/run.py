@@ -89,14 +89,17 @@ class Worker:
         )
         self.hello = self.ask(do="hello")
 
-    def ask(self, **request):
-        """One request and its answer."""
+    def ask(self, check=True, **request):
+        """One request and its answer; where ``check`` is False, errors are answers too."""
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"the worker of {self.library} ended; see the log")
-        return json.loads(line)
+        answer = json.loads(line)
+        if check and "error" in answer:
+            raise RuntimeError(f"{self.library}: {answer['error']}; see the log")
+        return answer
 
     def close(self):
         """Ends the process."""
@@ -170,7 +173,7 @@ def in_turns(runs, rounds, pause):
         # The other way round every second time.
         for title, worker, name in runs if r % 2 == 0 else runs[::-1]:
             time.sleep(pause)
-            answer = worker.ask(do="go", name=name)
+            answer = worker.ask(check=False, do="go", name=name)
             if "error" in answer:
                 seconds[title] = answer["error"]
                 continue
@@ -195,6 +198,7 @@ def measure(part, title, methods, M, dtype, args):
             options = {"path": path, "M": M, "batch": batch, "dtype": dtype}
             worker = workers[library]
             answer = worker.ask(
+                check=False,
                 do="prepare",
                 task="train",
                 name=called,
@@ -204,10 +208,11 @@ def measure(part, title, methods, M, dtype, args):
             )
             if "error" not in answer:
                 begin = time.perf_counter()
-                answer |= worker.ask(do="go", name=called)
+                answer |= worker.ask(check=False, do="go", name=called)
                 answer["first_s"] = answer["build_s"] + time.perf_counter() - begin
+            if "error" not in answer:
                 # What else would be done once, such as a second compilation.
-                answer |= worker.ask(do="go", name=called)
+                answer |= worker.ask(check=False, do="go", name=called)
             if "error" in answer:
                 print(f"{title}: {called}: {answer['error']}", flush=True)
                 part.keep(title, called, {"error": answer["error"]})
@@ -342,6 +347,7 @@ def time_to_nlpd(args):
                     run["decay"] = epochs * int(rows // options["batch"])
                 # The natural optimum is for smoother data: the median distance.
                 answer = worker.ask(
+                    check=False,
                     do="prepare",
                     task="train",
                     name="train",
@@ -358,7 +364,7 @@ def time_to_nlpd(args):
                     result = found[called]
                     if epoch >= epochs or "error" in result:
                         continue
-                    answer = worker.ask(do="go", name="train", seed=epoch)
+                    answer = worker.ask(check=False, do="go", name="train", seed=epoch)
                     if "error" in answer or not np.isfinite(answer["nlpd"]):
                         result["error"] = answer.get("error", f"NaN in epoch {epoch + 1}")
                         print(f"{title}: {called}: {result['error']}", flush=True)
@@ -462,7 +468,7 @@ def memory(args):
                     worker = workers[library]
                     worker.ask(do="prepare", task="train", name="train", **options)
                     for _ in range(2):
-                        answer = worker.ask(do="go", name="train")
+                        answer = worker.ask(check=False, do="go", name="train")
                     result = {"error": answer["error"]} if "error" in answer else {}
                     result |= worker.ask(do="memory")
                     result["import_mib"] = worker.hello["mib"]
