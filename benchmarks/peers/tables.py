@@ -12,8 +12,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 HEAD = """\
 # Speed, beside other libraries
 
-Made by `python benchmarks/peers/run.py --table` from what that script measured on {cores}
-of a CPU: this package, {versions}, each in an environment of its own, and a whitened SVGP
+Made by `python benchmarks/peers/run.py --table` from what that script measured on {cores}: this package, {versions}, each in an environment of its own, and a whitened SVGP
 as a textbook has it, written in plain JAX (*naive*).
 
 **How.** A worker process for each library builds its model and compiles. It then computes
@@ -306,13 +305,15 @@ def draw_steps(kept, path):
 def draw_nlpd(kept, path):
     """Test NLPD over seconds."""
     titles = [title for title, _ in rows_of(kept, "")]
+    names = list(dict.fromkeys(name for title in titles for name in kept[title]))
     figure, axes = plt.subplots(1, len(titles), figsize=(9, 3.6), squeeze=False)
     for axis, title in zip(axes[0], titles, strict=True):
         for name, result in kept[title].items():
             if result.get("nlpd"):
                 seconds = result["build_s"] + np.cumsum(result["seconds"])
                 style = "-" if name.startswith("ours") else "--"
-                axis.plot(seconds, result["nlpd"], style, label=name)
+                colour = f"C{names.index(name)}"
+                axis.plot(seconds, result["nlpd"], style, color=colour, label=name)
         axis.set(title=title, xlabel="seconds", ylabel="test NLPD", xscale="log")
     axes[0][0].legend(fontsize=7)
     figure.tight_layout()
