@@ -12,8 +12,9 @@ import matplotlib.pyplot as plt  # noqa: E402
 HEAD = """\
 # Speed, beside other libraries
 
-Made by `python benchmarks/peers/run.py --table` from what that script measured on {cores}: this package, {versions}, each in an environment of its own, and a whitened SVGP
-as a textbook has it, written in plain JAX (*naive*).
+Made by `python benchmarks/peers/run.py --table` from what that script measured on
+{cores}: this package, {versions}, each in an environment of its own,
+and a whitened SVGP as a textbook has it, written in plain JAX (*naive*).
 
 **How.** A worker process for each library builds its model and compiles. It then computes
 only when it is told to. All are told in turn, in several rounds, the other way round in
