@@ -1,0 +1,343 @@
+# ruff: noqa: E501 (tables of docs/speed.md)
+"""Writes docs/speed.md and its figures from the results of the parts."""
+
+import json
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+HEAD = """\
+# Speed, beside other libraries
+
+Made by `python benchmarks/peers/run.py --table` from what that script measured on
+{cores}: this package, {versions}, each in an environment of its own,
+and a whitened SVGP as a textbook has it, written in plain JAX (*naive*).
+
+**How.** A worker process for each library builds its model and compiles. It then computes
+only when it is told to. All are told in turn, in several rounds, the other way round in
+every second one; tables have medians over the rounds, and in brackets the smallest and the
+largest. The unit *product* is one M x M x M matrix product of that precision in JAX, timed
+in the same rounds. Every model is a whitened SVGP with a Matérn 3/2 kernel with one
+lengthscale a column, zero mean, a full Gaussian over the inducing variables, and Adam on all
+parameters, inducing points and noise too. Batches are rows gathered from arrays in memory
+by the same indices: what the libraries' data loaders add is left out. Each is used as
+its documentation advises: GPflow in a `tf.function`, GPyTorch as PyTorch runs it, with its
+default of factors in double precision, GPJax by the step of its `fit` in a loop that is
+compiled once (its `fit` compiles at every call)."""
+
+VERSIONS = "GPflow 2.11.2, GPyTorch 1.15.2, GPJax 1.0.0"
+
+OPERATIONS = """\
+
+## Operations of a step
+
+Counted from the code, and the same in the program that JAX traces: arithmetic of one
+gradient step on a batch of B rows with n inducing points in all, m of them in each set, in
+units of one product, 2 M^3 operations, at B = M. As Table 4 of Shi, Titsias & Mnih
+(2020), but with the reverse pass, and with what depends on q(u), which that table leaves
+out.
+
+| | operations | SVGP M | SVGP 2M | SOLVE-GP M + M | ODVGP M + M |
+|---|---|---|---|---|---|
+| Cholesky factor L of K_uu | n^3 / 3 | 1/6 | 4/3 | 4/3 | 4/3 |
+| A = L^-1 K_uf | n^2 B | 1/2 | 2 | 2 | 2 |
+| F = S^T A, for each set with an S | 2 m^2 B | 1 | 4 | 2 | 1 |
+| *forward* | | **1.67** | **7.33** | **5.33** | **4.33** |
+| dA from F: S dF | 2 m^2 B | 1 | 4 | 2 | 1 |
+| dS = A dF^T | 2 m^2 B | 1 | 4 | 2 | 1 |
+| dK_uf = L^-T dA | n^2 B | 1/2 | 2 | 2 | 2 |
+| dPhi = -dA A^T | 2 n^2 B | 1 | 4 | 4 | 4 |
+| dK_uu = L^-T Phi(dPhi) L^-1 | 2 n^3 | 1 | 8 | 8 | 8 |
+| *reverse* | | **4.50** | **22.00** | **18.00** | **16.00** |
+| **step** | | **6.17** | **29.33** | **23.33** | **20.33** |
+| kernel matrices and their reverse, D columns | 6 n (n + B) D | 6 D/M | 18 D/M | 18 D/M | 18 D/M |
+
+What is left is elementwise: about (n^2 + n B) square roots and exponentials forward, means,
+variances and the KL divergence, O(n B + n^2), and Adam.
+
+The derivative of A is L^-1 dK_uf - Phi(L^-1 dK_uu L^-T) A (`whitened_solve`), so the reverse
+pass does not go through L. By way of it, as automatic differentiation would, dL = -dK_uf A^T
+takes the place of dPhi, and L^T dL is one product more (8 for 2M points).
+
+The factor of two sets is that of their union, whose arithmetic is that of Algorithm 1:
+SOLVE-GP saves on what is done with S alone, 6 of 29.33 products. So 23.33 / 29.33 = 0.80
+is what a step of SOLVE-GP M + M costs of one of SVGP 2M where all
+run at the same speed, and 0.73 forward."""
+
+
+def median(values, digits=1):
+    """Median, smallest and largest as text."""
+    found = np.median(values), min(values), max(values)
+    return "{:.{d}f} ({:.{d}f}, {:.{d}f})".format(*found, d=digits)
+
+
+def rows_of(kept, what):
+    """Titles and results of a part."""
+    for title, results in kept.items():
+        if title != "cores" and title.startswith(what):
+            yield title, results
+
+
+def step_table(kept, first, reference):
+    """Milliseconds, products and ratio to the reference, for each size and precision."""
+    lines = [
+        f"| precision, M | {first} | ms a step | products | {reference} | first step, s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for title, results in rows_of(kept, "float"):
+        unit = results["product"].get("seconds")
+        base = None
+        for name in ("ours", "SVGP 2M"):
+            base = results.get(name, {}).get("seconds", base)
+        for name, result in results.items():
+            if name == "product":
+                ms = median(1e3 * np.array(unit), 2)
+                lines.append(f"| {title} | *product* | {ms} | 1 | | |")
+            elif "error" in result:
+                lines.append(f"| {title} | {name} | {result['error'][:60]} | | | |")
+            else:
+                seconds = np.array(result["seconds"])
+                # Each round's own unit, and its own neighbour.
+                units, ratio = seconds / np.array(unit), seconds / np.array(base)
+                lines.append(
+                    f"| {title} | {name} | {median(1e3 * seconds)} | {median(units)} "
+                    f"| {np.median(ratio):.2f} | {result['first_s']:.1f} |"
+                )
+    return lines
+
+
+def steps(kept):
+    """Part steps."""
+    return [
+        "\n## Gradient steps\n",
+        "Loss, gradients and the Adam update of SVGP with M inducing points on batches of M",
+        "rows with nine columns. GPyTorch has a rule of its own for derivatives on batches",
+        "larger than M, so it is measured with one row more as well.\n",
+        *step_table(kept, "library", "times ours"),
+        "\n![products a step](figures/speed_steps.png)",
+    ]
+
+
+def orthogonal(kept):
+    """Part orthogonal."""
+    return [
+        "\n## SOLVE-GP and ODVGP\n",
+        "The same, M + M inducing points beside M and 2M. The rows without a library's name",
+        "are this package's.\n",
+        *step_table(kept, "method", "of SVGP 2M"),
+    ]
+
+
+def reached(result, goal):
+    """Seconds with compilation, and training alone, to a goal; None if not reached."""
+    below = np.asarray(result["nlpd"], float) <= goal
+    if not below.any():
+        return None
+    epochs = 1 + int(np.argmax(below))
+    seconds = result["seconds"][:epochs]
+    usual = np.median(result["seconds"][1:]) if len(result["seconds"]) > 1 else seconds[0]
+    return result["build_s"] + sum(seconds), usual * epochs
+
+
+def time_to_nlpd(kept):
+    """Part time_to_nlpd."""
+    lines = [
+        "\n## Time to a test NLPD\n",
+        "Seconds from the start of building the model, compilation included and evaluation",
+        "and imports left out, to the test NLPD that the best of the libraries has after its",
+        "last epoch of Adam (rate 0.01), in float32, all from the same inducing points",
+        "(k-means) and hyperparameters. Our runs without *Adam* in their name have natural",
+        "gradients for q(u), Adam beside them, both rates falling to a tenth over the run,",
+        'and for regression `tight="diagonal"`; where they do not reach it, the last NLPD',
+        "tells how far they came. *Without compilation*: the epochs to there at the median",
+        "epoch's time.",
+    ]
+    for title, results in rows_of(kept, ""):
+        peers = {
+            name: result
+            for name, result in results.items()
+            if not name.startswith(("ours", "naive")) and "error" not in result
+        }
+        if not peers:
+            continue
+        best = min(peers, key=lambda name: peers[name]["nlpd"][-1])
+        goal = peers[best]["nlpd"][-1]
+        times = {
+            name: reached(result, goal)
+            for name, result in results.items()
+            if "error" not in result
+        }
+        fastest = min(times[name][0] for name in peers if times[name])
+        lines += [
+            f"\n{title}: to {goal:.4f}, {best}'s after {len(peers[best]['nlpd'])} epochs\n",
+            "| | s | of the fastest peer's | without compilation, s | epochs | last NLPD |",
+            "|---|---|---|---|---|---|",
+        ]
+        for name, result in results.items():
+            if "error" in result:
+                lines.append(f"| {name} | {result['error'][:60]} | | | | |")
+                continue
+            told = "not reached | | "
+            if times[name]:
+                total, usual = times[name]
+                told = f"{total:.1f} | {total / fastest:.2f} | {usual:.1f}"
+            lines.append(
+                f"| {name} | {told} | {len(result['nlpd'])} | {result['nlpd'][-1]:.4f} |"
+            )
+    return [*lines, "\n![NLPD over time](figures/speed_nlpd.png)"]
+
+
+def startup(kept):
+    """Part startup."""
+    lines = ["\n## Start-up\n"]
+    if "import" in kept:
+        found = kept["import"]
+        beyond = median(found["numpyro_sgp beyond numpyro"]["seconds"], 2)
+        before = median(found["numpyro"]["seconds"], 2)
+        several = found.get("largest", {}).get("seconds", {})
+        several = ", ".join(f"{k} {v:.2f}" for k, v in list(several.items())[:8])
+        lines += [
+            f"`import numpyro_sgp` takes {beyond} s after `import numpyro, numpyro.infer`,",
+            f"which takes {before} s, in fresh processes. Both by package, in seconds of",
+            f"modules of their own: {several}.\n",
+        ]
+    lines += [
+        "Seconds of a worker's imports, and from the data to the end of the first gradient",
+        "step, less one step: building, setting up and compiling.\n",
+        "| | library | imports | to the first step |",
+        "|---|---|---|---|",
+    ]
+    for title, results in rows_of(kept, "first step"):
+        for name, result in results.items():
+            told = f"{median(result['import_s'])} | {median(result['first_s'])}"
+            lines.append(f"| {title.removeprefix('first step, ')} | {name} | {told} |")
+    return lines
+
+
+def memory(kept):
+    """Part memory."""
+    lines = [
+        "\n## Memory\n",
+        "Peak resident memory of a process with ten steps, compilation and data included,",
+        "beyond its peak after the imports.\n",
+        "| precision, M | library | MiB | peak after imports |",
+        "|---|---|---|---|",
+    ]
+    for title, results in rows_of(kept, "float"):
+        for name, result in results.items():
+            lines.append(
+                f"| {title} | {name} | {result['mib']:.0f} | {result['import_mib']:.0f} |"
+            )
+    return lines
+
+
+def predict(kept):
+    """Part predict."""
+    lines = [
+        "\n## Prediction\n",
+        "Marginal means and variances, in batches of 1000 rows. Ours and GPJax's factorise",
+        "K_uu in each batch; GPflow's posterior and GPyTorch keep the factor.\n",
+        "| precision, M | library | rows a second |",
+        "|---|---|---|",
+    ]
+    for title, results in rows_of(kept, "float"):
+        for name, result in results.items():
+            told = median(result["rows_per_s"], 0)
+            lines.append(f"| {title} | {name} | {told} |")
+    return lines
+
+
+def mcmc(kept):
+    """Part mcmc."""
+    lines = [
+        "\n## Sampling\n",
+        "One chain of NUTS or elliptical slices on the log-Gaussian Cox process of",
+        "`examples/coal_mining.py`: bulk effective samples (ArviZ) of f in each bin, and of",
+        "the hyperparameters, per second after warm-up. *Hand-written* is the same prior,",
+        "whitened by a Cholesky factor, in NumPyro alone (made once where hyperparameters",
+        "are fixed). With learned hyperparameters, elliptical slices take turns with NUTS.\n",
+        "| | method | f, worst bin | f, median | hyperparameters, worst | compile and warm-up, s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for title, results in rows_of(kept, ""):
+        for name, result in results.items():
+            runs = result["runs"]
+
+            def rate(*keys, runs=runs):
+                found = [
+                    min(r[k] for k in keys) / r["seconds"] for r in runs if keys[0] in r
+                ]
+                return median(found, 2) if found else ""
+
+            hyper = rate("min variance", "min lengthscale")
+            warmup = median([r["warmup_s"] for r in runs])
+            told = f"{rate('min f')} | {rate('median f')} | {hyper} | {warmup}"
+            lines.append(f"| {title} | {name} | {told} |")
+    return lines
+
+
+def draw_steps(kept, path):
+    """Products a step over M."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
+    for axis, dtype in zip(axes, ("float32", "float64"), strict=True):
+        curves = {}
+        for title, results in rows_of(kept, dtype):
+            unit = np.array(results["product"]["seconds"])
+            for name, result in results.items():
+                if name != "product" and "seconds" in result:
+                    value = np.median(np.array(result["seconds"]) / unit)
+                    curves.setdefault(name, []).append((int(title.split()[-1]), value))
+        for name, points in curves.items():
+            axis.plot(*zip(*sorted(points), strict=True), "o-", label=name)
+        axis.set(title=dtype, xlabel="M", xscale="log", yscale="log")
+        axis.minorticks_off()
+        sizes = sorted({M for points in curves.values() for M, _ in points})
+        axis.set_xticks(sizes, [str(M) for M in sizes])
+    axes[0].set_ylabel("products a step")
+    axes[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_nlpd(kept, path):
+    """Test NLPD over seconds."""
+    titles = [title for title, _ in rows_of(kept, "")]
+    names = list(dict.fromkeys(name for title in titles for name in kept[title]))
+    figure, axes = plt.subplots(1, len(titles), figsize=(9, 3.6), squeeze=False)
+    for axis, title in zip(axes[0], titles, strict=True):
+        for name, result in kept[title].items():
+            if result.get("nlpd"):
+                seconds = result["build_s"] + np.cumsum(result["seconds"])
+                style = "-" if name.startswith("ours") else "--"
+                colour = f"C{names.index(name)}"
+                axis.plot(seconds, result["nlpd"], style, color=colour, label=name)
+        axis.set(title=title, xlabel="seconds", ylabel="test NLPD", xscale="log")
+    axes[0][0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def write(folder, docs):
+    """docs/speed.md and its figures."""
+    kept = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    cores = {part.get("cores") for part in kept.values()} or {2}
+    names = {1: "one core", 2: "two cores"}
+    told = " and ".join(names.get(n, f"{n} cores") for n in sorted(cores))
+    lines = [HEAD.format(cores=told, versions=VERSIONS)]
+    parts = (steps, orthogonal, time_to_nlpd, startup, memory, predict, mcmc)
+    for part in parts:
+        if part.__name__ in kept:
+            lines += part(kept[part.__name__])
+    lines.append(OPERATIONS)
+    figures = docs / "figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    if "steps" in kept:
+        draw_steps(kept["steps"], figures / "speed_steps.png")
+    if "time_to_nlpd" in kept:
+        draw_nlpd(kept["time_to_nlpd"], figures / "speed_nlpd.png")
+    (docs / "speed.md").write_text("\n".join(lines) + "\n")
