@@ -130,9 +130,9 @@ def convolutional_layer(
     GP of :class:`~numpyro_sgp.kernels.Convolutional` kernel.
 
     A patch's value is drawn from its marginal, as in [2]: the posterior correlations of the
-    patches of an image, which the next layer combines, are ignored, and the bound then is
-    one for a process with independent patches given u. With ``joint_patches`` they are
-    kept, which costs a P x P Cholesky factor for each image and channel.
+    patches of an image, which the next layer combines, are ignored, so that what is
+    maximised is near a bound and not strictly one. With ``joint_patches`` they are kept, and
+    it is one, at the cost of a P x P Cholesky factor for each image and channel.
 
     The layer holds arrays of N P M C' numbers in a training step (N the images of a
     minibatch, M the inducing points); nothing grows with the data set.
