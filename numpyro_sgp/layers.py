@@ -131,8 +131,8 @@ def convolutional_layer(
 
     A patch's value is drawn from its marginal, as in [2]: the posterior correlations of the
     patches of an image, which the next layer combines, are ignored, so that what is
-    maximised is near a bound and not strictly one. With ``joint_patches`` they are kept, and
-    it is one, at the cost of a P x P Cholesky factor for each image and channel.
+    maximised is near a bound and not strictly one. With ``joint_patches`` they are kept,
+    and it is one, at the cost of a P x P Cholesky factor for each image and channel.
 
     The layer holds arrays of N P M C' numbers in a training step (N the images of a
     minibatch, M the inducing points); nothing grows with the data set.

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 from numpyro.infer.calibration import VSBCResult, vsbc_diagnostic
-from scipy import stats
 
 from numpyro_sgp.diagnostics.khat import point_sites
 from numpyro_sgp.distributions import sites
@@ -226,6 +225,8 @@ class Calibration:
         return {name: self._row(name) for name in self.result.param_names}
 
     def _row(self, name) -> dict:
+        from scipy import stats  # slow to import
+
         ranks = np.asarray(self.result.ranks[name])
         ranks = ranks.reshape(len(ranks), -1)
         size = ranks.shape[1]

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from scipy.stats import qmc
 
 from numpyro_sgp.linalg import gauss_hermite, tensor_grid
 
@@ -241,6 +240,8 @@ def _draws(rng_key, num, shapes, dtype, antithetic, sequence):
 
 def _sobol(rng_key, num, shapes, dtype):
     """Sobol points with one dimension for each latent function, shifted for each row."""
+    from scipy.stats import qmc  # slow to import
+
     sizes = {name: int(np.prod(shape[:-1])) for name, shape in shapes.items()}
     # All of the next power of two, so that the points are balanced.
     engine = qmc.Sobol(sum(sizes.values()), scramble=True, rng=0)
