@@ -1,6 +1,7 @@
 """Layers of deep GPs: a GP site whose values are the inputs of another one."""
 
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.kernels import extract_patches
+from numpyro_sgp.kernels.convolutional import patch_grid
 from numpyro_sgp.means import identity, random_filters
 
 __all__ = ["convolutional_layer", "layer"]
@@ -26,7 +28,7 @@ def layer(
     A layer of a deep GP: a GP site of Q functions of a table, whose values are a table of
     Q columns. It is no more than ::
 
-        gp = sgp.GaussianProcess(kernel, X, sgp.means.identity(X.shape[1]))
+        gp = sgp.GaussianProcess(kernel, X, sgp.means.identity)
         h = numpyro.sample(name, gp.expand([num_outputs])).T
 
     The bound of a model with such sites is the doubly stochastic one [1], with any
@@ -37,7 +39,8 @@ def layer(
         E_q[\log p(y \mid f^L)] - \sum_l \{ \mathrm{KL}[q(u^l) \| p(u^l)]
             + \mathrm{KL}[q(v_\perp^l) \| p_\perp(v_\perp^l)] \} .
 
-    Start inner layers with little noise: ``SVGP(100, initial_scale=1e-5)``.
+    Start inner layers with little noise: ``SVGP(100, initial_scale=1e-5)``, or SOLVEGP or
+    ODVGP, which have that option too.
 
     :param name: of the site.
     :param kernel: of the functions; with a batch shape ``(Q,)``, one for each.
@@ -89,6 +92,7 @@ def layer(
     batch = tuple(getattr(kernel, "batch_shape", ()))
     if num_outputs is None:
         num_outputs = batch[0] if batch else width
+    num_outputs = index(num_outputs)
     if isinstance(mean, str):
         if mean != "identity":
             raise ValueError(
@@ -106,8 +110,8 @@ def layer(
                 f"Layer '{name}' has {num_outputs} functions of {width} columns, whose "
                 f"mean cannot be the identity. Give it {mend}."
             )
-        mean = identity(width)
-    return _sample(name, GaussianProcess(kernel, X, mean), num_outputs).T
+        mean = identity
+    return _sample(name, _process(name, kernel, X, mean, num_outputs)).T
 
 
 def convolutional_layer(
@@ -135,7 +139,10 @@ def convolutional_layer(
     and it is one, at the cost of a P x P Cholesky factor for each image and channel.
 
     The layer holds arrays of N P M C' numbers in a training step (N the images of a
-    minibatch, M the inducing points); nothing grows with the data set.
+    minibatch, M the inducing points); nothing grows with the data set. ``sample_posterior``
+    and ``Predictive`` draw all N P rows jointly, O((N P)^3): predict with
+    ``guide.posterior(params, X, rng_key=key)`` or
+    :func:`~numpyro_sgp.log_predictive_density`.
 
     :param name: of the site.
     :param kernel: of patches, with ``h * w * C`` columns; with a batch shape ``(C',)``,
@@ -190,32 +197,56 @@ def convolutional_layer(
             "flat images use images.reshape(-1, H, W, C)."
         )
     num, *shape = images.shape
+    num_channels = index(num_channels)
     try:
         patches = extract_patches(images.reshape(num, -1), shape, patch_size, stride)
     except ValueError as error:
         raise ValueError(f"Layer '{name}': {error}") from None
-    h, w = patch_size if isinstance(patch_size, tuple | list) else (patch_size,) * 2
     if isinstance(mean, str):
         if mean != "filters":
             raise ValueError(
                 f"Layer '{name}': mean is 'filters', None, constants or a callable, got "
                 f"{mean!r}."
             )
+        h, w = patch_size if isinstance(patch_size, tuple | list) else (patch_size,) * 2
         mean = random_filters((h, w, shape[2]), num_channels, seed)
     num_patches = patches.shape[-2]
-    gp = GaussianProcess(kernel, patches.reshape(num * num_patches, -1), mean)
+    table = patches.reshape(num * num_patches, -1)
+    gp = _process(name, kernel, table, mean, num_channels)
     infer = {"joint_rows": num_patches} if joint_patches else {}
-    g = _sample(name, gp, num_channels, infer)  # [C', N P]
-    rows, columns = ((shape[i] - n) // stride + 1 for i, n in enumerate((h, w)))
-    return jnp.moveaxis(g.reshape(num_channels, num, rows, columns), 0, -1)
+    g = _sample(name, gp, infer=infer)  # [C', N P]
+    size = patch_grid(shape, patch_size, stride)
+    return jnp.moveaxis(g.reshape(num_channels, num, *size), 0, -1)
 
 
-def _sample(name, gp, num_functions, infer=None):
-    """Values at a GP site, shape ``(num_functions, N)``."""
+def _process(name, kernel, X, mean, num_functions):
+    """The prior of a layer, checked."""
+    batch = tuple(getattr(kernel, "batch_shape", ()))
+    if num_functions < 1 or batch not in ((), (1,), (num_functions,)):
+        raise ValueError(
+            f"Layer '{name}' is to have {num_functions} functions, but its kernel is for "
+            f"{batch or 'any number'} of them. Give hyperparameters one entry for each "
+            "function, or none, and a layer at least one function."
+        )
+    try:
+        gp = GaussianProcess(kernel, X, mean)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"Layer '{name}': {error}") from error
     if gp.batch_shape not in ((), (1,), (num_functions,)):
         raise ValueError(
-            f"Layer '{name}' is to have {num_functions} functions, but its kernel and mean "
-            f"are for a batch of {gp.batch_shape}. Give them one entry for each function, "
-            "or none."
+            f"Layer '{name}' is to have {num_functions} functions, but its mean is for a "
+            f"batch of {gp.batch_shape}."
         )
-    return numpyro.sample(name, gp.expand([num_functions]), infer=infer or {})
+    return gp.expand([num_functions])
+
+
+def _sample(name, gp, **options):
+    """Values at a GP site, shape ``(num_functions, N)``."""
+    f = numpyro.sample(name, gp, **options)
+    if f.shape != gp.shape():
+        raise ValueError(
+            f"Layer '{name}' is inside a plate, which makes several layers of it (values "
+            f"of shape {f.shape}). Take it out: num_outputs (num_channels) is the number "
+            "of functions."
+        )
+    return f

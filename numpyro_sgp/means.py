@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+from numpyro.util import not_jax_tracer
 
 
 @jax.tree_util.register_dataclass
@@ -53,23 +54,28 @@ class Linear:
     def __call__(self, X: Array) -> Array:
         """Mean at ``X``, shape ``(*batch, N)``."""
         weights = jnp.asarray(self.weights, X.dtype)
+        if weights.shape[-1] != X.shape[-1]:
+            raise ValueError(
+                f"A Linear mean with weights of shape {weights.shape} is for inputs with "
+                f"{weights.shape[-1]} columns, but X has {X.shape[-1]}."
+            )
         linear = jnp.matmul(X, weights[..., None])[..., 0]
         return linear + jnp.asarray(self.bias, X.dtype)[..., None]
 
 
-def identity(num_columns: int) -> Linear:
+def identity(X: Array) -> Array:
     """
     The inputs themselves, one latent function for each column: the mean of an inner layer
     of a deep GP that is as wide as its input (Salimbeni & Deisenroth 2017).
 
-    :param num_columns: number D of columns of the inputs.
-    :return: a mean with batch shape ``(D,)``.
+    :param X: inputs, shape ``(N, D)``.
+    :return: shape ``(D, N)``.
 
     >>> import jax.numpy as jnp
-    >>> identity(2)(jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])).tolist()
+    >>> identity(jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])).tolist()
     [[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]
     """
-    return Linear(jnp.eye(num_columns))
+    return jnp.swapaxes(X, -1, -2)
 
 
 def pca(X: ArrayLike, num_components: int) -> Linear:
@@ -89,7 +95,7 @@ def pca(X: ArrayLike, num_components: int) -> Linear:
     >>> print(pca(X, 1)(X).round(3))
     [[-1.414  0.     1.414]]
     """
-    if isinstance(X, jax.core.Tracer):
+    if not not_jax_tracer(X):
         raise ValueError(
             "pca needs known inputs, but X is traced (a minibatch, or inside jit). Make "
             "the mean once, outside the model: mean = means.pca(X, num_components)."

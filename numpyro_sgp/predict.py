@@ -12,9 +12,12 @@ from numpyro.primitives import Messenger
 
 from numpyro_sgp.distributions import sites
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
+from numpyro_sgp.elbo.coupling import made_of
 from numpyro_sgp.elbo.rows import by_row, sites_on_f
 
-_MAX_NODE_NUMBERS, _MAX_NUMBERS_OF_DRAWS = 3e6, 3e7
+# Numbers held at one time: of rows and nodes, and of rows, inducing points (about so many)
+# and draws of inner layers.
+_MAX_NODE_NUMBERS, _MAX_NUMBERS_OF_DRAWS, _POINTS = 3e6, 3e7, 100
 _RULES = GaussHermite(100), GaussHermite(30), MonteCarlo(2000)
 _RULES_OF_A_DRAW = GaussHermite(100), GaussHermite(30), MonteCarlo(100)
 
@@ -52,8 +55,8 @@ def log_predictive_density(
     :param num_draws: number of draws of inner layers; without effect if there are none.
     :return: for each observed site an array of shape ``(N,)``; the negative mean of it is
         the NLPD.
-    :raises ValueError: if the arguments have no observations, or an observed site has no
-        value for each row.
+    :raises ValueError: if the arguments have no observations, an observed site has no
+        value for each row, or ``num_draws`` is not positive.
 
     **Example:**
 
@@ -100,7 +103,10 @@ def batch_log_density(
             "likelihood ties rows together (or joint draws were asked for). Draw f by "
             "guide.sample_posterior and average the density of all rows over the draws."
         )
-    posteriors = guide.posterior(params, *args, **kwargs)
+    if num_draws < 1:
+        raise ValueError(f"num_draws must be positive, got {num_draws}.")
+    # Row by row, marginals are all that matters of sites that feed no other.
+    posteriors = _alone(guide.posterior(params, *args, **kwargs))
     others = guide.median_of_others(params, *args, **kwargs)
     rng_key = jax.random.key(0) if rng_key is None else rng_key
 
@@ -129,13 +135,15 @@ def batch_log_density(
     # A deep GP: inner layers are drawn, and the last ones integrated given them.
     last = [name for name in posteriors if not _feeds(of_sites, means, name)]
     on_f = {name for name in on_f if name not in posteriors}
-    numbers = 100 * sum(q.mean.size for q in posteriors.values())
+    numbers = _POINTS * sum(int(np.prod(q.shape())) for q in posteriors.values())
 
     def given_draw(keys):
         found, values = guide.posterior_at(params, args, kwargs, inner_key=keys[0])
         given = {name: values[name] for name in found if name not in last}
-        rest = {name: found[name] for name in last}
-        return _density(run, rest, given, on_f, expectation, keys[1], _RULES_OF_A_DRAW)
+        rest = _alone({name: found[name] for name in last})
+        limit = _MAX_NODE_NUMBERS / chunk
+        rules = _RULES_OF_A_DRAW
+        return _density(run, rest, given, on_f, expectation, keys[1], rules, limit)
 
     keys = jax.random.split(rng_key, (num_draws, 2))
     chunk = int(np.clip(_MAX_NUMBERS_OF_DRAWS / numbers, 1, num_draws))
@@ -146,13 +154,23 @@ def batch_log_density(
     return jax.tree.map(lambda v: logsumexp(v, axis=0) - np.log(num_draws), values)
 
 
+def _alone(posteriors) -> dict:
+    """The same posteriors, each row drawn by itself."""
+    return {
+        name: q.drawn_together(1) if q.joint_rows > 1 else q
+        for name, q in posteriors.items()
+    }
+
+
 def _feeds(of_sites, means, name) -> bool:
     """Whether the prior of a GP site depends on the one named."""
     found = sites_on_f(lambda f: of_sites({**means, **f}), {name: means[name]})
     return any(site in means for site in found)
 
 
-def _density(run, posteriors, given, on_f, expectation, rng_key, rules) -> dict:
+def _density(
+    run, posteriors, given, on_f, expectation, rng_key, rules, limit=_MAX_NODE_NUMBERS
+) -> dict:
     """
     Log density of observed sites by row, with GP sites integrated under their marginals.
 
@@ -161,6 +179,7 @@ def _density(run, posteriors, given, on_f, expectation, rng_key, rules) -> dict:
     :param given: values of the others.
     :param rules: where ``expectation`` is None, by the number of latent functions; the
         last one for more.
+    :param limit: numbers of rows and nodes held at one time.
     """
     shapes = {name: q.shape() for name, q in posteriors.items()}
     dtype = jnp.result_type(*(q.mean.dtype for q in posteriors.values()))
@@ -178,7 +197,7 @@ def _density(run, posteriors, given, on_f, expectation, rng_key, rules) -> dict:
     for ks in itertools.product(*counts):
         component = dict(zip(posteriors, ks, strict=True))
         nodes, weights = expectation.nodes(rng_key, shapes, dtype)
-        chunk = int(np.clip(_MAX_NODE_NUMBERS / (num_rows * functions), 1, len(weights)))
+        chunk = int(np.clip(limit / (num_rows * functions), 1, len(weights)))
         at_node = partial(at, component=component)
         if chunk < len(weights):
             values = jax.lax.map(at_node, nodes, batch_size=chunk)
@@ -206,8 +225,7 @@ def _by_site(trace, posteriors) -> dict:
     for name, site in trace.items():
         if name in posteriors:
             prior, _ = sites.unwrap(site["fn"])
-            leaves = jax.tree.leaves((prior.kernel, prior.X))
-            found[name] = sum(jnp.sum(leaf) for leaf in leaves)
+            found[name] = sum(jnp.sum(leaf) for leaf in made_of(prior))
         elif site["type"] == "sample" and site["is_observed"]:
             found[name] = sites.log_prob(site, scaled=False)
     return found

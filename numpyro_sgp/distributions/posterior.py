@@ -94,7 +94,12 @@ class GPPosterior(dist.Distribution):
         """
         mean, variance = self.marginals(component)
         if self.joint_rows > 1:
-            return mean + self._joint_noise(jnp.broadcast_to(x, mean.shape))
+            if jnp.shape(x) != mean.shape:
+                raise ValueError(
+                    f"Rows that are drawn jointly need nodes of the shape {mean.shape}, "
+                    f"got {jnp.shape(x)}."
+                )
+            return mean + self._joint_noise(x)
         return mean + jnp.sqrt(variance) * x
 
     def drawn_together(self, num_rows: int) -> "GPPosterior":

@@ -15,10 +15,11 @@ def couples_rows(
     shapes: dict[str, tuple[int, ...]],
     dtype,
     coupled: Iterable[str] = (),
-) -> bool:
+) -> tuple[bool, bool]:
     """
     Whether the likelihood of a model, or the prior of one of its GP sites, mixes two rows
-    of X in one latent function of another.
+    of X in one latent function of another; and whether a row of the inputs of a GP site is
+    made of several rows of another one, as images are of patches.
 
     :param trace_at: from values of the GP sites to the model's trace.
     :param shapes: ``batch_shape + (N,)`` of each GP site.
@@ -30,10 +31,15 @@ def couples_rows(
     def log_density(f):
         return log_likelihood(trace_at(f), shapes)
 
-    if mixes_rows(log_density, shapes, dtype, frozenset(coupled)):
-        return True
-    # Mixed second derivatives where inputs of a GP site mix rows of f.
-    return len(shapes) > 1 and mixes_rows(_of_priors(trace_at, shapes), shapes, dtype)
+    couples = mixes_rows(log_density, shapes, dtype, frozenset(coupled))
+    if len(shapes) == 1:
+        return couples, False
+    # Mixed second derivatives where inputs of a GP site mix rows of f, or have several
+    # rows of f in different columns.
+    by_rows = _of_priors(trace_at, shapes, by_rows=True)
+    if not mixes_rows(by_rows, shapes, dtype):
+        return couples, False
+    return couples or mixes_rows(_of_priors(trace_at, shapes), shapes, dtype), True
 
 
 def feeding(trace_at, shapes: dict[str, tuple[int, ...]], dtype) -> set[str]:
@@ -47,14 +53,25 @@ def feeding(trace_at, shapes: dict[str, tuple[int, ...]], dtype) -> set[str]:
     return {name for name, slope in slopes.items() if np.any(np.asarray(slope))}
 
 
-def _of_priors(trace_at, shapes):
-    """A number that depends on all that the priors of GP sites are made of."""
+def made_of(prior) -> list[Array]:
+    """All that a GP prior is made of."""
+    return jax.tree.leaves((prior.kernel, prior.X, prior.mean))
+
+
+def _of_priors(trace_at, shapes, by_rows=False):
+    """
+    A number that depends on all that the priors of GP sites are made of.
+
+    :param by_rows: whether the columns of a row of X are taken together.
+    """
 
     def features(f):
         trace = trace_at(f)
         priors = [sites.unwrap(trace[name]["fn"])[0] for name in shapes]
-        leaves = jax.tree.leaves([(p.kernel, p.X, p.mean) for p in priors])
-        return sum(jnp.sum(jnp.sin(leaf)) for leaf in leaves)
+        total = sum(jnp.sum(jnp.sin(leaf)) for p in priors for leaf in made_of(p))
+        if by_rows:
+            total = total + sum(jnp.sum(jnp.sin(jnp.sum(p.X, axis=-1))) for p in priors)
+        return total
 
     return features
 

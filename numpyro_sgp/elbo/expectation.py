@@ -197,16 +197,21 @@ class ScoreFunction:
 
 
 def default_expectation(
-    shapes: dict[str, tuple[int, ...]], couples_rows: bool = False
+    shapes: dict[str, tuple[int, ...]],
+    couples_rows: bool = False,
+    combines_rows: bool = False,
 ) -> GaussHermite | MonteCarlo:
     """
     The rule of :class:`~numpyro_sgp.TraceGP_ELBO` where none is given.
 
     :param shapes: ``batch_shape + (N,)`` of each GP site.
     :param couples_rows: whether the likelihood ties rows of X together.
+    :param combines_rows: whether rows of one site become one row of another.
     """
     if couples_rows:
         return MonteCarlo(10, joint=True)
+    if combines_rows:
+        return MonteCarlo(10)
     total = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
     if total == 1:
         return GaussHermite(20)

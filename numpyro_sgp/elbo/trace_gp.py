@@ -179,11 +179,12 @@ class TraceGP_ELBO(ELBO):
         on_f = _sites_on_f(run, found) if score or relaxed else set()
         if shift is not None:
             for name, site in found.items():
-                if joint or site.num_components > 1 or not site.independent_latents:
+                several = joint or site.num_components > 1 or site.joint_rows > 1
+                if several or not site.independent_latents:
                     raise ValueError(
                         "Natural gradients are made of derivatives by the marginals of f, "
                         f"but GP site '{name}' has a mixture, coupled latent functions or "
-                        "joint draws (a likelihood that ties rows together). Use "
+                        "joint draws (of rows that are tied together). Use "
                         "natural=False."
                     )
 
@@ -301,7 +302,16 @@ class TraceGP_ELBO(ELBO):
     def _rule(self, found):
         """The expectation rule, checked against the GP sites."""
         coupled = any(site.couples_rows for site in found.values())
-        expectation = self.expectation or default_expectation(found.shapes, coupled)
+        combined = any(s.combines_rows or s.joint_rows > 1 for s in found.values())
+        expectation = self.expectation
+        if expectation is None:
+            expectation = default_expectation(found.shapes, coupled, combined)
+        if combined and isinstance(expectation, GaussHermite):
+            raise ValueError(
+                "A GP site combines several rows of another one (an image of patches), or "
+                "draws rows together (joint_rows), where one quadrature node for all rows "
+                f"would be wrong. Use MonteCarlo(num_samples) in place of {expectation}."
+            )
         joint = getattr(expectation, "joint", False)
         if coupled and not joint:
             raise ValueError(
@@ -310,6 +320,14 @@ class TraceGP_ELBO(ELBO):
                 "alone. Use TraceGP_ELBO(MonteCarlo(num_samples, joint=True))."
             )
         for name, site in found.items():
+            if site.joint_rows > 1 and (
+                site.tight is not None or isinstance(expectation, ScoreFunction)
+            ):
+                raise ValueError(
+                    f"GP site '{name}' draws groups of {site.joint_rows} rows together "
+                    "(joint_rows), but a tight bound and ScoreFunction use the marginals "
+                    "of f alone. Use tight='none' and MonteCarlo(num_samples)."
+                )
             if joint and site.tight is not None:
                 raise ValueError(
                     f"GP site '{name}' has a tight bound, which is for expectations under "
@@ -344,6 +362,8 @@ class TraceGP_ELBO(ELBO):
                 site["fn"].shape(),
                 q.prior.X.dtype,
                 site["infer"].get("couples_rows", False),
+                site["infer"].get("combines_rows", False),
+                q.joint_rows,
                 q.num_components,
                 q.independent_latents,
                 None if q.relaxation is None else q.relaxation.kind,
@@ -367,6 +387,8 @@ class _GPSite(NamedTuple):
     value_shape: tuple[int, ...]
     dtype: object
     couples_rows: bool
+    combines_rows: bool
+    joint_rows: int
     num_components: int
     independent_latents: bool
     tight: str | None

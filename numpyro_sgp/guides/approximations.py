@@ -85,7 +85,8 @@ class _BlockApproximation:
                 f"or None, got {self.jitter!r}."
             )
         scale = self.initial_scale
-        if not (isinstance(scale, int | float | np.number) and 0 < scale < np.inf):
+        number = isinstance(scale, int | float | np.number) and not isinstance(scale, bool)
+        if not (number and 0 < scale < np.inf):
             raise ValueError(
                 f"{name}: initial_scale must be a positive number, got {scale!r}."
             )
@@ -249,7 +250,8 @@ class _BlockApproximation:
         self, prior: GaussianProcess, points: tuple[Array, ...]
     ) -> dict[str, Array]:
         """
-        Starting values of the parameters at a site, with q(u) at the prior.
+        Starting values of the parameters at a site, with q(u) at the prior, but for its
+        scale.
 
         :param prior: the process at the site with its initial hyperparameters.
         :param points: inducing points of each set.
@@ -665,7 +667,7 @@ class ODVGP(SOLVEGP):
     that the points O model the mean only (Shi, Titsias & Mnih 2020, section 5).
 
     Takes the arguments of :class:`SOLVEGP` (``tight`` relaxes all that Z leaves
-    unexplained), and
+    unexplained, ``initial_scale`` is of q(u) alone), and
 
     :param num_columns: None to hold q(v) in whitened coordinates, for which the covariance
         of all points is factorised in each step; a number for thousands of points O: then

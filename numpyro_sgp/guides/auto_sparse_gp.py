@@ -55,7 +55,10 @@ class AutoSparseGP(autoguide.AutoGuide):
     Inducing points are chosen when the guide first runs (or by :meth:`setup`), from the
     inputs that the model sees then; with a subsampling plate, from several batches of it.
     Nothing of size N x N is built. Where no parameters are given, as in ``SVI.init``, f is
-    at its prior mean; use a new guide for other data.
+    at its prior mean; use a new guide for other data. A GP site with
+    ``infer={"joint_rows": n}`` is drawn in the bound with the correlations within each
+    group of n consecutive rows, for a layer that combines them
+    (:func:`~numpyro_sgp.convolutional_layer`).
 
     :param model: a NumPyro model with one or more GP sites.
     :param approximation: what to put at the GP sites (:class:`~numpyro_sgp.SVGP`,
@@ -131,7 +134,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._setup_inputs = {}
         self._setup_args = None
         #: Whether the likelihood ties rows of X together; known after the set-up.
-        self.couples_rows = False
+        self.couples_rows = self._combines_rows = False
         #: Largest step of :func:`~numpyro_sgp.natural_gradients` on dual sites, once begun.
         self.natural_rate: float | None = None
 
@@ -191,7 +194,8 @@ class AutoSparseGP(autoguide.AutoGuide):
                 posterior = posterior.drawn_together(num_rows)
             except (ValueError, NotImplementedError) as error:
                 raise type(error)(f"GP site '{name}': {error}") from None
-        site["infer"] = {**site["infer"], "couples_rows": self.couples_rows}
+        found = {"couples_rows": self.couples_rows, "combines_rows": self._combines_rows}
+        site["infer"] = {**site["infer"], **found}
         # Where no optimiser or result has given parameters yet, SVI.init wants a value of
         # the right shape only, and a joint draw would cost O(N^3).
         value = None if given else sites.prior_mean(site)
@@ -396,7 +400,9 @@ class AutoSparseGP(autoguide.AutoGuide):
             for name, approximation in self._approximations.items()
             if getattr(approximation, "covariance", None) == "coupled"
         }
-        self.couples_rows = couples_rows(trace_at, shapes, dtype, coupled)
+        self.couples_rows, self._combines_rows = couples_rows(
+            trace_at, shapes, dtype, coupled
+        )
         tight = {
             name: option
             for name, option in self._approximations.items()
@@ -443,12 +449,14 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     @property
     def initial_verdicts(self) -> dict[str, InducingVerdict]:
-        """How good the starting inducing points of each GP site are."""
+        """
+        How good the starting inducing points of each GP site are; of sites with points
+        among the inputs.
+        """
         self._check_set_up()
-        self._check_verdicts()
         return {
             name: self._verdict(name, *self._setup_inputs[name], self._initial[name])
-            for name in self._setup_inputs
+            for name in self._with_verdicts()
         }
 
     def assess(self, params: dict, *args, **kwargs) -> dict[str, InducingVerdict]:
@@ -457,11 +465,11 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         :param params: parameters of the guide.
         :param args: arguments of the model.
-        :return: variance explained, condition number and nearest pair for each site.
-        :raises NotImplementedError: for inter-domain inducing variables.
+        :return: variance explained, condition number and nearest pair for each site with
+            inducing points among the inputs.
+        :raises NotImplementedError: if no site has such points.
         """
         posteriors = self.posterior(params, *args, **kwargs)
-        self._check_verdicts()
         return {
             name: assess_inducing(
                 MeanKernel(q.prior.kernel),
@@ -469,16 +477,19 @@ class AutoSparseGP(autoguide.AutoGuide):
                 *_points_for_verdict(q.inducing),
             )
             for name, q in posteriors.items()
+            if name in self._with_verdicts()
         }
 
-    def _check_verdicts(self):
-        for name, approximation in self._approximations.items():
-            if approximation.inter_domain:
-                raise NotImplementedError(
-                    f"GP site '{name}': verdicts are of inducing points among the inputs, "
-                    f"which those of {approximation} are not. Compare the variances of "
-                    "guide.posterior(params, X) with the prior's instead."
-                )
+    def _with_verdicts(self) -> list[str]:
+        """The GP sites whose inducing points are among the inputs."""
+        found = [n for n, a in self._approximations.items() if not a.inter_domain]
+        if not found:
+            raise NotImplementedError(
+                f"GP site '{next(iter(self._approximations))}': verdicts are of inducing "
+                "points among the inputs, which its inducing variables are not. Compare "
+                "the variances of guide.posterior(params, X) with the prior's instead."
+            )
+        return found
 
     def _verdict(self, name, kernel, X, initial):
         points = tuple(v for k, v in initial.items() if not k.startswith("q"))
@@ -509,17 +520,24 @@ class AutoSparseGP(autoguide.AutoGuide):
         :raises ValueError: if ``params`` are not this guide's or not finite, or K_uu
             cannot be factorised.
         """
-        return self.posterior_at(params, args, kwargs, rng_key, rng_key)[0]
+        base_key = inner_key = None
+        if rng_key is not None:
+            base_key, inner_key = jax.random.split(rng_key)
+        return self.posterior_at(params, args, kwargs, base_key, inner_key)[0]
 
     def posterior_at(
         self, params: dict, args, kwargs, rng_key=None, inner_key=None
     ) -> tuple[dict, dict]:
         """
-        What :meth:`posterior` does.
+        As :meth:`posterior`, with the draws of the latents beside f and those at GP sites
+        chosen apart.
 
-        :param rng_key: key for a draw of the other latents.
-        :param inner_key: key for draws at GP sites.
-        :return: its distributions, and the values of GP sites at which those that follow
+        :param params: parameters of the guide.
+        :param args: tuple of the arguments of the model.
+        :param kwargs: dict of its keyword arguments.
+        :param rng_key: key for a draw of the other latents; None for their medians.
+        :param inner_key: key for draws at GP sites; None for their means.
+        :return: the distributions, and the values of GP sites at which those that follow
             are, in the shape of the sites.
         """
         self._check_params(params)
@@ -532,8 +550,9 @@ class AutoSparseGP(autoguide.AutoGuide):
             check_cholesky(site["name"], posterior.chol)
             _report_collapse(site["name"], posterior)
             _report_residual(site["name"], posterior, self._approximations[site["name"]])
-            f = posterior.mean
-            if inner_key is not None:
+            if inner_key is None:
+                f = posterior.mean
+            else:
                 f = _marginal_draw(posterior, jax.random.fold_in(inner_key, len(found)))
             found[site["name"]] = posterior
             values[site["name"]] = jnp.reshape(f, fn.shape())

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.inducing.variables import InducingVariables
 from numpyro_sgp.kernels import RBF, Scaled, Sum
@@ -42,6 +43,10 @@ class SmoothedPoints(InducingVariables):
     """
 
     width: ArrayLike = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_window(self, np.greater_equal)
 
     def covariance(self, kernel, other):
         """See :meth:`InducingVariables.covariance`."""
@@ -94,28 +99,37 @@ class FourierFeatures(InducingVariables):
     width: ArrayLike = 1.0
     centre: ArrayLike = 0.0
 
+    def __post_init__(self):
+        super().__post_init__()
+        _check_window(self, np.greater)
+
     def covariance(self, kernel, other):
         """See :meth:`InducingVariables.covariance`."""
         dim = self.shape[-1] - 1
         parts = _rbf_parts(kernel, dim, "FourierFeatures")
         if isinstance(other, FourierFeatures):
             points = self.points if other is self else other.points
-            return sum(self._between(*part, points) for part in parts)
+            return sum(self._between(*part, other, points) for part in parts)
         if isinstance(other, InducingVariables):
             return NotImplemented
+        if dim != other.shape[-1]:
+            raise ValueError(
+                f"FourierFeatures of inputs with {other.shape[-1]} columns have points "
+                f"with {other.shape[-1] + 1}, the phase in the last one; these have "
+                f"{dim + 1}."
+            )
         return sum(self._with_values(*part, other) for part in parts)
 
     def candidates(self, kernel, X, rng):
         """Draws of the spectral density, each with both phases."""
-        dim = X.shape[-1]
-        scales = [
-            np.broadcast_to(np.asarray(lengthscale), (*np.shape(variance), dim))
-            for variance, lengthscale in _rbf_parts(kernel, dim, "FourierFeatures")
-        ]
-        scales = np.concatenate([scale.reshape(-1, dim) for scale in scales])
-        frequencies = (
-            rng.normal(size=(_DRAWS, dim)) / scales[rng.integers(len(scales), size=_DRAWS)]
-        )
+        dim, scales, weights = X.shape[-1], [], []
+        for variance, lengthscale in _rbf_parts(kernel, dim, "FourierFeatures"):
+            weight = np.broadcast_to(variance, np.shape(lengthscale)[:-1])
+            scales.append(np.asarray(lengthscale, float).reshape(-1, dim))
+            weights.append(np.asarray(weight, float).ravel())
+        scales, weights = np.concatenate(scales), np.concatenate(weights)
+        scale = scales[rng.choice(len(scales), _DRAWS, p=weights / weights.sum())]
+        frequencies = rng.normal(size=(_DRAWS, dim)) / scale
         phases = np.repeat([[0.0], [-0.5 * np.pi]], _DRAWS, axis=0)
         return np.hstack([np.tile(frequencies, (2, 1)), phases]).astype(X.dtype)
 
@@ -133,23 +147,43 @@ class FourierFeatures(InducingVariables):
         values = jnp.exp(-0.5 * (bump + damping[..., :, None])) * jnp.cos(angle)
         return size[..., None, None] * values
 
-    def _between(self, variance, lengthscale, points):
-        """Covariance with other features of the same window, E[cos a cos b]."""
-        squared, window = lengthscale**2, jnp.square(self.width)
-        wide = squared + 2 * window
-        # Of two places under the window that the kernel draws together.
-        own = (window * (squared + window) / wide)[..., None, :]
-        shared = (window**2 / wide)[..., None, :]
+    def _between(self, variance, lengthscale, other, points):
+        """Covariance with other features, E[cos a cos b]."""
+        squared = lengthscale**2
+        window1, window2 = jnp.square(self.width), jnp.square(other.width)
+        wide = squared + window1 + window2
+        between = jnp.subtract(other.centre, self.centre)
+        # Moments of two places, one under each window, that the kernel draws together.
+        own1, own2 = ((w * (wide - w) / wide)[..., None, :] for w in (window1, window2))
+        shared = (window1 * window2 / wide)[..., None, :]
+        move1, move2 = ((w * between / wide)[..., None, :] for w in (window1, window2))
         (w1, p1), (w2, p2) = ((p[..., :-1], p[..., -1]) for p in (self.points, points))
-        spread = jnp.sum(own * w1**2, axis=-1)[..., :, None]
-        spread = spread + jnp.sum(own * w2**2, axis=-1)[..., None, :]
+        p1 = (p1 + jnp.sum(w1 * move1, axis=-1))[..., :, None]
+        p2 = (p2 - jnp.sum(w2 * move2, axis=-1))[..., None, :]
+        spread = jnp.sum(own1 * w1**2, axis=-1)[..., :, None]
+        spread = spread + jnp.sum(own2 * w2**2, axis=-1)[..., None, :]
         cross = 2 * jnp.einsum("...md,...nd->...mn", shared * w1, w2)
-        plus = jnp.cos(p1[..., :, None] + p2[..., None, :])
-        minus = jnp.cos(p1[..., :, None] - p2[..., None, :])
-        values = plus * jnp.exp(-0.5 * (spread + cross))
-        values = values + minus * jnp.exp(-0.5 * (spread - cross))
-        size = variance * jnp.prod(jnp.sqrt(squared / wide), axis=-1)
-        return 0.5 * size[..., None, None] * values
+        values = jnp.cos(p1 + p2) * jnp.exp(-0.5 * (spread + cross))
+        values = values + jnp.cos(p1 - p2) * jnp.exp(-0.5 * (spread - cross))
+        near = jnp.sqrt(squared / wide) * jnp.exp(-0.5 * between**2 / wide)
+        return 0.5 * (variance * jnp.prod(near, axis=-1))[..., None, None] * values
+
+
+def _check_window(kind, comparison):
+    """Refuses a known window that is none."""
+    name, width = type(kind).__name__, kind.width
+    centre = getattr(kind, "centre", 0.0)
+    if not all(map(not_jax_tracer, (width, centre))):
+        return
+    known = np.asarray(width), np.asarray(centre)
+    if max(known[0].ndim, known[1].ndim) > 1 or not (
+        np.all(np.isfinite(known[0]) & comparison(known[0], 0))
+        and np.all(np.isfinite(known[1]))
+    ):
+        raise ValueError(
+            f"{name}: width must be positive, and it and the centre finite, numbers or of "
+            f"shape (D,), got {width!r} and {centre!r}."
+        )
 
 
 def _rbf_parts(kernel: Any, dim: int, kind: str) -> Iterator[tuple[Array, Array]]:
@@ -162,8 +196,9 @@ def _rbf_parts(kernel: Any, dim: int, kind: str) -> Iterator[tuple[Array, Array]
         yield from _rbf_parts(kernel.right, dim, kind)
     elif type(kernel) is not RBF or kernel.active_dims is not None:
         raise TypeError(
-            f"{kind} have closed forms for RBF kernels on all columns, their sums and "
-            f"multiples, not for {type(kernel).__name__}. Use ordinary points."
+            f"{kind} have closed forms for RBF kernels on all columns (no active_dims), "
+            f"their sums and multiples by numbers, not for {type(kernel).__name__}. Use "
+            "ordinary points."
         )
     else:
         lengthscale = jnp.asarray(kernel.lengthscale)

@@ -73,7 +73,7 @@ def extract_patches(
         )
     batch = images.shape[:-1]
     images = images.reshape(*batch, H, W, C)
-    rows, columns = (H - h) // stride + 1, (W - w) // stride + 1
+    rows, columns = patch_grid(image_shape, patch_size, stride)
     end_row, end_column = (rows - 1) * stride + 1, (columns - 1) * stride + 1
     # A slice for each pixel of a patch: its transpose is a pad, not a scatter.
     pixels = [
@@ -82,6 +82,20 @@ def extract_patches(
         for j in range(w)
     ]
     return jnp.stack(pixels, axis=-2).reshape(*batch, rows * columns, h * w * C)
+
+
+def patch_grid(
+    image_shape: tuple[int, ...], patch_size: int | tuple[int, int], stride: int = 1
+) -> tuple[int, int]:
+    """
+    How many patches an image has, down and across; arguments as :func:`extract_patches`
+    has them.
+
+    >>> patch_grid((28, 28), 6, 2)
+    (12, 12)
+    """
+    (H, W, _), (h, w), stride = _sizes(image_shape, patch_size, stride)
+    return (H - h) // stride + 1, (W - w) // stride + 1
 
 
 @frozen_pytree
@@ -193,8 +207,8 @@ class Convolutional(Kernel):
     @property
     def places(self) -> np.ndarray:
         """Top left pixel of each patch, row and column, shape ``(P, 2)``."""
-        ends = (np.array(self.image_shape[:2]) - self.patch_size) // self.stride + 1
-        return np.indices(ends).reshape(2, -1).T * self.stride
+        grid = patch_grid(self.image_shape, self.patch_size, self.stride)
+        return np.indices(grid).reshape(2, -1).T * self.stride
 
     def patches(self, X: ArrayLike) -> Array:
         """

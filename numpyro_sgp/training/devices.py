@@ -15,6 +15,7 @@ class Devices:
 
     :param mesh: None for one device, JAX's own choice.
     :raises TypeError: if it is something else.
+    :raises ValueError: if it has devices of some hosts, but not of all.
 
     >>> devices = Devices(Mesh(jax.devices()[:1], ("data",)))
     >>> devices.hosts, devices.split(np.ones((3, 4)), 1).shape
@@ -34,6 +35,12 @@ class Devices:
             # XLA, and not the types of arrays, is to carry shardings through a model.
             self.mesh = Mesh(mesh.devices, mesh.axis_names)
             self.hosts = len({device.process_index for device in mesh.devices.flat})
+            if self.hosts not in (1, jax.process_count()):
+                raise ValueError(
+                    f"mesh has devices of {self.hosts} of {jax.process_count()} hosts. "
+                    "Give it those of all, jax.sharding.Mesh(jax.devices(), ('data',)), or "
+                    "of one."
+                )
 
     @property
     def leads(self) -> bool:

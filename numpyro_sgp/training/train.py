@@ -28,6 +28,7 @@ from numpyro_sgp.training.lbfgs import FitInterrupted
 from numpyro_sgp.training.rows import Rows, make_source, whole_batches
 
 _AHEAD = 2  # blocks of batches that are read while the device works
+_VALIDATION_DRAWS = 20  # of the inner layers of a deep GP
 _SMOOTH = 0.1  # weight of the latest block in the ELBO shown
 
 
@@ -123,6 +124,7 @@ def fit(
         :class:`~numpyro_sgp.AutoSparseGP`: the mean of the negative log predictive density
         (NLPD) over its rows, by :func:`~numpyro_sgp.log_predictive_density`, is taken
         ``every`` so many steps and at the end, and the result's parameters are the best.
+        Inner layers of a deep GP are drawn 20 times for it.
     :param every: steps from one validation to the next.
     :param patience: training stops after so many validations without a new best.
     :param checkpoint: folder of checkpoints.
@@ -406,7 +408,9 @@ def _held_out(svi, params, batch, counts, arrays, *, static):
     """Sum of the log predictive density over the rows that count."""
     args, kwargs = join_static(arrays, static)
     kwargs = {**kwargs, **svi.static_kwargs}
-    density = batch_log_density(svi.guide, params, (*batch, *args), kwargs)
+    density = batch_log_density(
+        svi.guide, params, (*batch, *args), kwargs, num_draws=_VALIDATION_DRAWS
+    )
     return copied(sum(jnp.sum(jnp.where(counts, rows, 0.0)) for rows in density.values()))
 
 

@@ -134,6 +134,37 @@ def test_fourier_features_are_integrals():
     assert_allclose(inducing_covariance(both, (Z,)), square + 2 * one, atol=1e-9)
     check_joint_covariance(kernel, (Z, X[:1] + 0.1), X)
 
+    # Of another window: by quadrature in each.
+    other = FourierFeatures(points[:2] + 0.3, jnp.array([0.4, 0.6]), 0.1)
+    more = weights * np.cos(
+        other.points[:, :2] @ (grid * other.width).T + other.points[:, 2:]
+    )
+    far = kernel(places, jnp.asarray(grid * other.width + other.centre))
+    square = np.einsum("ms,qst,nt->qmn", waves, far, more)
+    joint = check_joint_covariance(kernel, (Z, other), X)
+    assert_allclose(joint[:, :3, 3:5], square, atol=1e-8)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 4])
+def test_fourier_features_without_phases_are_told(columns):
+    Z = FourierFeatures(jnp.ones((3, columns)))
+    with pytest.raises(ValueError, match=f"2 columns have points with 3.*{columns}"):
+        cross_covariance(RBF(), (Z,), jnp.ones((4, 2)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FourierFeatures("kmeans", width=0.0),
+        lambda: FourierFeatures("kmeans", centre=np.nan),
+        lambda: SmoothedPoints("kmeans", width=-1.0),
+        lambda: SmoothedPoints("kmeans", width=np.ones((2, 2))),
+    ],
+)
+def test_windows_that_are_none_are_told(make):
+    with pytest.raises(ValueError, match="width must be positive"):
+        make()
+
 
 def test_fourier_features_without_frequency_are_smoothed_points():
     kernel, X = RBF(1.3, 0.7), jnp.linspace(-1.0, 1.0, 5)[:, None]
