@@ -1,0 +1,125 @@
+"""Products and solves with triangular matrices, by blocks where that is faster."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+# On a CPU, larger matrices are taken in blocks, at most four a side. Measured on one core
+# at 1024, in units of one product of two dense matrices, in float32 (float64): a solve of
+# LAPACK 0.94 (0.79), by blocks of 256 0.75 (0.70); the transpose of `half_congruence`
+# 1.6 (1.5), by blocks 1.06 (1.0); smaller blocks gain no more and take longer to compile.
+_LARGEST = 384
+
+
+def solve_lower(L: Array, B: Array, transpose: bool = False) -> Array:
+    """
+    ``inv(L) @ B`` for lower triangular ``L``, batch dimensions broadcast.
+
+    :param L: shape ``(*batch, M, M)``.
+    :param B: shape ``(*batch, M, K)``.
+    :param transpose: whether to solve with the transpose of ``L``.
+    :return: shape ``(*batch, M, K)``.
+    """
+    dtype = jnp.promote_types(L.dtype, B.dtype)
+    return _solve(L.astype(dtype), B.astype(dtype), transpose, _block_size(*B.shape[-2:]))
+
+
+def triangular_product(L: Array, B: Array, transpose: bool = False) -> Array:
+    """
+    ``L @ B`` for lower triangular ``L``, batch dimensions broadcast. Derivatives with
+    respect to the upper triangle of L are not defined.
+
+    :param L: shape ``(*batch, M, M)``.
+    :param B: shape ``(*batch, M, K)``.
+    :param transpose: whether to multiply by the transpose of ``L``.
+    :return: shape ``(*batch, M, K)``.
+    """
+    return _product(L, B, transpose, _block_size(*B.shape[-2:]))
+
+
+def half_congruence(L: Array, K: Array) -> Array:
+    r"""
+    :math:`\Phi(L^{-1} K L^{-\top})` for lower triangular L and symmetric K; Phi: the
+    lower triangle with half the diagonal.
+
+    :param L: shape ``(*batch, M, M)``.
+    :param K: the shape of L.
+    :return: the shape of L.
+    """
+    return _half_congruence(L, K, _block_size(*K.shape[-2:]))
+
+
+def _block_size(*shape):
+    """Size up to which matrices are not divided, for operands of that shape."""
+    if jax.default_backend() != "cpu" or min(shape) <= _LARGEST:
+        return max(shape)
+    return max(_LARGEST, -(-shape[0] // 4))
+
+
+def _solve(L, B, transpose, size):
+    if L.shape[-1] <= size:
+        return _solve_block(L, B, transpose)
+    (L1, _, L21, L2), (B1, B2) = _quarters(L), _halves(B)
+    if transpose:
+        X2 = _solve(L2, B2, transpose, size)
+        X1 = _solve(L1, B1 - L21.mT @ X2, transpose, size)
+    else:
+        X1 = _solve(L1, B1, transpose, size)
+        X2 = _solve(L2, B2 - L21 @ X1, transpose, size)
+    return jnp.concatenate([X1, X2], axis=-2)
+
+
+def _solve_block(L, B, transpose):
+    # LAPACK orders matrices by columns and XLA by rows: solving for the transpose costs
+    # nothing, and spares copies that cost as much as the solve.
+    batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
+    if L.ndim == 2 and B.ndim > 2:
+        # One solve with all right-hand sides rather than a copy of L for each.
+        rows = B.mT.reshape(-1, B.shape[-2])
+    else:
+        L = jnp.broadcast_to(L, (*batch, *L.shape[-2:]))
+        rows = jnp.broadcast_to(B, (*batch, *B.shape[-2:])).mT
+    out = lax.linalg.triangular_solve(
+        L, rows, left_side=False, lower=True, transpose_a=not transpose
+    )
+    return out.reshape(*batch, B.shape[-1], B.shape[-2]).mT
+
+
+def _product(L, B, transpose, size):
+    if L.shape[-1] <= size:
+        return (L.mT if transpose else L) @ B
+    (L1, _, L21, L2), (B1, B2) = _quarters(L), _halves(B)
+    C1, C2 = _product(L1, B1, transpose, size), _product(L2, B2, transpose, size)
+    if transpose:
+        return jnp.concatenate([C1 + L21.mT @ B2, C2], axis=-2)
+    return jnp.concatenate([C1, L21 @ B1 + C2], axis=-2)
+
+
+def _half_congruence(L, K, size):
+    """
+    With G the symmetric result and V = L21 G11 / 2, G21 = L2^-1 (K21 L1^-T - 2 V) and
+    G22 = L2^-1 (K22 - W - W^T) L2^-T, W = L21 (K21 L1^-T - V)^T: half of the arithmetic
+    of two solves (LAPACK's sygst).
+    """
+    if L.shape[-1] <= size:
+        G = _solve_block(L, _solve_block(L, K.mT, False).mT, False)
+        return jnp.tril(G) - 0.5 * G * jnp.eye(L.shape[-1], dtype=L.dtype)
+    (L1, _, L21, L2), (K1, K12, _, K2) = _quarters(L), _quarters(K)
+    G1 = _half_congruence(L1, K1, size)
+    V = 0.5 * (L21 @ (G1 + G1.mT))
+    U = _solve(L1, K12, False, size) - V.mT
+    W = L21 @ U
+    G2 = _half_congruence(L2, K2 - W - W.mT, size)
+    G21 = _solve(L2, U.mT - V, False, size)
+    top = jnp.concatenate([G1, jnp.zeros_like(G21.mT)], axis=-1)
+    return jnp.concatenate([top, jnp.concatenate([G21, G2], axis=-1)], axis=-2)
+
+
+def _halves(A, axis=-2):
+    return jnp.split(A, [A.shape[axis] // 2], axis=axis)
+
+
+def _quarters(A):
+    """Blocks 11, 12, 21 and 22 of square matrices."""
+    top, bottom = _halves(A)
+    return *_halves(top, -1), *_halves(bottom, -1)
