@@ -21,7 +21,20 @@ def solve_lower(L: Array, B: Array, transpose: bool = False) -> Array:
     :return: shape ``(*batch, M, K)``.
     """
     dtype = jnp.promote_types(L.dtype, B.dtype)
-    return _solve(L.astype(dtype), B.astype(dtype), transpose, _block_size(*B.shape[-2:]))
+    L, B = L.astype(dtype), B.astype(dtype)
+    # LAPACK orders matrices by columns and XLA by rows: solving for the transpose costs
+    # nothing, and spares copies that cost as much as the solve.
+    batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
+    if L.ndim == 2 and B.ndim > 2:
+        # One solve with all right-hand sides rather than a copy of L for each.
+        rows = B.mT.reshape(-1, B.shape[-2])
+    else:
+        L = jnp.broadcast_to(L, (*batch, *L.shape[-2:]))
+        rows = jnp.broadcast_to(B, (*batch, *B.shape[-2:])).mT
+    out = lax.linalg.triangular_solve(
+        L, rows, left_side=False, lower=True, transpose_a=not transpose
+    )
+    return out.reshape(*batch, B.shape[-1], B.shape[-2]).mT
 
 
 def triangular_product(L: Array, B: Array, transpose: bool = False) -> Array:
@@ -56,35 +69,6 @@ def _block_size(*shape):
     return max(_LARGEST, -(-shape[0] // 4))
 
 
-def _solve(L, B, transpose, size):
-    if L.shape[-1] <= size:
-        return _solve_block(L, B, transpose)
-    (L1, _, L21, L2), (B1, B2) = _quarters(L), _halves(B)
-    if transpose:
-        X2 = _solve(L2, B2, transpose, size)
-        X1 = _solve(L1, B1 - L21.mT @ X2, transpose, size)
-    else:
-        X1 = _solve(L1, B1, transpose, size)
-        X2 = _solve(L2, B2 - L21 @ X1, transpose, size)
-    return jnp.concatenate([X1, X2], axis=-2)
-
-
-def _solve_block(L, B, transpose):
-    # LAPACK orders matrices by columns and XLA by rows: solving for the transpose costs
-    # nothing, and spares copies that cost as much as the solve.
-    batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
-    if L.ndim == 2 and B.ndim > 2:
-        # One solve with all right-hand sides rather than a copy of L for each.
-        rows = B.mT.reshape(-1, B.shape[-2])
-    else:
-        L = jnp.broadcast_to(L, (*batch, *L.shape[-2:]))
-        rows = jnp.broadcast_to(B, (*batch, *B.shape[-2:])).mT
-    out = lax.linalg.triangular_solve(
-        L, rows, left_side=False, lower=True, transpose_a=not transpose
-    )
-    return out.reshape(*batch, B.shape[-1], B.shape[-2]).mT
-
-
 def _product(L, B, transpose, size):
     if L.shape[-1] <= size:
         return (L.mT if transpose else L) @ B
@@ -102,15 +86,15 @@ def _half_congruence(L, K, size):
     of two solves (LAPACK's sygst).
     """
     if L.shape[-1] <= size:
-        G = _solve_block(L, _solve_block(L, K.mT, False).mT, False)
+        G = solve_lower(L, solve_lower(L, K.mT).mT)
         return jnp.tril(G) - 0.5 * G * jnp.eye(L.shape[-1], dtype=L.dtype)
     (L1, _, L21, L2), (K1, K12, _, K2) = _quarters(L), _quarters(K)
     G1 = _half_congruence(L1, K1, size)
     V = 0.5 * (L21 @ (G1 + G1.mT))
-    U = _solve(L1, K12, False, size) - V.mT
+    U = solve_lower(L1, K12) - V.mT
     W = L21 @ U
     G2 = _half_congruence(L2, K2 - W - W.mT, size)
-    G21 = _solve(L2, U.mT - V, False, size)
+    G21 = solve_lower(L2, U.mT - V)
     top = jnp.concatenate([G1, jnp.zeros_like(G21.mT)], axis=-1)
     return jnp.concatenate([top, jnp.concatenate([G21, G2], axis=-1)], axis=-2)
 
