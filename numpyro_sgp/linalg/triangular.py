@@ -1,14 +1,20 @@
 """Products and solves with triangular matrices, by blocks where that is faster."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-# On a CPU, larger matrices are taken in blocks, at most four a side. Measured on one core
-# at 1024, in units of one product of two dense matrices, in float32 (float64): a solve of
-# LAPACK 0.94 (0.79), by blocks of 256 0.75 (0.70); the transpose of `half_congruence`
-# 1.6 (1.5), by blocks 1.06 (1.0); smaller blocks gain no more and take longer to compile.
-_LARGEST = 384
+# On a CPU, larger matrices are taken in blocks, at most four a side and, but for those,
+# no larger than `_BLOCK`. Measured on one core at 1024, in units of one product of two
+# dense matrices, in float32 (float64): the transpose of `half_congruence` 1.6 (1.5),
+# by blocks of 256 1.1 (1.0); `triangular_product` 0.76 (0.9), its derivative with respect
+# to the triangle 0.77 (0.7). Smaller blocks gain no more and take longer to compile. At
+# 512 a step gains a tenth in float32 and loses as much in float64. Solves gain nothing:
+# LAPACK's, 0.66 each, read its factor as it is, and blocks of the factor are copies.
+_BLOCK = 384
+_LARGEST = {"float32": 384, "float64": 512}
 
 
 def solve_lower(L: Array, B: Array, transpose: bool = False) -> Array:
@@ -47,7 +53,7 @@ def triangular_product(L: Array, B: Array, transpose: bool = False) -> Array:
     :param transpose: whether to multiply by the transpose of ``L``.
     :return: shape ``(*batch, M, K)``.
     """
-    return _product(L, B, transpose, _block_size(*B.shape[-2:]))
+    return _product(L, B, transpose, _block_size(B))
 
 
 def half_congruence(L: Array, K: Array) -> Array:
@@ -59,24 +65,30 @@ def half_congruence(L: Array, K: Array) -> Array:
     :param K: the shape of L.
     :return: the shape of L.
     """
-    return _half_congruence(L, K, _block_size(*K.shape[-2:]))
+    return _half_congruence(L, K, _block_size(K))
 
 
-def _block_size(*shape):
-    """Size up to which matrices are not divided, for operands of that shape."""
-    if jax.default_backend() != "cpu" or min(shape) <= _LARGEST:
-        return max(shape)
-    return max(_LARGEST, -(-shape[0] // 4))
+def _block_size(B):
+    """Size up to which matrices are not divided in what is done with B."""
+    rows, columns = B.shape[-2:]
+    if jax.default_backend() != "cpu" or min(rows, columns) <= _LARGEST[B.dtype.name]:
+        return rows
+    return max(_BLOCK, -(-rows // 4))
 
 
 def _product(L, B, transpose, size):
     if L.shape[-1] <= size:
-        return (L.mT if transpose else L) @ B
+        return _transpose_product(L if transpose else L.mT, B)
     (L1, _, L21, L2), (B1, B2) = _quarters(L), _halves(B)
     C1, C2 = _product(L1, B1, transpose, size), _product(L2, B2, transpose, size)
     if transpose:
-        return jnp.concatenate([C1 + L21.mT @ B2, C2], axis=-2)
+        return jnp.concatenate([C1 + _transpose_product(L21, B2), C2], axis=-2)
     return jnp.concatenate([C1, L21 @ B1 + C2], axis=-2)
+
+
+def _transpose_product(A, B):
+    """``A.mT @ B``, with derivatives with respect to A that need no transpose."""
+    return jnp.einsum("...km,...kn->...mn", A, B)
 
 
 def _half_congruence(L, K, size):
@@ -86,8 +98,10 @@ def _half_congruence(L, K, size):
     of two solves (LAPACK's sygst).
     """
     if L.shape[-1] <= size:
-        G = solve_lower(L, solve_lower(L, K.mT).mT)
-        return jnp.tril(G) - 0.5 * G * jnp.eye(L.shape[-1], dtype=L.dtype)
+        # The order of sides and transposes that needs no copies, as in `solve_lower`.
+        solve = partial(lax.linalg.triangular_solve, L, lower=True)
+        G = solve(solve(K.mT, left_side=False, transpose_a=True), left_side=True).mT
+        return (jnp.triu(G) - 0.5 * G * jnp.eye(L.shape[-1], dtype=L.dtype)).mT
     (L1, _, L21, L2), (K1, K12, _, K2) = _quarters(L), _quarters(K)
     G1 = _half_congruence(L1, K1, size)
     V = 0.5 * (L21 @ (G1 + G1.mT))

@@ -14,7 +14,8 @@ SIZE = 19  # two levels of blocks, of unequal sizes
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(triangular, "_LARGEST", 6)
+    monkeypatch.setattr(triangular, "_BLOCK", 6)
+    monkeypatch.setattr(triangular, "_LARGEST", {"float32": 6, "float64": 6})
 
 
 def matrices(*batch, columns=SIZE, seed=0):
@@ -38,9 +39,9 @@ def dense_whitened(K, B):
 
 
 def test_large_matrices_are_divided_to_at_most_four_blocks_a_side():
-    assert triangular._block_size(SIZE, SIZE) == 6
-    assert triangular._block_size(400, 300) == 100
-    assert triangular._block_size(SIZE, 6) == SIZE  # few columns
+    assert triangular._block_size(jnp.ones((SIZE, SIZE))) == 6
+    assert triangular._block_size(jnp.ones((400, 300))) == 100
+    assert triangular._block_size(jnp.ones((SIZE, 6))) == SIZE  # few columns
 
 
 @pytest.mark.parametrize("transpose", [False, True])
