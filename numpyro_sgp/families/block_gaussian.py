@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_sgp.linalg import solve_lower
+from numpyro_sgp.linalg import solve_lower, triangular_product
 
 
 @jax.tree_util.register_dataclass
@@ -68,7 +68,7 @@ class Block:
         """
         if self.is_diagonal:
             return self.sqrt[..., None] * A
-        return jnp.einsum("...mk,...mn->...kn", self.sqrt, A)
+        return triangular_product(self.sqrt, A, transpose=True)
 
     def kl(self) -> Array:
         r"""

@@ -4,7 +4,6 @@ from numpyro_sgp.linalg.cholesky import (
     default_jitter,
     jittered_cholesky,
     max_jitter,
-    solve_lower,
     whitened_solve,
     with_jitter,
 )
@@ -16,6 +15,7 @@ from numpyro_sgp.linalg.inverse_free import (
     ulisse,
 )
 from numpyro_sgp.linalg.quadrature import gauss_hermite, tensor_grid
+from numpyro_sgp.linalg.triangular import solve_lower, triangular_product
 
 __all__ = [
     "InverseRoot",
@@ -28,6 +28,7 @@ __all__ = [
     "max_jitter",
     "solve_lower",
     "tensor_grid",
+    "triangular_product",
     "ulisse",
     "whitened_solve",
     "with_jitter",

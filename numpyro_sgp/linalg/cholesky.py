@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import AxisType, PartitionSpec
 
+from numpyro_sgp.linalg.triangular import half_congruence, solve_lower, triangular_product
+
 # First jitter tried, and the largest, both relative to the kernel's mean diagonal. In
 # float32 the rounding error of a kernel matrix of a few hundred points is near 1e-5.
 _JITTER_RANGE = {"float32": (1e-5, 1e-2), "float64": (1e-8, 1e-3)}
@@ -96,19 +98,7 @@ def _cholesky_retry_jvp(jitter, largest, primals, tangents):
     L, level = _cholesky_retry(K, scale, jitter, largest)
     djitter = level * dscale
     dA = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
-    return (L, level), (L @ _T(_phi(L, dA)), jnp.zeros_like(level))
-
-
-def _phi(L, dA):
-    """
-    :math:`\\Phi(L^{-1} dA L^{-\\top})^\\top`, Phi: the lower triangle with half the
-    diagonal.
-    """
-    G = lax.linalg.triangular_solve(
-        L, _T(dA), left_side=False, lower=True, transpose_a=True
-    )
-    G = _T(lax.linalg.triangular_solve(L, G, left_side=True, lower=True))
-    return jnp.triu(G) - 0.5 * G * jnp.eye(L.shape[-1], dtype=L.dtype)
+    return (L, level), (L @ half_congruence(L, dA), jnp.zeros_like(level))
 
 
 def _T(A):
@@ -162,9 +152,9 @@ def _whitened_jvp(jitter, largest, primals, tangents):
     L, level, A = _whitened(K, scale, B, jitter, largest)
     djitter = level * dscale
     dK = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
-    phi = _phi(L, dK)
-    dA = _solve_columns(L, dB) - jnp.einsum("...km,...kn->...mn", phi, A)
-    return (L, level, A), (L @ _T(phi), jnp.zeros_like(level), dA)
+    phi = half_congruence(L, dK)
+    dA = _solve_columns(L, dB) - triangular_product(phi, A)
+    return (L, level, A), (L @ phi, jnp.zeros_like(level), dA)
 
 
 @partial(jax.jit, static_argnums=(2, 3))
@@ -206,27 +196,3 @@ def _solve_columns(L, B):
     columns = PartitionSpec(*[None] * (B.ndim - 1), axes)
     specs = {"in_specs": (PartitionSpec(), columns), "out_specs": columns}
     return jax.shard_map(solve_lower, axis_names=set(axes), **specs)(L, B)
-
-
-def solve_lower(L: Array, B: Array, transpose: bool = False) -> Array:
-    """
-    ``inv(L) @ B`` for lower triangular ``L``, batch dimensions broadcast.
-
-    :param L: shape ``(*batch, M, M)``.
-    :param B: shape ``(*batch, M, K)``.
-    :param transpose: whether to solve with the transpose of ``L``.
-    :return: shape ``(*batch, M, K)``.
-    """
-    dtype = jnp.promote_types(L.dtype, B.dtype)
-    L, B = L.astype(dtype), B.astype(dtype)
-    batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
-    if L.ndim == 2 and B.ndim > 2:
-        # One solve with all right-hand sides rather than a copy of L for each.
-        rows = _T(B).reshape(-1, B.shape[-2])
-    else:
-        L = jnp.broadcast_to(L, (*batch, *L.shape[-2:]))
-        rows = _T(jnp.broadcast_to(B, (*batch, *B.shape[-2:])))
-    out = lax.linalg.triangular_solve(
-        L, rows, left_side=False, lower=True, transpose_a=not transpose
-    )
-    return _T(out.reshape(*batch, B.shape[-1], B.shape[-2]))
