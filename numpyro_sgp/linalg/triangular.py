@@ -11,8 +11,8 @@ from jax import Array, lax
 # dense matrices, in float32 (float64): the transpose of `half_congruence` 1.6 (1.5),
 # by blocks of 256 1.1 (1.0); `triangular_product` 0.76 (0.9), its derivative with respect
 # to the triangle 0.77 (0.7). Smaller blocks gain no more and take longer to compile. At
-# 512 a step gains a tenth in float32 and loses as much in float64. Solves gain nothing:
-# LAPACK's, 0.66 each, read its factor as it is, and blocks of the factor are copies.
+# 512 a step gains a fifth in float32 and loses some of its time in float64. Solves gain
+# nothing: LAPACK's, 0.66 each, read its factor as it is, and blocks of that are copies.
 _BLOCK = 384
 _LARGEST = {"float32": 384, "float64": 512}
 
@@ -71,7 +71,8 @@ def half_congruence(L: Array, K: Array) -> Array:
 def _block_size(B):
     """Size up to which matrices are not divided in what is done with B."""
     rows, columns = B.shape[-2:]
-    if jax.default_backend() != "cpu" or min(rows, columns) <= _LARGEST[B.dtype.name]:
+    small = rows <= _LARGEST[B.dtype.name] or columns <= _BLOCK
+    if small or jax.default_backend() != "cpu":
         return rows
     return max(_BLOCK, -(-rows // 4))
 
