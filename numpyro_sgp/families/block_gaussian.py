@@ -68,6 +68,8 @@ class Block:
         """
         if self.is_diagonal:
             return self.sqrt[..., None] * A
+        if self.sqrt.shape[-1] != self.size:  # the rows of a larger factor
+            return jnp.einsum("...mk,...mn->...kn", self.sqrt, A)
         return triangular_product(self.sqrt, A, transpose=True)
 
     def kl(self) -> Array:

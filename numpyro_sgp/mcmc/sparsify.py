@@ -271,10 +271,11 @@ class _Sparsified:
         def trace_at(f):
             return self._run(_at(f), values, args, kwargs)
 
-        if couples_rows(trace_at, shapes, jnp.result_type(*f.values())):
+        if any(couples_rows(trace_at, shapes, jnp.result_type(*f.values()))):
             raise ValueError(
                 "The likelihood ties rows of X together (a log density with mixed second "
-                "derivatives between rows), and quadrature uses the marginals of f alone. "
+                "derivatives between rows), or a GP site combines rows of another one, and "
+                "quadrature uses the marginals of f alone. "
                 "Use NUTS(whiten(model)), or sparsify(..., MonteCarlo(num_samples, "
                 "joint=True)), whose fixed joint draws are a rough approximation."
             )
