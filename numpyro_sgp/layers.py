@@ -79,8 +79,8 @@ def layer(
         >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
         >>> y = 1.0 * (X[:, 0] > 0.5)
         >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
-        >>> sgp.log_predictive_density(guide, result.params, X, y, num_draws=5)["y"].shape
-        (20,)
+        >>> result.params["h_auto_Z"].shape
+        (4, 1)
     """
     X = jnp.asarray(X)
     if X.ndim != 2:
@@ -213,7 +213,7 @@ def convolutional_layer(
     num_patches = patches.shape[-2]
     table = patches.reshape(num * num_patches, -1)
     gp = _process(name, kernel, table, mean, num_channels)
-    infer = {"joint_rows": num_patches} if joint_patches else {}
+    infer = {"joint_rows": num_patches if joint_patches else 1}
     g = _sample(name, gp, infer=infer)  # [C', N P]
     size = patch_grid(shape, patch_size, stride)
     return jnp.moveaxis(g.reshape(num_channels, num, *size), 0, -1)

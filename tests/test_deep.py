@@ -313,9 +313,10 @@ def test_correlations_of_patches_are_in_the_bound_or_left_out(joint):
     num = 20_000
     found = -loss(model, guide, params, images, y, sgp.MonteCarlo(num))
     # The spread of one draw is estimated from 2000; five standard errors.
-    draws = [
-        -loss(model, guide, params, images, y, sgp.MonteCarlo(20), key) for key in range(20)
-    ]
+    few = sgp.TraceGP_ELBO(sgp.MonteCarlo(20)).loss
+    draws = jax.vmap(lambda key: few(key, params, model, guide, images, y))(
+        random.split(random.key(1), 20)
+    )
     error = 5 * np.std(draws) * np.sqrt(20 / num) * 1.3
     assert abs(found - expected) < error
     # The wrong choice would be further off than that.
@@ -325,6 +326,27 @@ def test_correlations_of_patches_are_in_the_bound_or_left_out(joint):
     rule = sgp.TraceGP_ELBO()
     value = -rule.loss(random.key(0), params, model, guide, images, y)
     assert abs(value - expected) < 5 * np.std(draws) * np.sqrt(2) * 1.3
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_mean_that_combines_patches_is_no_likelihood_that_ties_rows(chosen):
+    """Two image-valued layers: the filters of the second sum values of the first."""
+
+    def model(images, y=None):
+        h = sgp.convolutional_layer("h", RBF(), images, 1, 2)
+        if chosen:
+            h = sgp.convolutional_layer("g", RBF(), h, 1, 2)
+        else:
+            total = numpyro.sample("g", sgp.GaussianProcess(RBF(), X[:3])).cumsum()
+            h = h + total[:, None, None, None]
+        table = h.reshape(len(h), -1)
+        likelihood(numpyro.sample("f", sgp.GaussianProcess(RBF(), table)), y)
+
+    images = jnp.asarray(np.random.default_rng(4).normal(size=(3, 4, 4)))
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(2))
+    guide.setup(images, Y[:3])
+    assert guide.couples_rows is not chosen  # g's running sum ties rows all the same
+    assert guide._combines_rows
 
 
 def test_draws_of_layers_are_independent_of_those_of_other_latents():
@@ -410,7 +432,8 @@ def deep_classes(joint=False):
 LAST = sgp.SOLVEGP(3, 2, sgp.InducingPatches("kmeans"))
 
 
-@pytest.mark.parametrize("joint", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("joint", [False, True])
 def test_a_deep_convolutional_gp_trains_and_predicts(joint):
     rng = np.random.default_rng(2)
     y = np.arange(12) % 3

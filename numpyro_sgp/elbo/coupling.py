@@ -15,6 +15,7 @@ def couples_rows(
     shapes: dict[str, tuple[int, ...]],
     dtype,
     coupled: Iterable[str] = (),
+    chosen: Iterable[str] = (),
 ) -> tuple[bool, bool]:
     """
     Whether the likelihood of a model, or the prior of one of its GP sites, mixes two rows
@@ -26,6 +27,8 @@ def couples_rows(
     :param dtype: dtype of the values.
     :param coupled: sites whose latent functions are dependent, so that rows of different
         functions must not be mixed either.
+    :param chosen: sites whose model says how their rows are drawn for the next layer
+        (``joint_rows``), so that a prior may mix them.
     """
 
     def log_density(f):
@@ -39,7 +42,9 @@ def couples_rows(
     by_rows = _of_priors(trace_at, shapes, by_rows=True)
     if not mixes_rows(by_rows, shapes, dtype):
         return couples, False
-    return couples or mixes_rows(_of_priors(trace_at, shapes), shapes, dtype), True
+    rest = [name for name in shapes if name not in set(chosen)]
+    priors = _of_priors(trace_at, shapes)
+    return couples or mixes_rows(priors, shapes, dtype, names=rest), True
 
 
 def feeding(trace_at, shapes: dict[str, tuple[int, ...]], dtype) -> set[str]:
@@ -90,6 +95,7 @@ def mixes_rows(
     shapes: dict[str, tuple],
     dtype,
     coupled=frozenset(),
+    names: Iterable[str] | None = None,
 ) -> bool:
     r"""
     Whether ``log_density`` has a second derivative that mixes two rows of X in one latent
@@ -105,12 +111,15 @@ def mixes_rows(
     :param dtype: dtype of the values.
     :param coupled: sites whose latent functions are dependent, so that rows of different
         functions must not be mixed either.
+    :param names: sites whose rows are looked at; all if None.
     :return: True if rows are mixed; False also where no derivative is to be had.
     """
     rng = np.random.default_rng(0)
     f = {k: jnp.asarray(0.3 * rng.normal(size=s), dtype) for k, s in shapes.items()}
     tolerance = max(1e3 * float(jnp.finfo(dtype).eps), 1e-9)
     for name, shape in shapes.items():
+        if names is not None and name not in names:
+            continue
         num_functions, rows = int(np.prod(shape[:-1])), shape[-1]
         together = name in coupled
 

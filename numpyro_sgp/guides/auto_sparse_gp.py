@@ -57,7 +57,7 @@ class AutoSparseGP(autoguide.AutoGuide):
     Nothing of size N x N is built. Where no parameters are given, as in ``SVI.init``, f is
     at its prior mean; use a new guide for other data. A GP site with
     ``infer={"joint_rows": n}`` is drawn in the bound with the correlations within each
-    group of n consecutive rows, for a layer that combines them
+    group of n consecutive rows (1: of none) and no others, for a layer that combines them
     (:func:`~numpyro_sgp.convolutional_layer`).
 
     :param model: a NumPyro model with one or more GP sites.
@@ -400,8 +400,9 @@ class AutoSparseGP(autoguide.AutoGuide):
             for name, approximation in self._approximations.items()
             if getattr(approximation, "covariance", None) == "coupled"
         }
+        chosen = [name for name in shapes if "joint_rows" in trace[name]["infer"]]
         self.couples_rows, self._combines_rows = couples_rows(
-            trace_at, shapes, dtype, coupled
+            trace_at, shapes, dtype, coupled, chosen
         )
         tight = {
             name: option

@@ -291,6 +291,7 @@ def regression(X, y, Z, O, X_new=None):
         numpyro.deterministic("mean", marginal.predictive(y, X_new).mean)
 
 
+@pytest.mark.slow
 def test_hyperparameters_by_nuts_and_by_svi_and_predictions():
     X, y = regression_data(20)
     args = X, y, X[::5], X[2::5]

@@ -377,6 +377,7 @@ def test_gradient_is_that_of_finite_differences():
         )
 
 
+@pytest.mark.slow
 def test_particles_average_over_the_other_latents():
     X, y = helpers.count_data()
     guide, params = set_up(helpers.poisson_model, sgp.SVGP(5), X, y, base_guide=AutoNormal)

@@ -14,6 +14,7 @@ def deep_gp():
     return load_example("deep_gp")
 
 
+@pytest.mark.slow
 def test_both_run_with_a_few_steps(deep_gp):
     args = deep_gp.parse(["--layers", "2", "--steps", "20", "--num-inducing", "4"])
     axes = Figure().subplots(2, 1)

@@ -75,6 +75,7 @@ def test_predictive_draws_f_and_y_at_new_inputs(counts):
     assert np.all(np.abs(gap.mean(axis=0)) < 5 * gap.std(axis=0) / np.sqrt(2000))
 
 
+@pytest.mark.slow
 def test_draws_are_joint_functions(counts):
     _, _, guide, result = counts
     X_new = jnp.linspace(0, 0.1, 5)[:, None]
@@ -153,7 +154,7 @@ def test_posterior_at_the_optimum_is_the_exact_one():
 @pytest.mark.parametrize(
     "base_guide",
     [
-        AutoMultivariateNormal,
+        pytest.param(AutoMultivariateNormal, marks=pytest.mark.slow),
         pytest.param(AutoNormal, marks=pytest.mark.slow),
         pytest.param(AutoDelta, marks=pytest.mark.slow),
     ],
@@ -196,6 +197,7 @@ def test_hyperparameters_may_be_params_or_numbers():
     assert_allclose(kernel.lengthscale, params["lengthscale"])
 
 
+@pytest.mark.slow
 def test_sites_with_approximations_of_their_own():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -216,6 +218,7 @@ def test_sites_with_approximations_of_their_own():
     assert_allclose(draws["noise"], np.exp(draws["g"]))
 
 
+@pytest.mark.slow
 def test_a_gp_of_a_gp():
     def model(X, y=None):
         h = numpyro.sample("h", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -653,6 +656,7 @@ def test_approximations_with_contradicting_options(make, message):
         make()
 
 
+@pytest.mark.slow
 def test_duplicate_inducing_points_and_constant_columns_work():
     X, y = helpers.regression_data()
     X = jnp.concatenate([X, jnp.ones_like(X)], axis=1)

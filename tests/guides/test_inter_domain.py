@@ -71,7 +71,7 @@ CASES = {
         sgp.SOLVEGP(4, 3, sgp.FourierFeatures("greedy", 1.5), orthogonal="kmeans"),
     ),
 }
-SLOW = ("patches", "patches, images", "smoothed, points")
+SLOW = ("patches", "patches twice", "patches, images", "smoothed, points")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,10 @@ def test_training_in_single_precision_learns_classes(orthogonal):
             sgp.InverseFreeSVGP(3, inducing=sgp.InducingPatches("kmeans")),
             marks=pytest.mark.slow,
         ),
-        sgp.ODVGP(3, 4, sgp.InducingPatches("kmeans"), "random", num_columns=2),
+        pytest.param(
+            sgp.ODVGP(3, 4, sgp.InducingPatches("kmeans"), "random", num_columns=2),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda a: type(a).__name__,
 )
@@ -192,6 +195,7 @@ def test_every_family_takes_them(approximation):
     assert q.mean.shape == (2,) and np.all(q.variance > 0)
 
 
+@pytest.mark.slow
 def test_a_hidden_layer_is_a_gp_of_patches():
     X, y = images(3, size=6)
 

@@ -330,6 +330,7 @@ def test_relaxed_training_reaches_the_collapsed_bound():
     assert_allclose(q.variance, known.variance, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_minibatches_two_functions_and_a_cold_start():
     def program(X, y=None):
         data = numpyro.plate("data", N, subsample_size=None if y is None else 5)

@@ -128,6 +128,7 @@ def test_several_sites_and_latent_functions():
     assert_moments(np.concatenate([f, draws["g"]], axis=-1), mean, variance)
 
 
+@pytest.mark.slow
 def test_gibbs_with_nuts_on_hyperparameters():
     white = whiten(sampled)
     kernel = Gibbs([(EllipticalSlice(white), ["f_white"]), (NUTS(white), None)])

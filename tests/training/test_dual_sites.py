@@ -208,6 +208,7 @@ def test_slopes_by_sites_are_those_by_expectation_parameters():
         assert_allclose(slopes.precision[i], -2.0 * symmetric, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_minibatches_with_learned_points_and_scan():
     X, y = classes(60)
     svi, guide = make(bernoulli, sgp.SVGP(5, covariance="dual"), 0.2, others=0.02)
@@ -276,6 +277,7 @@ def test_sites_that_make_no_gaussian_fade():
     assert_allclose(-result.losses[-1], best, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_close_points_in_float32():
     X, y = (a.astype(jnp.float32) for a in regression_data(200))
     grid = jnp.linspace(-2.0, 2.0, 50, dtype=jnp.float32)[:, None]

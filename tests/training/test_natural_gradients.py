@@ -41,6 +41,7 @@ def test_one_step_is_the_collapsed_optimum(whiten):
     np.testing.assert_allclose(q.variance, known.variance, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_two_sets_arrive_and_odvgp_leaves_its_second_mean_to_the_other():
     X, y = regression_data(15)
     O = jnp.array([[-0.5], [1.9]])
@@ -159,6 +160,7 @@ def test_coupled_and_diagonal_covariances_and_hyperparameters():
         assert result.params["lengthscale"] != 1.0
 
 
+@pytest.mark.slow
 def test_schedules_and_minibatches_and_float32():
     X, y = (a.astype(jnp.float32) for a in regression_data(20))
     guide = sgp.AutoSparseGP(gaussian_model, sgp.SVGP(4))
