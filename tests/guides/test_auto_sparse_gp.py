@@ -285,6 +285,7 @@ def test_batches_of_latent_functions(kind):
     assert guide.posterior(params, X[:2])["f"].mean.shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_local_latents_in_the_data_plate_share_its_minibatch():
     def model(X, y=None, batch_size=None):
         data = numpyro.plate("data", X.shape[0], subsample_size=batch_size)
@@ -385,6 +386,7 @@ def test_q_starts_at_the_prior(approximation):
 # ---- float32, jit, and size -------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_float32_training_under_x64_stays_float32():
     # NumPyro makes float64 of a Python number for a scale, and of Poisson counts.
     X, y = (a.astype(jnp.float32) for a in helpers.regression_data())
