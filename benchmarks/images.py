@@ -267,7 +267,7 @@ def main(args):
     for method in args.methods:
         places = "_places" if args.locations else ""
         name = f"{args.set}_{args.layers}_{method}{places}_{args.inducing}"
-        path = args.results / f"{name}_{args.likelihood}_{args.seed}.json"
+        path = args.results / f"{name}_{args.likelihood}_{args.steps}_{args.seed}.json"
         if path.exists() and not args.again and not args.memory:
             print(f"{path.name} is there")
             continue

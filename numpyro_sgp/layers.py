@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.kernels import extract_patches
+from numpyro_sgp.kernels.base import batch_shape_of
 from numpyro_sgp.kernels.convolutional import patch_grid
 from numpyro_sgp.means import identity, random_filters
 
@@ -89,9 +90,8 @@ def layer(
             + (" Use X[:, None] for one column." if X.ndim == 1 else "")
         )
     width = X.shape[1]
-    batch = tuple(getattr(kernel, "batch_shape", ()))
     if num_outputs is None:
-        num_outputs = batch[0] if batch else width
+        num_outputs = (*batch_shape_of(kernel), width)[0]
     num_outputs = index(num_outputs)
     if isinstance(mean, str):
         if mean != "identity":
@@ -221,7 +221,7 @@ def convolutional_layer(
 
 def _process(name, kernel, X, mean, num_functions):
     """The prior of a layer, checked."""
-    batch = tuple(getattr(kernel, "batch_shape", ()))
+    batch = batch_shape_of(kernel)
     if num_functions < 1 or batch not in ((), (1,), (num_functions,)):
         raise ValueError(
             f"Layer '{name}' is to have {num_functions} functions, but its kernel is for "

@@ -130,10 +130,17 @@ def random_filters(
     :param seed: of the weights.
     :return: a mean of patches, shape ``(num, h * w * C)``, with batch shape
         ``(num_channels,)``.
+    :raises ValueError: if ``patch_shape`` is not three numbers, or one is not positive.
 
     >>> random_filters((5, 5, 3), 10).weights.shape
     (10, 75)
     """
+    sizes = (*patch_shape, num_channels)
+    if len(sizes) != 4 or min(sizes) < 1:
+        raise ValueError(
+            f"random_filters needs a patch_shape (h, w, C) and num_channels, all positive, "
+            f"got {patch_shape!r} and {num_channels!r}."
+        )
     h, w, C = patch_shape
     limit = np.sqrt(6.0 / (h * w * (C + num_channels)))
     rng = np.random.default_rng(seed)

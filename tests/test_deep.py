@@ -552,6 +552,8 @@ def test_means_of_layers():
             lambda: sgp.layer("h", RBF(), X, 3, mean=pca(X, 2)),
             r"'h' is to have 3 functions, but its mean is for a batch of \(2,\)",
         ),
+        (lambda: random_filters((3, 3), 2), r"patch_shape \(h, w, C\)"),
+        (lambda: random_filters((3, 3, 1), 0), "all positive"),
         (lambda: pca(X, 3), "from 1 to D components"),
         (lambda: pca(X.at[0, 0].set(np.nan), 1), "finite"),
         (lambda: jax.jit(lambda X: pca(X, 1)(X))(X), "traced.*outside the model"),

@@ -12,6 +12,7 @@ from jax.scipy.linalg import solve_triangular  # noqa: E402
 
 IMPORT_S = time.perf_counter() - begin
 
+from jax_steps import JaxModel  # noqa: E402
 from serve import serve  # noqa: E402
 
 
@@ -51,7 +52,7 @@ def loss(params, X, y, N):
     return 0.5 * N * jnp.mean(terms) + kl
 
 
-class Model:
+class Model(JaxModel):
     """Trained by Adam."""
 
     def __init__(self, problem):
@@ -83,17 +84,7 @@ class Model:
 
             return jax.lax.scan(step, state, rows)
 
-        self._train = jax.jit(train, donate_argnums=0)
-        self._marginals = jax.jit(lambda params, X: marginals(params, X)[:2])
-
-    def steps(self, rows):
-        """Trains; the last loss."""
-        self.state, losses = self._train(self.state, jnp.asarray(rows), self.X, self.y)
-        return jax.block_until_ready(losses)[-1]
-
-    def predict(self, X):
-        """Mean and variance of f."""
-        return jax.block_until_ready(self._marginals(self.state[0], jnp.asarray(X)))
+        self.compile(train, lambda params, X: marginals(params, X)[:2])
 
     def noise_variance(self):
         """Of the Gaussian likelihood."""

@@ -17,6 +17,7 @@ import numpyro_sgp as sgp  # noqa: E402
 
 IMPORT_S = time.perf_counter() - begin
 
+from jax_steps import JaxModel  # noqa: E402
 from serve import serve  # noqa: E402
 
 
@@ -61,7 +62,7 @@ def approximation(problem):
     return kind(inducing=problem.Z, orthogonal=problem.O, **options)
 
 
-class Model:
+class Model(JaxModel):
     """SVGP, SOLVE-GP or ODVGP, trained by Adam or by natural gradients and Adam."""
 
     def __init__(self, problem):
@@ -89,18 +90,12 @@ class Model:
             q = self.guide.posterior(params, X)["f"]
             return q.mean, q.variance
 
-        self._train = jax.jit(train, donate_argnums=0)
-        self._moments = jax.jit(moments)
+        self.compile(train, moments)
 
-    def steps(self, rows):
-        """Trains; the last loss."""
-        self.state, losses = self._train(self.state, jnp.asarray(rows), self.X, self.y)
-        return jax.block_until_ready(losses)[-1]
-
-    def predict(self, X):
-        """Mean and variance of f."""
-        params = self.svi.get_params(self.state)
-        return jax.block_until_ready(self._moments(params, jnp.asarray(X)))
+    @property
+    def params(self):
+        """As the optimiser has them, constrained."""
+        return self.svi.get_params(self.state)
 
     def noise_variance(self):
         """Of the Gaussian likelihood."""

@@ -15,10 +15,11 @@ import optax  # noqa: E402
 
 IMPORT_S = time.perf_counter() - begin
 
+from jax_steps import JaxModel  # noqa: E402
 from serve import serve  # noqa: E402
 
 
-class Model:
+class Model(JaxModel):
     """Whitened SVGP trained by Adam."""
 
     def __init__(self, problem):
@@ -71,17 +72,7 @@ class Model:
             q = eqx.combine(arrays, static).condition(None)(X, covariance="diagonal")
             return q.mean, q.variance
 
-        self._train = jax.jit(train, donate_argnums=0)
-        self._moments = jax.jit(moments)
-
-    def steps(self, rows):
-        """Trains; the last loss."""
-        self.state, losses = self._train(self.state, jnp.asarray(rows), self.X, self.y)
-        return jax.block_until_ready(losses)[-1]
-
-    def predict(self, X):
-        """Mean and variance of f."""
-        return jax.block_until_ready(self._moments(self.state[0], jnp.asarray(X)))
+        self.compile(train, moments)
 
     def noise_variance(self):
         """Of the Gaussian likelihood."""

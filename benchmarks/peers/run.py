@@ -72,7 +72,7 @@ class Worker:
     """A process that computes when it is told to."""
 
     def __init__(self, library, log):
-        self.library = library
+        self.name = library
         environment = dict(os.environ, PYTHONPATH=f"{HERE.parents[1]}{os.pathsep}{HERE}")
         environment["JAX_PLATFORMS"] = "cpu"
         environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -95,10 +95,10 @@ class Worker:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the worker of {self.library} ended; see the log")
+            raise RuntimeError(f"the worker of {self.name} ended; see the log")
         answer = json.loads(line)
         if check and "error" in answer:
-            raise RuntimeError(f"{self.library}: {answer['error']}; see the log")
+            raise RuntimeError(f"{self.name}: {answer['error']}; see the log")
         return answer
 
     def close(self):

@@ -57,15 +57,17 @@ class TraceGP_ELBO(ELBO):
     :param expectation: :class:`GaussHermite`, :class:`MonteCarlo`,
         :class:`ScoreFunction` (for a likelihood without a gradient), or None for
         ``GaussHermite(20)`` with one latent function, ``GaussHermite(10)`` with two, and
-        ``MonteCarlo(10)`` with more (``joint=True`` where an
-        :class:`~numpyro_sgp.AutoSparseGP` found that the likelihood ties rows together).
+        ``MonteCarlo(10)`` with more, or where a GP site combines several rows of another
+        one (``joint=True`` where an :class:`~numpyro_sgp.AutoSparseGP` found that the
+        likelihood ties rows together).
     :param num_particles: number of draws of the latents beside f; mutable state is that of
         the first.
     :param vectorize_particles: as in :class:`~numpyro.infer.Trace_ELBO`.
     :param sum_sites: whether to return one number, or the negative contribution of each
         site by name (minus the expected log likelihood of an observed site, the KL of a
         GP site).
-    :raises ValueError: for quadrature over more than three latent functions, a rule on
+    :raises ValueError: for quadrature over more than three latent functions, or where
+        rows are combined or drawn together, a rule on
         marginals for a likelihood that ties rows of X together, a guide without sparse
         posteriors, or a guide that draws another minibatch than the model.
 

@@ -17,7 +17,8 @@ class Block:
     A Gaussian over one set of inducing variables, ``N(mu, S)``.
 
     :param mu: mean, shape ``(*batch, M)``.
-    :param sqrt: the lower factor of S, shape ``(*batch, M, M)``; the standard deviations
+    :param sqrt: the lower factor of S, shape ``(*batch, M, M)`` (or its rows of a larger
+        factor, ``(*batch, M, K)``, without a KL of their own); the standard deviations
         where S is diagonal, shape ``(*batch, M)``; None where S is the prior's.
     """
 
@@ -68,7 +69,7 @@ class Block:
         """
         if self.is_diagonal:
             return self.sqrt[..., None] * A
-        if self.sqrt.shape[-1] != self.size:  # the rows of a larger factor
+        if self.sqrt.shape[-1] != self.size:
             return jnp.einsum("...mk,...mn->...kn", self.sqrt, A)
         return triangular_product(self.sqrt, A, transpose=True)
 

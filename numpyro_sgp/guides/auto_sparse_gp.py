@@ -134,7 +134,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._setup_inputs = {}
         self._setup_args = None
         #: Whether the likelihood ties rows of X together; known after the set-up.
-        self.couples_rows = self._combines_rows = False
+        self.couples_rows = False
+        self._combines_rows = False  # rows of a site become one row of another
         #: Largest step of :func:`~numpyro_sgp.natural_gradients` on dual sites, once begun.
         self.natural_rate: float | None = None
 
@@ -470,6 +471,8 @@ class AutoSparseGP(autoguide.AutoGuide):
             inducing points among the inputs.
         :raises NotImplementedError: if no site has such points.
         """
+        self._check_set_up()
+        names = self._with_verdicts()
         posteriors = self.posterior(params, *args, **kwargs)
         return {
             name: assess_inducing(
@@ -478,7 +481,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                 *_points_for_verdict(q.inducing),
             )
             for name, q in posteriors.items()
-            if name in self._with_verdicts()
+            if name in names
         }
 
     def _with_verdicts(self) -> list[str]:

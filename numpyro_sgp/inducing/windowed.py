@@ -28,11 +28,10 @@ class SmoothedPoints(InducingVariables):
 
         u_m = \int f(x)\, N(x \mid z_m, \mathrm{diag}(s^2))\, dx .
 
-    With s zero they are values of f.
-
     :param points: centres z, shape ``(*batch, M, D)``, or the method that chooses them.
-    :param width: s, a number or shape ``(D,)``.
+    :param width: s, a number or shape ``(D,)``; zero for values of f.
     :raises TypeError: when used with another kernel.
+    :raises ValueError: if the width is negative, not finite or of another shape.
 
     >>> import jax.numpy as jnp
     >>> import numpyro_sgp as sgp
@@ -46,7 +45,7 @@ class SmoothedPoints(InducingVariables):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_window(self, np.greater_equal)
+        _check_window(self, least=0.0)
 
     def covariance(self, kernel, other):
         """See :meth:`InducingVariables.covariance`."""
@@ -57,13 +56,8 @@ class SmoothedPoints(InducingVariables):
             return NotImplemented
         else:
             points, squared = other, jnp.square(self.width)
-        smoothed = [
-            _smoothed(variance, lengthscale, squared)
-            for variance, lengthscale in _rbf_parts(
-                kernel, self.shape[-1], "SmoothedPoints"
-            )
-        ]
-        return sum(part(self.points, points) for part in smoothed)
+        parts = _rbf_parts(kernel, self.shape[-1], "SmoothedPoints")
+        return sum(_smoothed(*part, squared)(self.points, points) for part in parts)
 
 
 class FourierFeatures(InducingVariables):
@@ -86,6 +80,8 @@ class FourierFeatures(InducingVariables):
     :param width: s, a number or shape ``(D,)``: at least the standard deviation of X.
     :param centre: c, a number or shape ``(D,)``.
     :raises TypeError: when used with another kernel.
+    :raises ValueError: if the width is not positive, width or centre are not finite or of
+        another shape, or points have no column for the phase.
 
     >>> import jax.numpy as jnp
     >>> import numpyro_sgp as sgp
@@ -101,7 +97,7 @@ class FourierFeatures(InducingVariables):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_window(self, np.greater)
+        _check_window(self, least=np.finfo(np.float32).tiny, centre=self.centre)
 
     def covariance(self, kernel, other):
         """See :meth:`InducingVariables.covariance`."""
@@ -124,9 +120,8 @@ class FourierFeatures(InducingVariables):
         """Draws of the spectral density, each with both phases."""
         dim, scales, weights = X.shape[-1], [], []
         for variance, lengthscale in _rbf_parts(kernel, dim, "FourierFeatures"):
-            weight = np.broadcast_to(variance, np.shape(lengthscale)[:-1])
             scales.append(np.asarray(lengthscale, float).reshape(-1, dim))
-            weights.append(np.asarray(weight, float).ravel())
+            weights.append(np.asarray(variance, float).ravel())
         scales, weights = np.concatenate(scales), np.concatenate(weights)
         scale = scales[rng.choice(len(scales), _DRAWS, p=weights / weights.sum())]
         frequencies = rng.normal(size=(_DRAWS, dim)) / scale
@@ -169,20 +164,16 @@ class FourierFeatures(InducingVariables):
         return 0.5 * (variance * jnp.prod(near, axis=-1))[..., None, None] * values
 
 
-def _check_window(kind, comparison):
-    """Refuses a known window that is none."""
-    name, width = type(kind).__name__, kind.width
-    centre = getattr(kind, "centre", 0.0)
-    if not all(map(not_jax_tracer, (width, centre))):
+def _check_window(kind, least, centre=0.0):
+    """Refuses a known window that is none, or is narrower than ``least``."""
+    if not (not_jax_tracer(kind.width) and not_jax_tracer(centre)):
         return
-    known = np.asarray(width), np.asarray(centre)
-    if max(known[0].ndim, known[1].ndim) > 1 or not (
-        np.all(np.isfinite(known[0]) & comparison(known[0], 0))
-        and np.all(np.isfinite(known[1]))
-    ):
+    width, centre = np.asarray(kind.width), np.asarray(centre)
+    finite = np.isfinite(width).all() and np.isfinite(centre).all()
+    if not finite or np.any(width < least) or max(width.ndim, centre.ndim) > 1:
         raise ValueError(
-            f"{name}: width must be positive, and it and the centre finite, numbers or of "
-            f"shape (D,), got {width!r} and {centre!r}."
+            f"{type(kind).__name__}: width must be positive, and it and the centre finite, "
+            f"numbers or of shape (D,), got {width} and {centre}."
         )
 
 
@@ -190,7 +181,8 @@ def _rbf_parts(kernel: Any, dim: int, kind: str) -> Iterator[tuple[Array, Array]
     """Variance, ``(*batch,)``, and lengthscales, ``(*batch, D)``, of each RBF summand."""
     if isinstance(kernel, Scaled):
         for variance, lengthscale in _rbf_parts(kernel.kernel, dim, kind):
-            yield kernel.scale * variance, lengthscale
+            variance = kernel.scale * variance
+            yield variance, jnp.broadcast_to(lengthscale, (*variance.shape, dim))
     elif isinstance(kernel, Sum):
         yield from _rbf_parts(kernel.left, dim, kind)
         yield from _rbf_parts(kernel.right, dim, kind)
@@ -201,11 +193,11 @@ def _rbf_parts(kernel: Any, dim: int, kind: str) -> Iterator[tuple[Array, Array]
             "ordinary points."
         )
     else:
-        lengthscale = jnp.asarray(kernel.lengthscale)
-        if lengthscale.ndim <= len(kernel.batch_shape):
+        batch, lengthscale = kernel.batch_shape, jnp.asarray(kernel.lengthscale)
+        if lengthscale.ndim <= len(batch):
             lengthscale = lengthscale[..., None]
-        lengthscale = jnp.broadcast_to(lengthscale, (*kernel.batch_shape, dim))
-        yield jnp.asarray(kernel.variance), lengthscale
+        variance = jnp.broadcast_to(kernel.variance, batch)
+        yield variance, jnp.broadcast_to(lengthscale, (*batch, dim))
 
 
 def _smoothed(variance: Array, lengthscale: Array, squared_width: ArrayLike) -> RBF:

@@ -64,7 +64,7 @@ def jittered_cholesky(
     mended is NaN. Derivatives are those of the Cholesky factor of the matrix that was
     factorised, and do not factorise again.
 
-    :param K: symmetric matrices, shape ``(*batch, M, M)``.
+    :param K: symmetric matrices, shape ``(*batch, M, M)``, whose derivatives are too.
     :param jitter: first relative jitter; :func:`default_jitter` of the dtype if None.
     :param scale: the size :math:`s` that jitter is relative to, shape ``(*batch,)``; the
         mean diagonal of ``K`` if None. Residual covariances, whose diagonal may vanish,
@@ -122,7 +122,7 @@ def whitened_solve(
     Where a mesh of devices is set (``jax.set_mesh``), over which the columns of B can be
     split evenly, each device solves for its own.
 
-    :param K: symmetric matrices, shape ``(*batch, M, M)``.
+    :param K: symmetric matrices, shape ``(*batch, M, M)``, whose derivatives are too.
     :param B: shape ``(*batch, M, N)``, batch dimensions broadcast.
     :param jitter: first relative jitter; :func:`default_jitter` of the dtype if None.
     :return: the factor L and the jitter, as :func:`jittered_cholesky`, and A, of shape

@@ -166,6 +166,19 @@ def test_windows_that_are_none_are_told(make):
         make()
 
 
+@pytest.mark.parametrize("kind", [SmoothedPoints, FourierFeatures])
+def test_scales_of_functions_are_not_lengthscales_of_columns(kind):
+    """Two scales beside two columns: as many functions as columns."""
+    scales, one = jnp.array([1.0, 3.0]), RBF(1.0, jnp.array([0.7, 1.2]))
+    Z = kind(jnp.ones((3, 2 + (kind is FourierFeatures))), 0.5)
+    X = jnp.array([[0.3, -0.2], [1.0, 0.4]])
+    for covariance in (inducing_covariance, lambda *a: cross_covariance(*a, X)):
+        expected = scales[:, None, None] * covariance(one, (Z,))
+        assert_allclose(covariance(one * scales, (Z,)), expected, rtol=1e-12)
+    rows = Z.with_points("kmeans").candidates(one * scales, X, np.random.default_rng(0))
+    assert rows.shape[-1] == Z.shape[-1]
+
+
 def test_fourier_features_without_frequency_are_smoothed_points():
     kernel, X = RBF(1.3, 0.7), jnp.linspace(-1.0, 1.0, 5)[:, None]
     Z = FourierFeatures(jnp.zeros((1, 2)), 0.6, 0.4)
