@@ -40,6 +40,7 @@ SCRIPTS = {
     "GPflow": "peer_gpflow.py",
     "GPyTorch": "peer_gpytorch.py",
 }
+ON_JAX = ("ours", "naive", "GPJax")
 PEERS = ("GPJax", "GPflow", "GPyTorch")
 PARTS = ("steps", "orthogonal", "time_to_nlpd", "startup", "memory", "predict", "mcmc")
 DIM = 9
@@ -79,6 +80,10 @@ class Worker:
         # Work-arounds for old builds of OpenBLAS would slow the present ones.
         for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
             environment.pop(name, None)
+        if library in ON_JAX:
+            # OpenBLAS factorises and solves for JAX; its threads wait in a loop for work,
+            # on cores that JAX's own threads need. See docs/speed.md.
+            environment.setdefault("OPENBLAS_NUM_THREADS", "1")
         self.process = subprocess.Popen(
             [python_of(library), HERE / SCRIPTS[library]],
             stdin=subprocess.PIPE,
@@ -190,7 +195,8 @@ def measure(part, title, methods, M, dtype, args):
     """
     if part.has(title, [*methods, "product"]):
         return
-    steps = max(2, min(100, round(args.scale * 40 * (512 / M) ** 3)))
+    # A call costs some tenths of a step by itself, so that a few steps are too few.
+    steps = max(4, min(100, round(args.scale * 64 * (512 / M) ** 3)))
     with tempfile.TemporaryDirectory() as folder, Workers(args.log) as workers:
         runs, first = [], {}
         for called, (library, method, batch) in methods.items():

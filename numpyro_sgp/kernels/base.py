@@ -509,7 +509,11 @@ def _mend(name: str, shape: tuple[int, ...]) -> str:
 
 def inner_products(X1: Array, X2: Array) -> Array:
     """``x · y`` for all pairs, shape ``(*b, N1, N2)``, in full precision."""
-    return jnp.matmul(X1, jnp.swapaxes(X2, -1, -2), precision=PRECISION)
+    # As an array of its own, since a product that contracts the first axes of both factors
+    # (the derivative with respect to X2, if XLA folds the transpose into the product) takes
+    # ten times as long where one has few columns.
+    columns = jax.lax.optimization_barrier(jnp.swapaxes(X2, -1, -2))
+    return jnp.matmul(X1, columns, precision=PRECISION)
 
 
 def squared_distances(X1: Array, X2: Array | None = None) -> Array:

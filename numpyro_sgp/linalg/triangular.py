@@ -28,8 +28,8 @@ def solve_lower(L: Array, B: Array, transpose: bool = False) -> Array:
     """
     dtype = jnp.promote_types(L.dtype, B.dtype)
     L, B = L.astype(dtype), B.astype(dtype)
-    # LAPACK orders matrices by columns and XLA by rows: solving for the transpose costs
-    # nothing, and spares copies that cost as much as the solve.
+    # LAPACK orders matrices by columns and XLA by rows: solving for the transpose, with the
+    # transpose of L, costs nothing, and spares copies that cost as much as the solve.
     batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
     if L.ndim == 2 and B.ndim > 2:
         # One solve with all right-hand sides rather than a copy of L for each.
@@ -37,9 +37,7 @@ def solve_lower(L: Array, B: Array, transpose: bool = False) -> Array:
     else:
         L = jnp.broadcast_to(L, (*batch, *L.shape[-2:]))
         rows = jnp.broadcast_to(B, (*batch, *B.shape[-2:])).mT
-    out = lax.linalg.triangular_solve(
-        L, rows, left_side=False, lower=True, transpose_a=not transpose
-    )
+    out = lax.linalg.triangular_solve(L.mT, rows, left_side=False, transpose_a=transpose)
     return out.reshape(*batch, B.shape[-1], B.shape[-2]).mT
 
 
@@ -101,8 +99,8 @@ def _half_congruence(L, K, size):
     """
     if L.shape[-1] <= size:
         # The order of sides and transposes that needs no copies, as in `solve_lower`.
-        solve = partial(lax.linalg.triangular_solve, L, lower=True)
-        G = solve(solve(K.mT, left_side=False, transpose_a=True), left_side=True).mT
+        solve = partial(lax.linalg.triangular_solve, L.mT)
+        G = solve(solve(K.mT, left_side=False), left_side=True, transpose_a=True).mT
         return (jnp.triu(G) - 0.5 * G * jnp.eye(L.shape[-1], dtype=L.dtype)).mT
     (L1, _, L21, L2), (K1, K12, _, K2) = _quarters(L), _quarters(K)
     G1 = _half_congruence(L1, K1, size)
