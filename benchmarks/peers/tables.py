@@ -26,7 +26,8 @@ parameters, inducing points and noise too. Batches are rows gathered from arrays
 by the same indices: what the libraries' data loaders add is left out. Each is used as
 its documentation advises: GPflow in a `tf.function`, GPyTorch as PyTorch runs it, with its
 default of factors in double precision, GPJax by the step of its `fit` in a loop that is
-compiled once (its `fit` compiles at every call)."""
+compiled once (its `fit` compiles at every call). Ours, the plain JAX and GPJax run with
+`OPENBLAS_NUM_THREADS=1`, see [below](#threads)."""
 
 VERSIONS = "GPflow 2.11.2, GPyTorch 1.15.2, GPJax 1.0.0"
 

@@ -152,6 +152,7 @@ def exact_guide(X=X):
     return guide
 
 
+@pytest.mark.slow
 def test_float32_tells_the_same():
     with jax.enable_x64(False):
         X32, y32 = X.astype(jnp.float32), y.astype(jnp.float32)

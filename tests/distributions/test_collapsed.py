@@ -227,6 +227,7 @@ def test_inducing_points_at_the_inputs_are_exact():
             np.testing.assert_allclose(marginal.posterior_mean(y, X_new), mean, 1e-6)
 
 
+@pytest.mark.slow
 def test_posterior_is_the_best_of_the_uncollapsed_bound():
     X, y = regression_data(15)
     Z, O = X[:3], X[3:7]

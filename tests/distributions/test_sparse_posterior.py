@@ -295,7 +295,12 @@ VARIANCES, LENGTHSCALES = np.array([1.3, 0.4, 2.0]), np.array([0.7, 1.1, 0.5])
 
 @pytest.mark.parametrize(
     ("separate", "batch_kernel", "whiten"),
-    [(True, True, False), (False, True, True), (True, False, True), (False,) * 3],
+    [
+        (True, True, False),
+        (False, True, True),
+        pytest.param(True, False, True, marks=pytest.mark.slow),
+        pytest.param(False, False, False, marks=pytest.mark.slow),
+    ],
 )
 def test_each_function_of_a_batch_is_as_if_alone(separate, batch_kernel, whiten):
     rng = np.random.default_rng(0)

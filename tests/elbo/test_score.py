@@ -162,6 +162,7 @@ def test_a_black_box_is_called_once_in_a_step(boxed):
     assert len(shapes) == 1
 
 
+@pytest.mark.slow
 def test_minibatches_are_scaled(one):
     ((value,), gradient), _ = one
     values, gradients = losses_and_gradients(

@@ -67,7 +67,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "tight"),
     [
-        ("svgp", "diagonal"),
+        pytest.param("svgp", "diagonal", marks=SLOW),
         ("solve", "block"),
         ("odvgp", "diagonal"),
         pytest.param("svgp", "block", marks=SLOW),
@@ -266,6 +266,7 @@ def test_sites_and_lbfgs_take_tight_bounds():
     np.testing.assert_allclose(-result.losses[-1], best, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_float32_trains():
     X, y = (a.astype(jnp.float32) for a in regression_data(20))
     for tight in ("block", "scalar"):

@@ -268,7 +268,9 @@ def latents(kind):
     return model
 
 
-@pytest.mark.parametrize("kind", ["kernel", "plate", "expand", "event"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("kernel", marks=pytest.mark.slow), "plate", "expand", "event"]
+)
 def test_batches_of_latent_functions(kind):
     X, y = helpers.regression_data()
     model = latents(kind)
@@ -791,6 +793,7 @@ def test_guides_and_whitened_models_pickle():
     )
 
 
+@pytest.mark.slow
 def test_base_guides_without_a_median_and_by_a_function():
     X, y = helpers.count_data()
 

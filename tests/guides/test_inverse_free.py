@@ -409,6 +409,7 @@ def test_two_layers(bound):
     assert set(guide.posterior(params, X)) == {"f1", "f2"}
 
 
+@pytest.mark.slow
 def test_several_particles_keep_the_state():
     def program(X, y):
         ell = numpyro.sample("ell", dist.LogNormal(0.0, 0.3))

@@ -138,7 +138,9 @@ def test_expectation_over_a_likelihood_that_is_not_gaussian():
     assert_allclose(got, prior + expected.sum(), rtol=1e-8)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)]
+)
 def test_gradients_are_finite_where_nothing_is_left_over(dtype):
     inputs, y = jnp.asarray(X, dtype), jnp.round(jnp.exp(Y)).astype(dtype)
     inputs = jnp.concatenate([inputs, inputs[:2]])  # and with rows that repeat

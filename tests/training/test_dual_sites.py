@@ -142,7 +142,7 @@ def test_hyperparameters_descend_at_fixed_sites():
     assert_allclose(-slope, (up - down) / (2 * h), rtol=1e-5)
 
 
-@pytest.mark.parametrize("indefinite", [False, True])
+@pytest.mark.parametrize("indefinite", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_derivative_by_the_factor_is_the_plain_one(indefinite):
     """Against finite differences, where a site is cut too: of what is left of it."""
     rng = np.random.default_rng(0)
@@ -253,6 +253,7 @@ def test_likelihoods_that_are_not_log_concave_stay_gaussian():
     assert jnp.isfinite(losses).all() and losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_variances_above_the_prior_are_found():
     """One far response in which the likelihood is convex: as full finds it."""
     X, y = jnp.array([[0.0], [4.0]]), jnp.array([5.0, 0.0])
@@ -308,6 +309,7 @@ def test_close_points_in_float32():
     assert loss < losses[0]
 
 
+@pytest.mark.slow
 def test_two_functions_with_kernels_and_points_of_their_own():
     X, y = regression_data(12)
 

@@ -137,6 +137,7 @@ def test_likelihoods_that_are_not_log_concave_stay_gaussian():
     assert jnp.isfinite(losses).all() and losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_coupled_and_diagonal_covariances_and_hyperparameters():
     X, y = regression_data(12)
 
