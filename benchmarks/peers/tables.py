@@ -65,8 +65,9 @@ pass does not go through L. By way of it, as automatic differentiation would, dL
 takes the place of dPhi, and L^T dL is one product more (8 for 2M points).
 
 On a CPU the triangles of S and Phi are used too (`numpyro_sgp/linalg/triangular.py`):
-from 385 rows on in float32 and 513 in float64, products with them and L^-T Phi L^-1 are
-taken by up to four blocks a side, and blocks that are zero are left out. With all that
+from 385 rows on in float32 and 513 in float64 and, in products, for more than 384 columns,
+products with them and L^-T Phi L^-1 are taken by up to four blocks a side, and blocks that
+are zero are left out. With all that
 triangles can save, which blocks come near, the rows above are
 
 | | operations | SVGP M | SVGP 2M | SOLVE-GP M + M | ODVGP M + M |

@@ -1,5 +1,6 @@
 """Checkpoints of training as plain files."""
 
+import io
 import json
 import os
 import warnings
@@ -32,6 +33,7 @@ class Checkpoints:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.identity = identity
+        self._unreadable = set()
         for part in self.folder.glob("step-*.part"):  # of a training that was killed
             part.unlink(missing_ok=True)
 
@@ -49,7 +51,9 @@ class Checkpoints:
             os.fsync(file.fileno())
         os.replace(part, path)
         _sync_folder(self.folder)
-        for old in self._paths()[_KEPT:]:
+        # What is newer than this one could not be read: it was not gone on from.
+        whole = [p for p in self._paths() if p <= path and p not in self._unreadable]
+        for old in set(self._paths()) - set(whole[:_KEPT]):
             old.unlink(missing_ok=True)
 
     def load(self, like):
@@ -58,10 +62,12 @@ class Checkpoints:
 
         :param like: a tree of the same structure.
         :raises ValueError: if it is that of another training.
+        :raises OSError: if the system does not let it be read.
         """
         for path in self._paths():
+            content = path.read_bytes()
             try:
-                with open(path, "rb") as opened, np.load(opened) as file:
+                with np.load(io.BytesIO(content)) as file:
                     found = dict(file)
                 identity = json.loads(str(found.pop("identity")))
             except _UNREADABLE as error:
@@ -71,6 +77,7 @@ class Checkpoints:
                     UserWarning,
                     stacklevel=find_stack_level(),
                 )
+                self._unreadable.add(path)
                 continue
             self._check(identity)
             leaves, structure = jax.tree.flatten(like)

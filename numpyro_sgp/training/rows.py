@@ -193,7 +193,7 @@ class Rows:
             for taken, array in zip(found, self._arrays, strict=True):
                 taken[some] = array[rows[some]]
             for file in self._files:
-                _release(file)
+                _release(*file)
         return tuple(found)
 
     def identity(self) -> dict:
@@ -243,20 +243,31 @@ class Batches:
             )
         batch = (batch,) if hasattr(batch, "shape") else tuple(batch)
         shapes = [np.shape(a) for a in batch]
+        self._check(shapes, batch)
+        self._shapes = shapes
+        self._count += 1
+        return batch
+
+    def _check(self, shapes, batch):
+        """Puts a batch that cannot be used back, for the next to find it, and tells."""
+        told = self._fault(shapes)
+        if told:
+            self._iterator = itertools.chain([batch], self._iterator)
+            raise ValueError(told)
+
+    def _fault(self, shapes):
         if () in shapes or len({shape[0] for shape in shapes}) != 1:
-            raise ValueError(
+            return (
                 "Each batch of data must be a tuple of arrays with the same number of "
                 f"rows, got shapes {shapes}."
             )
         if shapes != (self._shapes or shapes):
-            raise ValueError(
+            return (
                 f"Batch {self._count + 1} of data has arrays of shapes {shapes}, but those "
                 f"of the first have {self._shapes}. Have the loader drop a last, smaller "
                 "batch."
             )
-        self._shapes = shapes
-        self._count += 1
-        return batch
+        return None
 
     def _put_back(self, batches):
         self._iterator = itertools.chain(batches, self._iterator)
@@ -328,26 +339,30 @@ def whole_batches(data, size: int, devices: Devices) -> Iterator[tuple[tuple, np
 
 
 def _filled(rows, shape):
-    """Rows as ``(steps, batch_size, ...)``, with zeros at the end."""
+    """Rows as ``(steps, batch_size, ...)``, with zeros at the end if there are too few."""
+    if len(rows) == shape[0] * shape[1]:
+        return rows.reshape(*shape, *rows.shape[1:])
     out = np.zeros((shape[0] * shape[1], *rows.shape[1:]), rows.dtype)
     out[: len(rows)] = rows
     return out.reshape(*shape, *rows.shape[1:])
 
 
 def _file_of(array):
-    """The memory map that an array looks into, or None."""
-    while array is not None and not isinstance(array, np.memmap):
+    """
+    The memory map that an array looks into and how it was opened, or None. A copy of a
+    part of a file is a ``np.memmap`` too, but looks into none.
+    """
+    mode = None
+    while array is not None and not isinstance(array, mmap.mmap):
+        mode = array.mode if isinstance(array, np.memmap) else mode
         array = getattr(array, "base", None)
-    return array
+    return None if array is None else (array, mode)
 
 
-def _release(file):
+def _release(pages, mode):
     """
     Gives pages of a file back, which the system keeps as its cache: resident memory would
     otherwise grow to the size of the file. Only where nothing can be lost.
     """
-    pages = file.base
-    while not isinstance(pages, mmap.mmap):
-        pages = pages.base
-    if file.mode == "r" and hasattr(mmap, "MADV_DONTNEED"):
+    if mode == "r" and hasattr(mmap, "MADV_DONTNEED"):
         pages.madvise(mmap.MADV_DONTNEED)

@@ -1,6 +1,7 @@
 """Training on minibatches from data that need not fit into memory."""
 
 import time
+import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -112,7 +113,8 @@ def fit(
         their device. Or an iterable of batches, each a tuple of arrays of the same shapes
         (a grain ``DataLoader``, say), which is begun again at its end unless it is an
         iterator. Its owner sees to the order; to resume, as many batches as were trained
-        on are left out.
+        on are left out. Up to three chunks that were read ahead are lost when training
+        stops early.
     :param num_steps: number of steps, those before a resumption too.
     :param args: further arguments of the model, such as the number of rows.
     :param batch_size: rows of a batch; None for an iterable.
@@ -192,6 +194,7 @@ def fit(
             {
                 "parameters and state": _shapes(training.record()),
                 "rng_key": key_data.tolist(),
+                "held-out data": [_checksum(a) for a in validation or ()],
                 **source.identity(),
             },
         )
@@ -199,7 +202,8 @@ def fit(
             placed = {name: devices.copy(record[name]) for name in ("state", "best")}
             training.set(**{**record, **placed})
     begin = training.step
-    if validation and begin and begin % every == 0 and begin not in training.nlpd_steps:
+    due = begin and (begin % every == 0 or begin == num_steps)
+    if validation and due and begin not in training.nlpd_steps:
         training.validate()  # it was interrupted
     if begin >= num_steps or training.out_of_patience(patience):
         return training.result()
@@ -236,10 +240,12 @@ def fit(
             raise
         with suppress(OSError):  # the result is more than its file
             save()
+        kept = checkpoints is not None and saved == training.step
+        kept = " (and in the newest checkpoint)" if kept else ""
         raise FitInterrupted(
             f"Training stopped after {training.step} of {num_steps} steps by "
             f"{type(error).__name__}: {error}\nThe last good state is in the attribute "
-            "'result' of this error (and in the newest checkpoint); go on from it with "
+            f"'result' of this error{kept}; go on from it with "
             "init_state=error.result.state.",
             training.result(),
         ) from error
@@ -276,7 +282,7 @@ class _Training:
                 block,
                 self.source.on_device,
                 self.arrays,
-                static=self.static,
+                static=(self.source.total_rows, self.static),
             )
         state, done, losses, loss, finite = out
         done = int(done)
@@ -368,6 +374,7 @@ def _train(svi, state, length, block, data, arrays, *, static):
     :return: the last good state, how many steps led to it, their losses, and of the step
         after it the loss and which parameters are finite.
     """
+    num_rows, static = static
     args, kwargs = join_static(arrays, static)
     chunk, batch_size = jax.tree.leaves(block)[0].shape[:2]
     dtype = jnp.result_type(float)
@@ -381,7 +388,7 @@ def _train(svi, state, length, block, data, arrays, *, static):
         batch = jax.tree.map(lambda a: a[done], block)
         if data:
             batch = tuple(a[batch] for a in data)
-        with _GivenRows(batch_size):
+        with _GivenRows(batch_size, num_rows):
             new, loss = svi.update(state, *batch, *args, **kwargs)
         finite = _finite(svi.optim.get_params(new.optim_state))
         good = jnp.isfinite(loss) & jnp.all(jnp.array(list(finite.values())))
@@ -418,17 +425,20 @@ class _GivenRows(Messenger):
     """
     Numbers the rows of a batch that is given from outside. A plate would draw them from all
     N, which are an array of that length where nothing is compiled.
+
+    :param batch_size: rows of the batch.
+    :param num_rows: N, if it is known: plates of other sizes draw their own.
     """
 
-    def __init__(self, num_rows):
-        self.num_rows = num_rows
+    def __init__(self, batch_size, num_rows):
+        self.batch_size, self.num_rows = batch_size, num_rows
         super().__init__()
 
     def process_message(self, msg):
         if msg["type"] == "plate" and msg["value"] is None:
             size, subsample_size = msg["args"]
-            if subsample_size == self.num_rows != size:
-                msg["value"] = jnp.arange(self.num_rows)
+            if subsample_size == self.batch_size != size == (self.num_rows or size):
+                msg["value"] = jnp.arange(self.batch_size)
 
 
 def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwargs):
@@ -441,7 +451,7 @@ def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwarg
     _check_scale(svi, source, batch, args, kwargs)
     if init_state is not None and svi.constrain_fn is not None:
         return init_state
-    with _GivenRows(source.batch_size):
+    with _GivenRows(source.batch_size, source.total_rows):
         state = svi.init(rng_key, *batch, *args, init_params=init_params, **kwargs)
     return state if init_state is None else init_state
 
@@ -454,7 +464,7 @@ def _check_scale(svi, source, batch, args, kwargs):
 
     def run(batch):
         with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
-            with _GivenRows(source.batch_size):
+            with _GivenRows(source.batch_size, source.total_rows):
                 svi.model(*batch, *args, **kwargs, **svi.static_kwargs)
         for name, site in trace.items():
             if site["type"] == "sample" and site["is_observed"]:
@@ -495,6 +505,12 @@ def _check_options(svi, num_steps, validation, every, patience, chunk):
         )
 
 
+def _checksum(array):
+    """Of values, types and shape."""
+    array = np.asarray(array)
+    return [zlib.crc32(np.ascontiguousarray(array)), str(array.dtype), *array.shape]
+
+
 def _shapes(tree):
     """Shapes and dtypes of a tree of arrays, but for those that grow."""
     leaves = jax.tree_util.tree_leaves_with_path((tree["state"], tree["best"]))
@@ -514,9 +530,16 @@ def _steps(begin, end, chunk, every):
 
 def _read_ahead(pool, source, steps, chunk):
     """Blocks of batches, which a thread reads before they are needed."""
+    # Where they are set for a block of code, they are set for its thread alone.
+    x64, device = jax.config.jax_enable_x64, jax.config.jax_default_device
+
+    def read(start, stop):
+        with jax.enable_x64(x64), jax.default_device(device):
+            return source.block(start, stop, chunk)
+
     waiting = deque()
     for start, stop in steps:
-        waiting.append((start, stop, pool.submit(source.block, start, stop, chunk)))
+        waiting.append((start, stop, pool.submit(read, start, stop)))
         if len(waiting) > _AHEAD:
             yield _ready(*waiting.popleft())
     while waiting:

@@ -166,6 +166,10 @@ def test_arrays_files_and_devices_train_alike(plain, data, tmp_path):
     files = tuple(np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "Xy")
     assert_same(fit(plain, files, 20), known)
     assert_allclose(fit(plain, tuple(map(jnp.asarray, data)), 20).losses, known.losses)
+    # Copies of files are of their class.
+    copies = tuple(file.astype(np.float32).astype(float) for file in files)
+    assert all(isinstance(copy, np.memmap) for copy in copies)
+    assert_allclose(fit(plain, copies, 20).losses, known.losses, rtol=1e-6)
     source = Rows(files, 7, 3, (0,))
     for found, array in zip(source.batch(5), data, strict=True):
         assert_array_equal(found, array[source.rows(5, 6)])
@@ -185,8 +189,38 @@ def test_iterators_keep_their_order(plain, data):
     with pytest.raises(sgp.FitInterrupted, match="ended after 6 batches") as caught:
         fit(plain, iter(batches), 15)
     assert len(caught.value.result.losses) == 4  # the chunk before
-    with pytest.raises(sgp.FitInterrupted, match="smaller batch"):
-        fit(plain, [*batches, (X[:5], y[:5])], 15)
+    for broken in ([*batches, (X[:5], y[:5])], iter([*batches[:5], (X[:5], y[:5])])):
+        with pytest.raises(sgp.FitInterrupted, match="smaller batch"):
+            fit(plain, broken, 15)
+
+
+def test_only_the_plate_of_the_rows_has_the_rows_of_the_batch(data):
+    def groups(X, y, num_rows):
+        levels = numpyro.param("levels", jnp.zeros(40))
+        with numpyro.plate("groups", 40, subsample_size=len(X)) as index:
+            numpyro.factor("prior", -(levels[index] ** 2) + levels[index])
+        line(X, y, num_rows)
+
+    svi = SVI(groups, no_latents, optax.sgd(0.1), Trace_ELBO())
+    levels = fit(svi, data, 60).params["levels"]
+    assert (levels > 0.1).all()  # each was drawn at least once
+
+
+def test_nothing_has_the_length_of_all_rows(svi, data):
+    N = 10**12
+    svi.guide.setup(*data)  # which would draw rows from an array of that length
+    result = fit(svi, [tuple(a[:7] for a in data)], 1, num_rows=N)
+    assert np.isfinite(result.losses).all()
+
+
+def test_a_precision_set_for_a_block_of_code_reaches_the_reader(plain, data):
+    known = fit(plain, data, 10)
+    jax.config.update("jax_enable_x64", False)
+    try:
+        with jax.enable_x64(True):
+            assert_same(fit(plain, data, 10), known)
+    finally:
+        jax.config.update("jax_enable_x64", True)
 
 
 def test_state_that_is_not_a_parameter_is_carried(data):
@@ -319,6 +353,22 @@ def test_a_longer_training_goes_on_from_a_shorter(plain, data, tmp_path):
     assert_same(fit(plain, batches, 30, checkpoint=folder), fit(plain, batches, 30))
 
 
+def test_a_broken_checkpoint_is_replaced_and_no_good_one_is_lost(plain, data, tmp_path):
+    fit(plain, data, 30, checkpoint=tmp_path, save_every=0.0)
+    older, newer = sorted(tmp_path.glob("*.npz"))
+    newer.write_bytes(newer.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match="cannot be read"):
+        fit(plain, data, 34, checkpoint=tmp_path)
+    assert steps_of(older) == 28
+    assert [steps_of(p) for p in sorted(tmp_path.glob("*.npz"))] == [28, 34]
+    # All broken: training begins anew, with checkpoints of fewer steps than theirs.
+    for path in tmp_path.glob("*.npz"):
+        path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="cannot be read"):
+        fit(plain, data, 8, checkpoint=tmp_path, save_every=0.0)
+    assert [steps_of(p) for p in sorted(tmp_path.glob("*.npz"))] == [4, 8]
+
+
 def test_checkpoints_of_another_training_are_refused(plain, data, tmp_path):
     fit(plain, data, 5, checkpoint=tmp_path)
     other = (data[0], data[1] + 1.0)
@@ -394,18 +444,24 @@ def test_the_user_may_interrupt(plain, data, tmp_path, monkeypatch):
     assert go_on.losses[0] < caught.value.result.losses[0]
 
 
-def test_an_interrupted_validation_is_made_up_for(svi, data, tmp_path, monkeypatch):
-    options = {"validation": (data[0][:9], data[1][:9]), "every": 10}
+@pytest.mark.parametrize("num_steps", [20, 10])
+def test_an_interrupted_validation_is_made_up_for(
+    svi, data, tmp_path, monkeypatch, num_steps
+):
+    options = {
+        "validation": (data[0][:9], data[1][:9]),
+        "every": 10 if num_steps > 10 else 7,
+    }
 
     def stop(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr("numpyro_sgp.training.train.whole_batches", stop)
-        with pytest.raises(sgp.FitInterrupted, match="after 10 of 20 steps"):
-            fit(svi, data, 20, checkpoint=tmp_path, **options)
-    resumed = fit(svi, data, 20, checkpoint=tmp_path, **options)
-    assert_same(resumed, fit(svi, data, 20, **options))
+        with pytest.raises(sgp.FitInterrupted, match="in the newest checkpoint"):
+            fit(svi, data, num_steps, checkpoint=tmp_path, **options)
+    resumed = fit(svi, data, num_steps, checkpoint=tmp_path, **options)
+    assert_same(resumed, fit(svi, data, num_steps, **options))
 
 
 def test_the_bar_shows_elbo_and_nlpd(svi, data, capsys):
