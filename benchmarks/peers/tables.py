@@ -28,7 +28,7 @@ its documentation advises: GPflow in a `tf.function`, GPyTorch as PyTorch runs i
 default of factors in double precision, GPJax by the step of its `fit` in a loop that is
 compiled once (its `fit` compiles at every call). In float32, where its default is too small
 for these data, jitter is 1e-4 in GPJax and 1e-5 in GPflow. Ours, the plain JAX and GPJax run with
-`OPENBLAS_NUM_THREADS=1`, see [below](#threads)."""
+`OPENBLAS_NUM_THREADS=1`, see [Threads](#threads)."""
 
 VERSIONS = "GPflow 2.11.2, GPyTorch 1.15.2, GPJax 1.0.0"
 
@@ -85,19 +85,10 @@ what a step of SOLVE-GP M + M costs of one of SVGP 2M where all run at the same 
 23.33 / 29.33 = 0.80 with dense products and 14.33 / 17.33 = 0.83 with triangular ones;
 forward 0.73 and 0.81. Both steps are faster for it, SVGP's by more.
 
-Measured on one core, in units of the product (20 ms at 1024 in float32, 44 ms in float64),
-with those steps and steps of dense products in turn, medians of CPU time, D = 9:
-
-| | dense products | triangles by blocks |
-|---|---|---|
-| SVGP 512, float32 | 11.5 | 9.2 |
-| SVGP 1024, float32 | 10.7 | 8.4 |
-| SVGP 2048, float32 | 8.0 | 6.2 |
-| SVGP 512, float64 | 10.5 | 10.4 |
-| SVGP 1024, float64 | 9.6 | 8.0 |
-| SOLVE-GP 1024 + 1024 / SVGP 2048, float32 | 0.80 | 0.91 |
-
-(batch = M, and 1024 rows in the last line). Steps of both are shorter, by 0.86 and 0.78."""
+What is measured above is more than this arithmetic: LAPACK's solves run slower than
+products, matrices change between LAPACK's order by columns and XLA's by rows, and n^2 + n B
+kernel entries, their derivatives and Adam are elementwise. That part SOLVE-GP M + M and SVGP
+2M have in common, so the measured ratio is nearer to one than the counted."""
 
 
 def median(values, digits=1):
@@ -161,8 +152,8 @@ def threads(kept):
         "OpenBLAS wait in a loop for the next one, some hundredths of a second, on cores that",
         "the threads of XLA need for everything else. With few cores it is faster without",
         "them: `OPENBLAS_NUM_THREADS=1` in the environment, before Python starts. With many,",
-        "where factorisations gain from threads, `OPENBLAS_THREAD_TIMEOUT=4` keeps them and",
-        "shortens the wait (on two cores it did as well at 1024 and less well at 512).\n",
+        "where factorisations gain from threads, `OPENBLAS_THREAD_TIMEOUT=4`, which keeps",
+        "them and shortens the wait, may be better: try it.\n",
         *step_table(kept, "", "times one thread"),
     ]
 
