@@ -195,7 +195,7 @@ def time_to_nlpd(kept):
         f"gradients for q(u) at the rate {natural:g}, Adam at {our_rate:g} beside them, both",
         "falling to a tenth over a run whose length was chosen beforehand (the column",
         '*epochs*), and for regression `tight="diagonal"`. These rates were tried on the same',
-        "sets by one or two short runs, none of the libraries'. Where a run does not reach the",
+        "sets in short runs, those of the libraries were not. Where a run does not reach the",
         "goal, the last NLPD tells how far it came. *Without compilation*: the epochs to there",
         "at the median epoch's time.",
     ]
@@ -325,7 +325,7 @@ def mcmc(kept):
 
 def draw_steps(kept, path):
     """Products a step over M."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(10.5, 3.6), sharey=True)
     for axis, dtype in zip(axes, ("float32", "float64"), strict=True):
         curves = {}
         for title, results in rows_of(kept, dtype):
@@ -340,8 +340,9 @@ def draw_steps(kept, path):
         axis.minorticks_off()
         sizes = sorted({M for points in curves.values() for M, _ in points})
         axis.set_xticks(sizes, [str(M) for M in sizes])
+        axis.set_yticks([5, 10, 20, 50], ["5", "10", "20", "50"])
     axes[0].set_ylabel("products a step")
-    axes[0].legend(fontsize=8)
+    axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -351,7 +352,7 @@ def draw_nlpd(kept, path):
     """Test NLPD over seconds."""
     titles = [title for title, _ in rows_of(kept, "")]
     names = list(dict.fromkeys(name for title in titles for name in kept[title]))
-    figure, axes = plt.subplots(1, len(titles), figsize=(9, 3.6), squeeze=False)
+    figure, axes = plt.subplots(1, len(titles), figsize=(10.5, 3.6), squeeze=False)
     for axis, title in zip(axes[0], titles, strict=True):
         for name, result in kept[title].items():
             if result.get("nlpd"):
@@ -360,7 +361,12 @@ def draw_nlpd(kept, path):
                 colour = f"C{names.index(name)}"
                 axis.plot(seconds, result["nlpd"], style, color=colour, label=name)
         axis.set(title=title, xlabel="seconds", ylabel="test NLPD", xscale="log")
-    axes[0][0].legend(fontsize=7)
+        axis.minorticks_off()
+        low, high = axis.get_xlim()
+        ticks = [t for t in (1, 2, 5, 10, 20, 50, 100, 200, 500) if low < t < high]
+        axis.set_xticks(ticks, [str(t) for t in ticks])
+    lines = axes[0][0].get_legend_handles_labels()  # the part with most
+    axes[0][-1].legend(*lines, fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
