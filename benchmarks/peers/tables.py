@@ -12,9 +12,9 @@ import matplotlib.pyplot as plt  # noqa: E402
 HEAD = """\
 # Speed, beside other libraries
 
-Made by `python benchmarks/peers/run.py --table` from what that script measured on
-{cores}: this package, {versions}, each in an environment of its own,
-and a whitened SVGP as a textbook has it, written in plain JAX (*naive*).
+Made by `python benchmarks/peers/run.py --table` from what that script measured: this
+package, {versions}, each in an environment of its
+own, and a whitened SVGP as a textbook has it, written in plain JAX (*naive*).
 
 **How.** A worker process for each library builds its model and compiles. It then computes
 only when it is told to. All are told in turn, in several rounds (of step times and of
@@ -375,14 +375,14 @@ def draw_nlpd(kept, path):
 def write(folder, docs):
     """docs/speed.md and its figures."""
     kept = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
-    cores = {part.get("cores") for part in kept.values()} or {2}
-    names = {1: "one core", 2: "two cores"}
-    told = " and ".join(names.get(n, f"{n} cores") for n in sorted(cores))
-    lines = [HEAD.format(cores=told, versions=VERSIONS)]
+    lines = [HEAD.format(versions=VERSIONS)]
     parts = (steps, threads, orthogonal, time_to_nlpd, startup, memory, predict, mcmc)
     for part in parts:
         if part.__name__ in kept:
-            lines += part(kept[part.__name__])
+            title, *rest = part(kept[part.__name__])
+            cores = kept[part.__name__]["cores"]
+            told = {1: "one core", 2: "two cores"}.get(cores, f"{cores} cores")
+            lines += [title, f"On {told} of a CPU.\n", *rest]
     lines.append(OPERATIONS)
     figures = docs / "figures"
     figures.mkdir(parents=True, exist_ok=True)

@@ -4,8 +4,6 @@ import io
 import json
 import os
 import warnings
-import zipfile
-import zlib
 from pathlib import Path
 
 import jax
@@ -14,7 +12,6 @@ import numpy as np
 from numpyro.util import find_stack_level
 
 _KEPT = 2
-_UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 class Checkpoints:
@@ -31,7 +28,12 @@ class Checkpoints:
 
     def __init__(self, folder, identity: dict):
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise ValueError(
+                f"checkpoint must be a folder, but {self.folder} is a file."
+            ) from None
         self.identity = identity
         self._unreadable = set()
         for part in self.folder.glob("step-*.part"):  # of a training that was killed
@@ -50,6 +52,7 @@ class Checkpoints:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+        self._unreadable.discard(path)
         _sync_folder(self.folder)
         # What is newer than this one could not be read: it was not gone on from.
         whole = [p for p in self._paths() if p <= path and p not in self._unreadable]
@@ -70,7 +73,7 @@ class Checkpoints:
                 with np.load(io.BytesIO(content)) as file:
                     found = dict(file)
                 identity = json.loads(str(found.pop("identity")))
-            except _UNREADABLE as error:
+            except Exception as error:  # readers of damaged files raise whatever they like
                 warnings.warn(
                     f"The checkpoint {path} cannot be read ({type(error).__name__}: "
                     f"{error}), so the one before it is taken, or training begins anew.",

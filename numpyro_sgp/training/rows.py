@@ -16,6 +16,7 @@ _BLOCK_ROWS = 256  # the same in rows, at most
 _WINDOW = 256  # blocks whose rows are mixed
 _READ_ROWS = 4096  # of a file between two releases of its pages
 _SAMPLE = 8  # rows that tell data apart
+_END = object()  # of an iterable
 
 
 def permuted(index: np.ndarray, size: int, seed) -> np.ndarray:
@@ -115,6 +116,8 @@ class Rows:
 
     def __init__(self, data, batch_size, shuffle, seed, devices=None):
         data = tuple(a if hasattr(a, "shape") else np.asarray(a) for a in data)
+        for i, array in enumerate(data):
+            check_dtype(f"Array {i} of data", array)
         shapes = [np.shape(a) for a in data]
         sizes = {shape[:1] for shape in shapes}
         if len(sizes) != 1 or () in sizes:
@@ -155,6 +158,10 @@ class Rows:
         self._seed = seed
         self._order = Order(self.num_rows, self.block_rows, (*seed, 0))
 
+    def check_like(self, held_out):
+        """Refuses arrays that differ from these in more than the number of rows."""
+        _check_like(held_out, [a.shape for a in self._arrays])
+
     def sample(self, num_rows: int) -> tuple:
         """Some rows at random, in the order of the data; of each host as many."""
         num_rows = min(-(-num_rows // self._devices.hosts), self.num_rows)
@@ -175,13 +182,13 @@ class Rows:
             return block if self._devices.mesh is None else self._devices.split(block, 1)
         return self._devices.split(tuple(_filled(a, shape) for a in self._take(rows)), 1)
 
+    def fault(self, step: int, block, place: int) -> str | None:
+        """What is not finite in the batch of a step, if anything is."""
+        return not_finite(self.batch(step), "data", self.rows(step, step + 1))
+
     def rows(self, start: int, stop: int) -> np.ndarray:
         """The rows of the batches of some steps, one after the other."""
         return self._order(start * self._own_rows, stop * self._own_rows)
-
-    def batch(self, step: int) -> tuple:
-        """The batch of one step."""
-        return self._take(self.rows(step, step + 1))
 
     def _take(self, rows):
         if not self._files:
@@ -195,6 +202,10 @@ class Rows:
             for file in self._files:
                 _release(*file)
         return tuple(found)
+
+    def batch(self, step: int) -> tuple:
+        """The batch of one step."""
+        return self._take(self.rows(step, step + 1))
 
     def identity(self) -> dict:
         """What tells these batches from others."""
@@ -231,15 +242,20 @@ class Batches:
         self._put_back([first])
 
     def _next(self):
-        batch = next(self._iterator, None)
-        if batch is None and not self._once and self._count:
+        batch = next(self._iterator, _END)
+        if batch is _END and not self._once and self._count:
             self._iterator = iter(self._data)
-            batch = next(self._iterator, None)
-        if batch is None:
+            batch = next(self._iterator, _END)
+        if batch is _END:
             raise ValueError(
                 f"The iterator of data ended after {self._count} batches. Give one that "
                 "has num_steps batches, or an iterable that can be begun again (a list, "
                 "a loader; not a generator)."
+            )
+        if not hasattr(batch, "shape") and not isinstance(batch, tuple | list):
+            raise TypeError(
+                "Each batch of data must be a tuple of arrays, but batch "
+                f"{self._count + 1} is a {type(batch).__name__}."
             )
         batch = (batch,) if hasattr(batch, "shape") else tuple(batch)
         shapes = [np.shape(a) for a in batch]
@@ -265,13 +281,17 @@ class Batches:
             return (
                 f"Batch {self._count + 1} of data has arrays of shapes {shapes}, but those "
                 f"of the first have {self._shapes}. Have the loader drop a last, smaller "
-                "batch."
+                "batch. (Arrays to take batches from are passed as a tuple: (X, y).)"
             )
         return None
 
     def _put_back(self, batches):
         self._iterator = itertools.chain(batches, self._iterator)
         self._count -= len(batches)
+
+    def check_like(self, held_out):
+        """Refuses arrays that differ from these in more than the number of rows."""
+        _check_like(held_out, self._shapes)
 
     def sample(self, num_rows: int) -> tuple:
         """The first batches, with so many rows or a few more; they are not lost."""
@@ -299,6 +319,12 @@ class Batches:
         )
         return self._devices.split(filled, 1)
 
+    def fault(self, step: int, block, place: int) -> str | None:
+        """What is not finite in the batch of a step, if anything is."""
+        if not all(a.is_fully_addressable for a in block):  # on several hosts
+            return None
+        return not_finite([a[place] for a in block], f"batch {step + 1} of data")
+
     def identity(self) -> dict:
         """What tells these batches from others."""
         return {"shapes of a batch": [list(shape) for shape in self._shapes]}
@@ -310,7 +336,7 @@ def make_source(data, batch_size, shuffle, seed, devices=None) -> Rows | Batches
         data = (data,)
     if isinstance(data, tuple):
         return Rows(data, batch_size, shuffle, seed, devices)
-    if not hasattr(data, "__iter__"):
+    if not hasattr(data, "__iter__") or isinstance(data, str | bytes | dict):
         raise TypeError(
             "data must be a tuple of arrays, such as (X, y), or an iterable of batches, "
             f"got {type(data).__name__}."
@@ -322,6 +348,46 @@ def make_source(data, batch_size, shuffle, seed, devices=None) -> Rows | Batches
             "batch_size out, or pass the arrays as a tuple: (X, y)."
         )
     return Batches(data, devices)
+
+
+def _check_like(held_out, shapes):
+    found = [np.shape(a) for a in held_out]
+    if [s[1:] for s in found] != [tuple(s[1:]) for s in shapes]:
+        raise ValueError(
+            f"validation has arrays of shapes {found}, but those of data are {shapes}: "
+            "they may differ in the number of rows alone."
+        )
+
+
+def not_finite(arrays, of: str, rows=None) -> str | None:
+    """
+    Which of the arrays is not finite, and where, in words.
+
+    :param of: what they are arrays of.
+    :param rows: the numbers of their rows, if they are not 0, 1, ...
+    """
+    for i, array in enumerate(map(np.asarray, arrays)):
+        wrong = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+        if wrong.any():
+            found = np.flatnonzero(wrong) if rows is None else np.sort(rows[wrong])
+            return (
+                f"Array {i} of {of} is not finite in {wrong.sum()} rows"
+                f"{'' if rows is None else ' of this batch'} (first: "
+                f"{found[:5].tolist()}): drop or impute such rows."
+            )
+    return None
+
+
+def check_dtype(what: str, array):
+    """Refuses what JAX has no numbers for."""
+    if isinstance(array, jax.Array):
+        return
+    dtype = np.asarray(array).dtype
+    if dtype.kind not in "biuf" or not dtype.isnative:
+        raise TypeError(
+            f"{what} has the dtype {dtype}, which is none of JAX's real numbers. Convert "
+            "it, with .astype(np.float32), say."
+        )
 
 
 def whole_batches(data, size: int, devices: Devices) -> Iterator[tuple[tuple, np.ndarray]]:

@@ -26,10 +26,20 @@ from numpyro_sgp.predict import batch_log_density
 from numpyro_sgp.training.checkpoint import Checkpoints, is_key
 from numpyro_sgp.training.devices import Devices, copied
 from numpyro_sgp.training.lbfgs import FitInterrupted
-from numpyro_sgp.training.rows import Rows, make_source, whole_batches
+from numpyro_sgp.training.rows import (
+    Rows,
+    check_dtype,
+    make_source,
+    not_finite,
+    whole_batches,
+)
 
 _AHEAD = 2  # blocks of batches that are read while the device works
 _VALIDATION_DRAWS = 20  # of the inner layers of a deep GP
+_MEND = (
+    "Lower the learning rate, clip gradients (optax.clip_by_global_norm), or, in float32, "
+    "try numpyro.enable_x64() or more jitter."
+)
 _SMOOTH = 0.1  # weight of the latest block in the ELBO shown
 
 
@@ -83,9 +93,10 @@ def fit(
 
     The model is called on a batch, ``model(X_batch, y_batch, *args, **kwargs)``, and has
     to scale it to all rows by its plate,
-    ``numpyro.plate("data", num_rows, subsample_size=X.shape[0])``; it is checked that it
-    does. Each step is that of ``svi.update``, so every loss, guide and optimiser will do,
-    :func:`~numpyro_sgp.natural_gradients` too. Learning-rate schedules are those of optax
+    ``numpyro.plate("data", num_rows, subsample_size=X.shape[0])``; where ``data`` are
+    arrays, it is checked that it does. Each step is that of ``svi.update``, so every loss,
+    guide and optimiser will do, :func:`~numpyro_sgp.natural_gradients` too. Learning-rate
+    schedules are those of optax
     (``optax.adam(optax.cosine_decay_schedule(0.01, num_steps))``).
 
     Steps run in chunks inside one compiled loop, while a thread reads the next two blocks
@@ -104,7 +115,9 @@ def fit(
     goes on from the newest file that can be read, and its result is bit for bit that of a
     training that was never stopped, by the same programs on the same machine (GPUs need
     ``XLA_FLAGS=--xla_gpu_deterministic_ops=true``). A larger ``num_steps`` prolongs a
-    training. Two trainings must not share a folder.
+    training. Two trainings must not share a folder: shapes, the key, batches and some rows
+    are compared, but neither the model's code nor rates, and where there is a checkpoint
+    ``init_params`` and ``init_state`` are not looked at.
 
     :param svi: the inference problem.
     :param rng_key: random key, of starting values, random numbers and order.
@@ -132,7 +145,8 @@ def fit(
     :param checkpoint: folder of checkpoints.
     :param save_every: seconds from one checkpoint to the next, at ends of chunks.
     :param init_params: starting values, as in ``svi.run``.
-    :param init_state: state to start from, of ``svi.init`` or another result.
+    :param init_state: state to start from, of ``svi.init`` or another result; steps and
+        the order of the rows are counted from zero all the same.
     :param init_rows: a guide that is not set up gets so many rows at random to choose its
         inducing points from (of an iterable the first ones).
     :param chunk: steps in one go, between two looks at the bar, the clock, the checkpoints
@@ -177,12 +191,15 @@ def fit(
         >>> result.losses.shape, result.nlpd.shape, bool(result.nlpd[-1] < 0.0)
         ((200,), (4,), True)
     """
-    _check_options(svi, num_steps, validation, every, patience, chunk)
+    _check_options(svi, num_steps, batch_size, every, patience, chunk)
+    validation = _check_validation(svi, validation, patience)
     if init_params is not None and init_state is not None:
         raise ValueError("Give init_params or init_state, not both.")
     key_data = np.asarray(jax.random.key_data(rng_key)).ravel()
     devices = Devices(mesh)
     source = make_source(data, batch_size, shuffle, tuple(key_data.tolist()), devices)
+    if validation is not None:
+        source.check_like(validation)
     state = _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwargs)
     arrays, static = split_static((args, kwargs))
     training = _Training(svi, source, arrays, static, state, validation, devices)
@@ -289,7 +306,9 @@ class _Training:
         losses = np.asarray(losses)[:done]
         self.set(state=state, losses=np.concatenate([self.losses, losses]))
         if done < stop - start:
-            raise FloatingPointError(self._explain(start + done, float(loss), finite))
+            fault = self.source.fault(start + done, block, done)
+            told = self._explain(start + done, float(loss), finite)
+            raise FloatingPointError(f"{told} {fault or _MEND}")
         mean = losses.mean()
         old = mean if self._smooth is None else self._smooth
         self._smooth = old + _SMOOTH * (mean - old)
@@ -299,23 +318,7 @@ class _Training:
         told = f"step {step + 1} had the loss {loss:g}"
         if bad:
             told += f" and would have made {bad} not finite"
-        told += "."
-        if isinstance(self.source, Rows):
-            rows = self.source.rows(step, step + 1)
-            for i, array in enumerate(self.source.batch(step)):
-                wrong = ~np.isfinite(np.asarray(array).reshape(len(rows), -1)).all(axis=1)
-                if wrong.any():
-                    told += (
-                        f" Array {i} of data is not finite in {wrong.sum()} rows of this "
-                        f"batch (first: {np.sort(rows[wrong])[:5].tolist()}): drop or "
-                        "impute such rows."
-                    )
-                    return told
-        return (
-            f"{told} Lower the learning rate, clip gradients "
-            "(optax.clip_by_global_norm), or, in float32, try numpyro.enable_x64() or "
-            "more jitter."
-        )
+        return told + "."
 
     def validate(self):
         """The held-out NLPD now; keeps the best parameters."""
@@ -437,7 +440,8 @@ class _GivenRows(Messenger):
     def process_message(self, msg):
         if msg["type"] == "plate" and msg["value"] is None:
             size, subsample_size = msg["args"]
-            if subsample_size == self.batch_size != size == (self.num_rows or size):
+            known = size == self.num_rows if self.num_rows else size > self.batch_size
+            if subsample_size == self.batch_size != size and known:
                 msg["value"] = jnp.arange(self.batch_size)
 
 
@@ -484,25 +488,43 @@ def _check_scale(svi, source, batch, args, kwargs):
         )
 
 
-def _check_options(svi, num_steps, validation, every, patience, chunk):
-    counts = {"num_steps": num_steps, "every": every, "chunk": chunk, "patience": patience}
+def _check_options(svi, num_steps, batch_size, every, patience, chunk):
+    counts = {"num_steps": num_steps, "every": every, "chunk": chunk}
+    optional = {"batch_size": batch_size, "patience": patience}
+    counts |= {name: value for name, value in optional.items() if value is not None}
     for name, value in counts.items():
-        if value is not None and value < 1:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(f"{name} must be a whole number, got {value!r}.")
+        if value < 1 and name != "batch_size":  # of which the source says more
             raise ValueError(f"{name} must be positive, got {value}.")
+
+
+def _check_validation(svi, validation, patience):
+    """Held-out data as arrays."""
     if validation is None:
         if patience is not None:
             raise ValueError("patience needs held-out data: validation=(X_val, y_val).")
-        return
+        return None
     if not isinstance(svi.guide, AutoSparseGP):
         raise TypeError(
             "validation needs an AutoSparseGP as the guide, whose predictive density is "
             f"known, not {type(svi.guide).__name__}. Leave validation out."
         )
-    if not isinstance(validation, tuple) or len({len(a) for a in validation}) != 1:
+    shapes = None
+    if isinstance(validation, tuple):
+        validation = tuple(a if hasattr(a, "shape") else np.asarray(a) for a in validation)
+        shapes = [np.shape(a) for a in validation]
+    if not shapes or () in shapes or len({s[0] for s in shapes}) != 1 or not shapes[0][0]:
         raise ValueError(
             "validation must be a tuple of arrays with the same number of rows, such as "
-            "(X_val, y_val)."
+            f"(X_val, y_val), got {shapes or type(validation).__name__}."
         )
+    arrays = tuple(a if isinstance(a, jax.Array) else np.asarray(a) for a in validation)
+    for i, array in enumerate(arrays):
+        check_dtype(f"Array {i} of validation", array)
+    if fault := not_finite(arrays, "validation"):
+        raise ValueError(fault)
+    return arrays
 
 
 def _checksum(array):

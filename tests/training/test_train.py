@@ -361,6 +361,14 @@ def test_a_broken_checkpoint_is_replaced_and_no_good_one_is_lost(plain, data, tm
         fit(plain, data, 34, checkpoint=tmp_path)
     assert steps_of(older) == 28
     assert [steps_of(p) for p in sorted(tmp_path.glob("*.npz"))] == [28, 34]
+    # One that is written again under the name of a broken one stays.
+    newest = tmp_path / "step-000000000034.npz"
+    content = bytearray(newest.read_bytes())
+    content[-900:] = bytes(900)
+    newest.write_bytes(content)
+    with pytest.warns(UserWarning, match="cannot be read"):
+        fit(plain, data, 34, checkpoint=tmp_path)
+    assert [steps_of(p) for p in sorted(tmp_path.glob("*.npz"))] == [28, 34]
     # All broken: training begins anew, with checkpoints of fewer steps than theirs.
     for path in tmp_path.glob("*.npz"):
         path.write_bytes(b"")
@@ -414,6 +422,15 @@ def test_nan_goes_back_to_the_last_good_state(plain, data, tmp_path):
     # The last good state is saved: once the row is mended, training goes on from it.
     assert sorted(p.stem for p in tmp_path.iterdir()) == ["step-000000000006"]
     assert_same(fit(plain, data, 20, checkpoint=tmp_path), fit(plain, data, 20))
+
+
+def test_nan_in_a_batch_of_a_list_is_found(plain, data):
+    bad = data[1].copy()
+    bad[27] = np.nan
+    batches = [(data[0][i : i + 10], bad[i : i + 10]) for i in range(0, 60, 10)]
+    told = r"Array 1 of batch 3 of data is not finite in 1 rows \(first: \[7\]\)"
+    with pytest.raises(sgp.FitInterrupted, match=told):
+        fit(plain, batches, 6)
 
 
 def test_divergence_says_what_to_try(data):
@@ -505,6 +522,15 @@ def test_errors_of_a_model_are_raised_as_they_are(data):
         ({"num_steps": 0}, ValueError, "num_steps must be positive"),
         ({"patience": 2}, ValueError, "patience needs held-out data"),
         ({"validation": (1,)}, TypeError, "validation needs an AutoSparseGP"),
+        ({"batch_size": 7.0}, TypeError, "batch_size must be a whole number, got 7.0"),
+        ({"num_steps": True}, TypeError, "num_steps must be a whole number"),
+        ({"chunk": None}, TypeError, "chunk must be a whole number"),
+        ({"data": {"X": 1}}, TypeError, "got dict"),
+        ({"data": [[1.0], None]}, ValueError, "Each batch of data must be a tuple"),
+        ({"data": [(np.zeros((5, 2)), np.zeros(5)), 1]}, TypeError, "batch 2 is a int"),
+        ({"data": (np.zeros((9, 2), ">f4"), np.zeros(9))}, TypeError, "Array 0 .* >f4"),
+        ({"data": (np.zeros((9, 2)), np.full(9, "a"))}, TypeError, "Array 1 .* <U1"),
+        ({"checkpoint": __file__}, ValueError, "checkpoint must be a folder"),
         ({"num_rows": None}, ValueError, "num_rows=60"),
         ({"num_rows": 70}, ValueError, "scaled by {'y': 10.0}"),
         ({"init_params": {}, "init_state": 1}, ValueError, "not both"),
@@ -518,5 +544,14 @@ def test_bad_input_is_refused(plain, data, options, error, match):
 
 
 def test_bad_held_out_data_are_refused(svi, data):
-    with pytest.raises(ValueError, match="validation must be a tuple"):
-        fit(svi, data, 5, validation=(data[0], data[1][:3]))
+    X, y = data
+    bad = np.where(np.arange(NUM_ROWS) == 3, np.nan, y)
+    for validation, match in (
+        ((X, y[:3]), "validation must be a tuple"),
+        ((X[:0], y[:0]), "validation must be a tuple"),
+        ((X,), r"validation has arrays of shapes \[\(60, 2\)\]"),
+        ((X[:, :1], y), "may differ in the number of rows alone"),
+        ((X, bad), r"Array 1 of validation is not finite in 1 rows \(first: \[3\]\)"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            fit(svi, data, 5, validation=validation)
