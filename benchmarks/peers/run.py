@@ -152,14 +152,12 @@ class Part:
         self.kept = json.loads(self.path.read_text()) if self.path.exists() else {}
 
     def has(self, title, names):
-        """
-        Whether all of these are there. If not, all are measured again, since what is
-        compared must be of one run.
-        """
-        if set(names) <= set(self.kept.get(title, {})):
-            return True
+        """Whether all of these are there."""
+        return set(names) <= set(self.kept.get(title, {}))
+
+    def begin(self, title):
+        """Forgets what is there: what is compared must be of one run."""
         self.kept.pop(title, None)
-        return False
 
     def keep(self, title, name, result):
         """Writes one result."""
@@ -211,6 +209,7 @@ def measure(part, title, methods, M, dtype, args):
     """
     if part.has(title, [*methods, "product"]):
         return
+    part.begin(title)
     # A call costs some tenths of a step by itself, so that a few steps are too few.
     steps = max(4, min(100, round(args.scale * 64 * (512 / M) ** 3)))
     with tempfile.TemporaryDirectory() as folder, Workers(args.log) as workers:
@@ -363,6 +362,7 @@ def time_to_nlpd(args):
                 runs[f"ours: {called}"]["rate"] = args.our_rate
         if part.has(title, runs):
             continue
+        part.begin(title)
         with tempfile.TemporaryDirectory() as folder:
             paths = real_problem(Path(folder), args.data, name, options["M"])
             single, double, lengthscale = paths
@@ -447,6 +447,7 @@ def startup(args):
         title = f"first step, float32, {M}"
         if part.has(title, args.libraries):
             continue
+        part.begin(title)
         found = {library: [] for library in args.libraries}
         with tempfile.TemporaryDirectory() as folder:
             path = random_problem(Path(folder), M, M)
@@ -516,6 +517,7 @@ def predict(args):
             title = f"{dtype}, {M}"
             if part.has(title, libraries):
                 continue
+            part.begin(title)
             with tempfile.TemporaryDirectory() as folder, Workers(args.log) as workers:
                 path = random_problem(Path(folder), M, M)
                 found = {}
@@ -545,6 +547,7 @@ def mcmc(args):
         title = f"{bins} bins, hyperparameters {'learned' if learn else 'fixed'}"
         if part.has(title, methods):
             continue
+        part.begin(title)
         with Workers(args.log) as workers:
             worker, found = workers["ours"], {}
             for method in methods:
