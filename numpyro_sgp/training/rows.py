@@ -266,12 +266,12 @@ class Batches:
 
     def _check(self, shapes, batch):
         """Puts a batch that cannot be used back, for the next to find it, and tells."""
-        told = self._fault(shapes)
+        told = self._mismatch(shapes)
         if told:
             self._iterator = itertools.chain([batch], self._iterator)
             raise ValueError(told)
 
-    def _fault(self, shapes):
+    def _mismatch(self, shapes):
         if () in shapes or len({shape[0] for shape in shapes}) != 1:
             return (
                 "Each batch of data must be a tuple of arrays with the same number of "
