@@ -17,7 +17,8 @@ CACHE = Path(__file__).resolve().parent.parent / ".jax_cache"
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
-# Examples that fail are not shrunk: that takes minutes of compilation.
+# Few examples; `HYPOTHESIS_EXAMPLES=100 make test` has more. Those that fail are not
+# shrunk: that takes minutes of compilation.
 settings.register_profile(
     "numpyro_sgp",
     deadline=None,

@@ -183,7 +183,11 @@ class Rows:
         return self._devices.split(tuple(_filled(a, shape) for a in self._take(rows)), 1)
 
     def fault(self, step: int, block, place: int) -> str | None:
-        """What is not finite in the batch of a step, if anything is."""
+        """
+        What is not finite in the batch of a step, if anything is.
+
+        :param block: of :meth:`block`, with that batch at ``place``; not looked at here.
+        """
         return not_finite(self.batch(step), "data", self.rows(step, step + 1))
 
     def rows(self, start: int, stop: int) -> np.ndarray:
@@ -259,19 +263,15 @@ class Batches:
             )
         batch = (batch,) if hasattr(batch, "shape") else tuple(batch)
         shapes = [np.shape(a) for a in batch]
-        self._check(shapes, batch)
+        if told := self._mismatch(shapes):
+            self._iterator = itertools.chain([batch], self._iterator)  # found again
+            raise ValueError(told)
         self._shapes = shapes
         self._count += 1
         return batch
 
-    def _check(self, shapes, batch):
-        """Puts a batch that cannot be used back, for the next to find it, and tells."""
-        told = self._mismatch(shapes)
-        if told:
-            self._iterator = itertools.chain([batch], self._iterator)
-            raise ValueError(told)
-
     def _mismatch(self, shapes):
+        """Why arrays of these shapes are not a batch, if they are none."""
         if () in shapes or len({shape[0] for shape in shapes}) != 1:
             return (
                 "Each batch of data must be a tuple of arrays with the same number of "
@@ -320,7 +320,7 @@ class Batches:
         return self._devices.split(filled, 1)
 
     def fault(self, step: int, block, place: int) -> str | None:
-        """What is not finite in the batch of a step, if anything is."""
+        """What is not finite in the batch at ``place`` in a block, if anything is."""
         if not all(a.is_fully_addressable for a in block):  # on several hosts
             return None
         return not_finite([a[place] for a in block], f"batch {step + 1} of data")

@@ -257,8 +257,8 @@ def fit(
             raise
         with suppress(OSError):  # the result is more than its file
             save()
-        kept = checkpoints is not None and saved == training.step
-        kept = " (and in the newest checkpoint)" if kept else ""
+        is_saved = checkpoints is not None and saved == training.step
+        kept = " (and in the newest checkpoint)" if is_saved else ""
         raise FitInterrupted(
             f"Training stopped after {training.step} of {num_steps} steps by "
             f"{type(error).__name__}: {error}\nThe last good state is in the attribute "
@@ -440,8 +440,8 @@ class _GivenRows(Messenger):
     def process_message(self, msg):
         if msg["type"] == "plate" and msg["value"] is None:
             size, subsample_size = msg["args"]
-            known = size == self.num_rows if self.num_rows else size > self.batch_size
-            if subsample_size == self.batch_size != size and known:
+            is_all = size == (self.num_rows or size)
+            if subsample_size == self.batch_size < size and is_all:
                 msg["value"] = jnp.arange(self.batch_size)
 
 
@@ -510,21 +510,20 @@ def _check_validation(svi, validation, patience):
             "validation needs an AutoSparseGP as the guide, whose predictive density is "
             f"known, not {type(svi.guide).__name__}. Leave validation out."
         )
-    shapes = None
+    arrays, shapes = (), None
     if isinstance(validation, tuple):
-        validation = tuple(a if hasattr(a, "shape") else np.asarray(a) for a in validation)
-        shapes = [np.shape(a) for a in validation]
+        arrays = [a if isinstance(a, jax.Array) else np.asarray(a) for a in validation]
+        shapes = [a.shape for a in arrays]
     if not shapes or () in shapes or len({s[0] for s in shapes}) != 1 or not shapes[0][0]:
         raise ValueError(
             "validation must be a tuple of arrays with the same number of rows, such as "
             f"(X_val, y_val), got {shapes or type(validation).__name__}."
         )
-    arrays = tuple(a if isinstance(a, jax.Array) else np.asarray(a) for a in validation)
     for i, array in enumerate(arrays):
         check_dtype(f"Array {i} of validation", array)
     if fault := not_finite(arrays, "validation"):
         raise ValueError(fault)
-    return arrays
+    return tuple(arrays)
 
 
 def _checksum(array):
