@@ -19,16 +19,16 @@ own, and a whitened SVGP as a textbook has it, written in plain JAX (*naive*).
 **How.** A worker process for each library builds its model and compiles. It then computes
 only when it is told to. All are told in turn, in several rounds (of step times and of
 epochs the other way round in every second one); tables have medians over the rounds, and in
-brackets the smallest and the largest. The unit *product* is one M x M x M matrix product of that precision in JAX, timed
-in the same rounds. Every model is a whitened SVGP with a Matérn 3/2 kernel with one
+brackets the smallest and the largest. The unit *product* is one M x M x M matrix product of
+that precision in JAX, timed in the same rounds. Every model is a whitened SVGP with a Matérn 3/2 kernel with one
 lengthscale a column, zero mean, a full Gaussian over the inducing variables, and Adam on all
 parameters, inducing points and noise too. Batches are rows gathered from arrays in memory
 by the same indices: what the libraries' data loaders add is left out. Each is used as
 its documentation advises: GPflow in a `tf.function`, GPyTorch as PyTorch runs it, with its
 default of factors in double precision, GPJax by the step of its `fit` in a loop that is
 compiled once (its `fit` compiles at every call). In float32, where its default is too small
-for these data, jitter is 1e-4 in GPJax and 1e-5 in GPflow. Ours, the plain JAX and GPJax run with
-`OPENBLAS_NUM_THREADS=1`, see [Threads](#threads)."""
+for these data, jitter is 1e-4 in GPJax and 1e-5 in GPflow. Ours, the plain JAX and GPJax run
+with `OPENBLAS_NUM_THREADS=1`, see [Threads](#threads)."""
 
 VERSIONS = "GPflow 2.11.2, GPyTorch 1.15.2, GPJax 1.0.0"
 
@@ -67,8 +67,8 @@ takes the place of dPhi, and L^T dL is one product more (8 for 2M points).
 On a CPU the triangles of S and Phi are used too (`numpyro_sgp/linalg/triangular.py`):
 from 385 rows on in float32 and 513 in float64 and, in products, for more than 384 columns,
 products with them and L^-T Phi L^-1 are taken by up to four blocks a side, and blocks that
-are zero are left out. With all that
-triangles can save, which blocks come near, the rows above are
+are zero are left out. With all that triangles can save, which blocks come near, the rows
+above are
 
 | | operations | SVGP M | SVGP 2M | SOLVE-GP M + M | ODVGP M + M |
 |---|---|---|---|---|---|
