@@ -23,7 +23,7 @@ settings.register_profile(
     "numpyro_sgp",
     deadline=None,
     derandomize=True,
-    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", 10)),
+    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", 6)),
     phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile("numpyro_sgp")
