@@ -107,7 +107,8 @@ class SparsePosterior(GPPosterior):
             chol, jitter, projection = whitened_solve(Kuu, Kuf, self.jitter)
             q = self.given_q.whitened(chol, self._cross)
             factors = chol, jitter, projection, q
-            known = map(not_jax_tracer, jax.tree.leaves((prior, self.inducing)))
+            made_of = prior, self.inducing, self.given_q
+            known = map(not_jax_tracer, jax.tree.leaves(made_of))
             if not_jax_tracer(factors[2]) or not all(known):
                 self._kept_factors = factors
         return factors
