@@ -273,7 +273,7 @@ def test_predictive_draws_f_at_new_rows(case):
     assert np.all(np.abs(draws.mean(axis=0) - q.mean) < error)
 
 
-# ---- precision, files, refusals -----------------------------------------------------------
+# ---- precision, files, refusals ---------------------------------------------------------
 
 
 @every_case
