@@ -27,6 +27,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from _results import FOLDER, write
 from jax.extend.core import jaxprs_in_params
 from numpyro.distributions import constraints
 from numpyro.infer import SVI
@@ -34,7 +35,7 @@ from numpyro.infer import SVI
 import numpyro_sgp as sgp
 
 AFTER = (2, 5, 10, 20)  # seconds of training
-RESULTS = Path(__file__).parent / "results" / "inverse_free.json"
+RESULTS = FOLDER / "inverse_free.json"
 METHODS = {
     "SVGP": lambda M: sgp.SVGP(M, inducing="random"),
     "relaxed": lambda M: sgp.InverseFreeSVGP(M, inducing="random"),
@@ -240,8 +241,7 @@ def main(args):
                 if f"{M} {method}" in rows:
                     continue
                 rows[f"{M} {method}"] = row = measure(method, M, jnp.dtype(dtype), args)
-                args.results.parent.mkdir(parents=True, exist_ok=True)
-                args.results.write_text(json.dumps(results))
+                write(args.results, json.dumps(results).encode())
                 unit = rows[f"{M} product"]
                 print(
                     f"{title} M={M} {method}: {1e3 * row['step_s']:.2f} ms = "

@@ -32,13 +32,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from _results import FOLDER, write
 from numpyro.distributions import constraints
 from numpyro.infer import SVI
 
 import numpyro_sgp as sgp
 
 EVERY = 10
-RESULTS = Path(__file__).parent / "results" / "natural.json"
+RESULTS = FOLDER / "natural.json"
 
 HEAD = """\
 # Natural gradients
@@ -145,9 +146,7 @@ def main(args):
     jax.config.update("jax_default_matmul_precision", "highest")
     results = json.loads(args.results.read_text()) if args.results.exists() else {}
     if args.table:
-        print(HEAD)
-        for title, kept in results.items():
-            print("\n" + table(title, kept))
+        print(page(results))
         return
     if args.data is None:
         raise SystemExit("--data FOLDER is needed, the folder with kin40k.npz.")
@@ -165,9 +164,13 @@ def main(args):
                     covariance = "dual" if kind == "dual" else "full"
                     found = bounds(problem, X, y, args, rate, natural, covariance)
                     kept[name] = {"bounds": found}
-                    args.results.parent.mkdir(parents=True, exist_ok=True)
-                    args.results.write_text(json.dumps(results))
+                    write(args.results, json.dumps(results).encode())
         print("\n" + table(title, kept))
+
+
+def page(results):
+    """docs/natural.md."""
+    return "\n\n".join([HEAD, *(table(title, kept) for title, kept in results.items())])
 
 
 def steps_to(run, goal):
