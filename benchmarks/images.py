@@ -7,6 +7,7 @@ beside a GP of whole images.
     python benchmarks/images.py --data FOLDER --set cifar --methods conv solve
     python benchmarks/images.py --data FOLDER --layers 2 --patch 6 4 --stride 2 2
     python benchmarks/images.py --table
+    python benchmarks/images.py --memory --table
 
 FOLDER has the files named below, with arrays x_train, y_train, x_test, y_test of bytes.
 
@@ -48,8 +49,6 @@ from numpyro.infer import SVI
 import numpyro_sgp as sgp
 from numpyro_sgp.kernels import RBF, Convolutional, Matern32
 from numpyro_sgp.likelihoods import RobustMax, robust_max_probabilities
-
-jax.config.update("jax_default_matmul_precision", "highest")
 
 FILES = {
     "mnist": ("mnist/mnist.npz", (28, 28, 1)),
@@ -218,14 +217,42 @@ def step_memory(method, advance, state, X, y, args):
     """What the compiled steps hold, in megabytes."""
     used = advance.lower(state, X, y).compile().memory_analysis()
     return {
-        "method": method,
-        "layers": args.layers,
-        "inducing": args.inducing,
-        "batch_size": args.batch_size,
-        "temporary": used.temp_size_in_bytes / 1e6,
-        "data and state": used.argument_size_in_bytes / 1e6,
+        **settings(method, args),
+        "temporary_mb": used.temp_size_in_bytes / 1e6,
+        "data_and_state_mb": used.argument_size_in_bytes / 1e6,
         "rows": len(X),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
     }
+
+
+def memory_table(rows):
+    """What compiled steps hold, in Markdown."""
+    lines = ["| set | rows | layers | batch | method | M | patches | MB |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        lines.append(
+            f"| {row['set']} | {row['rows']} | {row['layers']} | {row['batch_size']} "
+            f"| {row['method']} | {size(row)} | {patches(row)} "
+            f"| {row['temporary_mb']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def size(row):
+    """Inducing points of each layer, or of all if they have as many."""
+    form = {"solve": "{0} + {0}", "conv2": "{1}"}.get(row["method"], "{0}")
+    sizes = [form.format(M, 2 * M) for M in row["inducing"]]
+    return sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
+
+
+def patches(row):
+    """Size and stride of the patches of each layer, and what the last kernel learns."""
+    if row["method"] == "rbf":
+        return "whole images"
+    parts = zip(row["patch"], row["stride"], strict=True)
+    extras = [k for k in ("locations", "weights") if row[k]]
+    return ", ".join([*(f"{patch}/{stride}" for patch, stride in parts), *extras])
 
 
 def table(rows):
@@ -250,45 +277,38 @@ def table(rows):
         spreads = ["", ""]
         if len(same) > 1:
             spreads = [f" ± {np.std(x, ddof=1):.2g}" for x in (errors, lls)]
-        sizes = [
-            {"solve": f"{M} + {M}", "conv2": f"{2 * M}"}.get(method, f"{M}")
-            for M in option["inducing"]
-        ]
-        size = sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
-        patches = "whole images"
-        if method != "rbf":
-            parts = zip(option["patch"], option["stride"], strict=True)
-            patches = ", ".join(f"{patch}/{stride}" for patch, stride in parts)
-            extras = ("locations", "weights")
-            patches += "".join(f", {k}" for k in extras if option[k])
         kind = "" if option["likelihood"] == "robust" else ", softmax"
         seconds = np.mean([row["seconds_per_step"] for row in same])
         where = "" if device == "cpu" else f" ({device.split(' 80')[0]})"
         lines.append(
-            f"| {option['set']} | {option['layers']} | {method}{kind} | {size} | {patches} "
-            f"| {np.mean(errors):.2f}{spreads[0]} | {np.mean(lls):.3f}{spreads[1]} | "
-            f"{seconds:.3f}{where} | {steps} | {len(same)} |"
+            f"| {option['set']} | {option['layers']} | {method}{kind} | {size(option)} "
+            f"| {patches(option)} | {np.mean(errors):.2f}{spreads[0]} "
+            f"| {np.mean(lls):.3f}{spreads[1]} "
+            f"| {seconds:.3f}{where} | {steps} | {len(same)} |"
         )
     return "\n".join(lines)
 
 
 def main(args):
     """Fits each method and adds its row, or prints the table."""
-    results = Results(args.results, settings(None, args))
+    # Accelerators would round the factors of float32 products to 10 bits.
+    jax.config.update("jax_default_matmul_precision", "highest")
+    path = args.results
+    if args.memory:
+        path = path.with_name(f"{path.stem}_memory.json")
+    results = Results(path, settings(None, args))
     if args.table:
-        print(table(results.rows()))
+        print((memory_table if args.memory else table)(results.rows()))
         return
     data = load(args)
     for method in args.methods:
-        if not (args.again or args.memory) and results.has(**settings(method, args)):
+        if not args.again and results.has(**settings(method, args)):
             print(f"{method} is there")
             continue
         row = fit(method, data, args)
-        if args.memory:
-            print(json.dumps(row), flush=True)
-            continue
         results.add(row)
-        print(json.dumps({k: row[k] for k in ("method", "error", "ll")}), flush=True)
+        told = {k: row[k] for k in ("method", "error", "ll", "temporary_mb") if k in row}
+        print(json.dumps(told), flush=True)
 
 
 def parse(argv=None):
