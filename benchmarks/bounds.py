@@ -1,15 +1,17 @@
 """
 Bounds of the evidence of GP regression, and the noise that they learn.
 
-    python benchmarks/bounds.py > docs/bounds.md
-    python benchmarks/bounds.py --data FOLDER > docs/bounds.md     # with concrete.npz
+    python benchmarks/bounds.py
+    python benchmarks/bounds.py --data FOLDER             # with concrete.npz
+    python benchmarks/bounds.py --table > docs/bounds.md
 
-Writes the page of the documentation: first all collapsed bounds of one problem with known
-hyperparameters, then hyperparameters and inducing points learned by L-BFGS with each bound,
-on Snelson's 100 points and, where ``--data`` is given, on the UCI set concrete.
+First all collapsed bounds of one problem with known hyperparameters, then hyperparameters
+and inducing points learned by L-BFGS with each bound, on Snelson's 100 points and, where
+``--data`` is given, on the UCI set concrete. What is computed is kept in ``--results``.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import jax
@@ -17,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import optax
+from _results import FOLDER, write
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 
@@ -24,7 +27,7 @@ import numpyro_sgp as sgp
 
 
 def toy():
-    """All bounds of one draw of a GP, at its own hyperparameters."""
+    """All bounds of one draw of a GP at its own hyperparameters, in nats."""
     rng = np.random.default_rng(1)
     X = jnp.asarray(np.sort(rng.uniform(-5.0, 5.0, 120))[:, None])
     kernel, noise = sgp.kernels.RBF(1.0, 0.6), 0.1
@@ -51,9 +54,7 @@ def toy():
         "conjugate gradients and 3 blocks of 40, Z": cg(Z, tight="block", blocks=40),
         "exact": sgp.MarginalGP(kernel, X, noise),
     }
-    print("| bound | nats |\n|---|---|")
-    for name, fn in rows.items():
-        print(f"| {name} | {float(fn.log_prob(y)):.1f} |")
+    return {name: float(fn.log_prob(y)) for name, fn in rows.items()}
 
 
 def positive(name, start):
@@ -89,58 +90,99 @@ def learn(X, y, Z, O, kind, tight, blocks, starts):
     return -float(result.losses[-1]), float(result.params["noise"]) ** 2
 
 
-def noise_table(X, y, cases, blocks, starts):
+def learned(X, y, cases, blocks, starts):
     """Bound and noise variance by each bound, the exact GP first."""
-    exact, s2 = learn(X, y, None, None, "exact", "none", None, starts)
-    print("| | relaxed | evidence or bound, nats | noise variance | over the exact GP's |")
-    print("|---|---|---|---|---|")
-    print(f"| exact GP | | {exact:.2f} | {s2:.4f} | 1.00 |")
+    bound, noise = learn(X, y, None, None, "exact", "none", None, starts)
+    rows = [{"method": "exact GP", "tight": "", "bound": bound, "noise_variance": noise}]
     for kind, M, M2 in cases:
         start = sgp.initial_inducing(
             np.asarray(X), M, "kmeans", num_orthogonal=(M2,) if M2 else ()
         )
         Z, O = jnp.asarray(start.Z), jnp.asarray(start.O[0]) if M2 else None
         for tight in ("none", "diagonal", "block"):
-            bound, found = learn(X, y, Z, O, kind, tight, blocks, starts)
+            bound, noise = learn(X, y, Z, O, kind, tight, blocks, starts)
             name = f"SVGP {M}" if kind == "SVGP" else f"SOLVE-GP {M} + {M2}"
-            print(f"| {name} | {tight} | {bound:.2f} | {found:.4f} | {found / s2:.2f} |")
+            rows.append(
+                {"method": name, "tight": tight, "bound": bound, "noise_variance": noise}
+            )
+    return rows
+
+
+HEAD = """\
+# Bounds of the evidence
+
+Made by `python benchmarks/bounds.py --table` from what that script computed.
+
+One draw of a GP (RBF, lengthscale 0.6, noise 0.1) at 120 points of [-5, 5], at the
+hyperparameters that made it; 8 inducing points Z and 7 orthogonal ones O between them.
+The relaxed bounds (diagonal, blocks) are those of Titsias (2025) and Bui & Titsias
+(2025), here with SOLVE-GP too; they have the posterior of the bound that they relax.
+
+| bound | nats |
+|---|---|"""
+
+NOISE = """
+## The noise that they learn
+
+A bound that charges for what the inducing points leave unexplained by tr(D) / (2 s^2)
+learns too much noise. Hyperparameters and inducing points by L-BFGS, in float64."""
+
+TITLES = {
+    "snelson": "Snelson, 100 points",
+    "concrete": "Concrete (UCI), 1030 rows, 8 inputs, standardised",
+}
+
+
+def page(results):
+    """docs/bounds.md."""
+    lines = [HEAD]
+    lines += [f"| {name} | {value:.1f} |" for name, value in results["toy"].items()]
+    lines.append(NOISE)
+    for name, title in TITLES.items():
+        if name not in results:
+            continue
+        lines += [
+            f"\n### {title}\n",
+            "| | relaxed | evidence or bound, nats | noise variance "
+            "| over the exact GP's |",
+            "|---|---|---|---|---|",
+        ]
+        exact = results[name][0]["noise_variance"]
+        for row in results[name]:
+            tight, noise = row["tight"], row["noise_variance"]
+            lines.append(
+                f"| {row['method']} |{tight and f' {tight}'} | {row['bound']:.2f} "
+                f"| {noise:.4f} | {noise / exact:.2f} |"
+            )
+    return "\n".join(lines)
 
 
 def main(args):
-    """Prints the page."""
+    """Computes what the data allow, and prints the page."""
+    results = json.loads(args.results.read_text()) if args.results.exists() else {}
+    if args.table:
+        print(page(results))
+        return
     numpyro.enable_x64()
-    print("# Bounds of the evidence\n\nMade by `python benchmarks/bounds.py`.\n")
-    print(
-        "One draw of a GP (RBF, lengthscale 0.6, noise 0.1) at 120 points of [-5, 5], at "
-        "the\nhyperparameters that made it; 8 inducing points Z and 7 orthogonal ones O "
-        "between them.\nThe relaxed bounds (diagonal, blocks) are those of Titsias (2025) "
-        "and Bui & Titsias\n(2025), here with SOLVE-GP too; they have the posterior of the "
-        "bound that they relax.\n"
-    )
-    toy()
-    print("\n## The noise that they learn\n")
-    print(
-        "A bound that charges for what the inducing points leave unexplained by tr(D) / "
-        "(2 s^2)\nlearns too much noise. Hyperparameters and inducing points by L-BFGS, in "
-        "float64.\n\n### Snelson, 100 points\n"
-    )
+    results["toy"] = toy()
     X, y, *_ = sgp.datasets.snelson_subset()
     X, y = jnp.asarray(X), jnp.asarray(y)
     order = jnp.argsort(X[:, 0])
     cases = [("SVGP", 5, 0), ("SVGP", 10, 0), ("SOLVE", 5, 5)]
     starts = {"lengthscale": 0.6, "noise": 0.3}
-    noise_table(X[order], y[order], cases, 10, starts)
-    if args.data is None:
-        return
-    print("\n### Concrete (UCI), 1030 rows, 8 inputs, standardised\n")
-    with np.load(args.data / "concrete.npz") as file:
-        X, y = file["X"].astype(float), file["y"].astype(float)
-    X, y = (X - X.mean(axis=0)) / X.std(axis=0), (y - y.mean()) / y.std()
-    rows = sgp.neighbour_blocks(X, 52).ravel()
-    rows = rows[rows >= 0]
-    starts = {"lengthscale": 2.0, "noise": 0.3}
-    cases = [("SVGP", 50, 0), ("SVGP", 100, 0), ("SOLVE", 50, 50)]
-    noise_table(jnp.asarray(X[rows]), jnp.asarray(y[rows]), cases, 50, starts)
+    results["snelson"] = learned(X[order], y[order], cases, 10, starts)
+    if args.data is not None:
+        with np.load(args.data / "concrete.npz") as file:
+            X, y = file["X"].astype(float), file["y"].astype(float)
+        X, y = (X - X.mean(axis=0)) / X.std(axis=0), (y - y.mean()) / y.std()
+        rows = sgp.neighbour_blocks(X, 52).ravel()
+        rows = rows[rows >= 0]
+        starts = {"lengthscale": 2.0, "noise": 0.3}
+        cases = [("SVGP", 50, 0), ("SVGP", 100, 0), ("SOLVE", 50, 50)]
+        X, y = jnp.asarray(X[rows]), jnp.asarray(y[rows])
+        results["concrete"] = learned(X, y, cases, 50, starts)
+    write(args.results, json.dumps(results, indent=1).encode())
+    print(page(results))
 
 
 def parse(argv=None):
@@ -149,6 +191,8 @@ def parse(argv=None):
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--data", type=Path, help="folder with concrete.npz")
+    parser.add_argument("--results", type=Path, default=FOLDER / "bounds.json")
+    parser.add_argument("--table", action="store_true", help="print what is there, and end")
     return parser.parse_args(argv)
 
 

@@ -15,7 +15,6 @@ mixture over draws of the inner layers. SVGP has M points in each layer, SOLVE M
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -25,14 +24,16 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from _results import FOLDER, Results
 from numpyro.distributions import constraints
 from numpyro.infer import SVI
-from regression import load, median_distance, write
+from regression import load, median_distance
 
 import numpyro_sgp as sgp
 
-RESULTS = Path(__file__).parent / "results" / "deep"
+RESULTS = FOLDER / "deep.json"
 COLUMNS = ("set", "layers", "method", "inducing")
+OPTIONS = ("steps", "batch_size", "rate", "draws")
 
 
 def make_model(num_layers, lengthscale):
@@ -130,42 +131,46 @@ def run(name, num_layers, method, split, args):
     }
 
 
-def table(results):
-    """A table of all fits, means over splits."""
-    rows = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
-    print("| set | layers | method | M | LL | RMSE | bound / 1000 | splits | s |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    keys = sorted({tuple(row[k] for k in COLUMNS) for row in rows})
+def table(rows):
+    """A table of all fits in Markdown, means over splits."""
+    lines = [
+        "| set | layers | method | M | LL | RMSE | bound / 1000 | splits | s |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    names = COLUMNS + OPTIONS
+    keys = sorted({tuple(row[k] for k in names) for row in rows})
     for key in sorted(keys, key=lambda k: (k[0], k[1], k[2] == "SOLVE")):
-        same = [row for row in rows if tuple(row[k] for k in COLUMNS) == key]
+        same = [row for row in rows if tuple(row[k] for k in names) == key]
         means = {k: np.mean([row[k] for row in same]) for k in ("LL", "RMSE", "bound")}
         seconds = np.mean([row["fit_s"] for row in same])
         spread = ""
         if len(same) > 1:
             spread = f" ± {np.std([row['LL'] for row in same], ddof=1):.3f}"
         size = f"{key[3]} + {key[3]}" if key[2] == "SOLVE" else key[3]
-        print(
+        lines.append(
             f"| {key[0]} | {key[1]} | {key[2]} | {size} | {means['LL']:.3f}{spread} | "
             f"{means['RMSE']:.3f} | {means['bound'] / 1000:.2f} | {len(same)} | "
             f"{seconds:.0f} |"
         )
+    return "\n".join(lines)
 
 
 def main(args):
     """Runs what is missing, or prints the table."""
+    results = Results(args.results, (*COLUMNS, *OPTIONS, "split"))
     if args.table:
-        table(args.results)
+        print(table(results.rows()))
         return
-    args.results.mkdir(parents=True, exist_ok=True)
     for split in args.splits:
         for name in args.sets:
             for num_layers in args.layers:
                 for method in args.methods:
-                    parts = (name, num_layers, method, args.inducing, split)
-                    path = args.results / ("_".join(map(str, parts)) + ".json")
-                    if not path.exists():
+                    settings = {"set": name, "layers": num_layers, "method": method}
+                    settings |= {"split": split, "inducing": args.inducing}
+                    settings |= {k: getattr(args, k) for k in OPTIONS}
+                    if not results.has(**settings):
                         row = run(name, num_layers, method, split, args)
-                        write(path, json.dumps(row, indent=1).encode())
+                        results.add(row)
                         print({k: row[k] for k in (*COLUMNS, "split", "LL", "RMSE")})
 
 

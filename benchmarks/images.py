@@ -7,23 +7,25 @@ beside a GP of whole images.
     python benchmarks/images.py --data FOLDER --set cifar --methods conv solve
     python benchmarks/images.py --data FOLDER --layers 2 --patch 6 4 --stride 2 2
     python benchmarks/images.py --table
+    python benchmarks/images.py --memory --table
 
 FOLDER has the files named below, with arrays x_train, y_train, x_test, y_test of bytes.
 
 Methods: ``rbf``, an SVGP with M points and an RBF kernel of whole images; ``conv``, an SVGP
 with M inducing patches; ``conv2``, with 2M; ``solve``, a SOLVE-GP with M + M; in each
 layer. Ten latent functions share kernel and inducing variables, in single precision; pixels
-are from 0 to 1. Inner layers have ten channels. Each fit is written to a file of its own.
+are from 0 to 1. Inner layers have ten channels. Each fit is a row of ``--results``, and is
+not computed again.
 
 The sizes of the paper, for an accelerator (its inner layers are not whitened):
 
-    --inducing 1000 --locations --places uniform --decay-every 50000    and, by layers,
-    --layers 1 --patch 5 --stride 1
-    --layers 2 --patch 5 4 --stride 1 2 --inducing 384 --unwhitened
-    --layers 3 --patch 5 4 5 --stride 1 2 1 --inducing 384 --unwhitened
+    --locations --places uniform --decay-every 50000    and, by layers,
+    --layers 1 --patch 5 --stride 1 --inducing 1000
+    --layers 2 --patch 5 4 --stride 1 2 --inducing 384 1000 --unwhitened
+    --layers 3 --patch 5 4 5 --stride 1 2 1 --inducing 384 384 1000 --unwhitened
 
-Published, on all of CIFAR-10 with robust-max and 300,000 steps (accuracy in %, LL, s/step;
-one layer M = 1000; the paper does not say M of the deeper ones in this table):
+Published (Tables 8 to 10), on all of CIFAR-10 with robust-max and 300,000 steps (accuracy
+in %, LL, s/step; M = 1000 in the last layer and 384 in each inner one):
 one layer, conv 66.07, -1.59, .241; solve 68.19, -1.51, .370; conv2 68.06, -1.48, .474;
 two layers, conv 76.35, -1.04, .392; solve 77.80, -.98, .657; conv2 77.46, -.98, 1.104;
 three layers, conv 78.76, -.88, .418; solve 80.30, -.79, .752; conv2 80.33, -.82, 1.246.
@@ -40,6 +42,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from _results import FOLDER, Results
 from numpyro.distributions import constraints
 from numpyro.infer import SVI
 
@@ -47,14 +50,13 @@ import numpyro_sgp as sgp
 from numpyro_sgp.kernels import RBF, Convolutional, Matern32
 from numpyro_sgp.likelihoods import RobustMax, robust_max_probabilities
 
-jax.config.update("jax_default_matmul_precision", "highest")
-
 FILES = {
     "mnist": ("mnist/mnist.npz", (28, 28, 1)),
     "fashion": ("fashion_mnist_subset/fashion_mnist_10k_2k.npz", (28, 28, 1)),
     "cifar": ("cifar10_subset/cifar10_4k_1k.npz", (32, 32, 3)),
 }
 CLASSES = CHANNELS = 10
+NO_SETTINGS = ("data", "table", "again", "memory", "methods", "results")
 STEPS_AT_ONCE = 20
 
 
@@ -121,19 +123,21 @@ def make_model(method, args):
 
 def approximations(method, args):
     """What is put at each layer."""
-    M, whiten = args.inducing, {"whiten": not args.unwhitened}
+    whiten = {"whiten": not args.unwhitened}
 
-    def option(start, **options):
+    def option(M, start, **options):
         options |= whiten
         if method == "solve":
             return sgp.SOLVEGP(M, M, start, **options)
         return sgp.SVGP(2 * M if method == "conv2" else M, start, **options)
 
     if method == "rbf":
-        return {"f": option(args.start)}
-    last = option(sgp.InducingPatches(args.start, places=args.places))
-    inner = option(args.start, initial_scale=args.inner_scale)
-    return {"f": last, **{f"h{i}": inner for i in range(args.layers - 1)}}
+        return {"f": option(args.inducing[-1], args.start)}
+    patches = sgp.InducingPatches(args.start, places=args.places)
+    found = {"f": option(args.inducing[-1], patches)}
+    for i, M in enumerate(args.inducing[:-1]):
+        found[f"h{i}"] = option(M, args.start, initial_scale=args.inner_scale)
+    return found
 
 
 def evaluate(guide, params, X, y, args):
@@ -178,8 +182,8 @@ def fit(method, data, args):
 
     if args.memory:
         return step_memory(method, advance, state, X, y, args)
-    losses, seconds = [], 0.0
-    while len(losses) * STEPS_AT_ONCE < args.steps and seconds < 60 * args.minutes:
+    losses, seconds, minutes = [], 0.0, args.minutes or np.inf
+    while len(losses) * STEPS_AT_ONCE < args.steps and seconds < 60 * minutes:
         start = time.perf_counter()
         state, loss = advance(state, X, y)
         losses.append(float(loss.mean()))
@@ -191,7 +195,7 @@ def fit(method, data, args):
             )
     params = svi.get_params(state)
     return {
-        "method": method,
+        **settings(method, args),
         **evaluate(guide, params, X_test, y_test, args),
         "steps_done": len(losses) * STEPS_AT_ONCE,
         "seconds": seconds,
@@ -200,83 +204,111 @@ def fit(method, data, args):
         "fitted": {k: float(v) for k, v in params.items() if v.ndim == 0},
         "loss": float(np.mean(losses[-10:])),
         "losses": [round(x, 1) for x in losses[:: max(len(losses) // 100, 1)]],
-        "options": {k: str(v) for k, v in vars(args).items() if not isinstance(v, Path)},
     }
+
+
+def settings(method, args):
+    """What tells a fit apart."""
+    options = {k: v for k, v in vars(args).items() if k not in NO_SETTINGS}
+    return {"method": method, **options}
 
 
 def step_memory(method, advance, state, X, y, args):
     """What the compiled steps hold, in megabytes."""
     used = advance.lower(state, X, y).compile().memory_analysis()
     return {
-        "method": method,
-        "layers": args.layers,
-        "inducing": args.inducing,
-        "batch_size": args.batch_size,
-        "temporary": used.temp_size_in_bytes / 1e6,
-        "data and state": used.argument_size_in_bytes / 1e6,
+        **settings(method, args),
+        "temporary_mb": used.temp_size_in_bytes / 1e6,
+        "data_and_state_mb": used.argument_size_in_bytes / 1e6,
         "rows": len(X),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
     }
 
 
-def table(results):
-    """A table of all fits, means over seeds."""
-    rows = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
+def memory_table(rows):
+    """What compiled steps hold, in Markdown."""
+    lines = ["| set | rows | layers | batch | method | M | patches | MB |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        lines.append(
+            f"| {row['set']} | {row['rows']} | {row['layers']} | {row['batch_size']} "
+            f"| {row['method']} | {size(row)} | {patches(row)} "
+            f"| {row['temporary_mb']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def size(row):
+    """Inducing points of each layer, or of all if they have as many."""
+    form = {"solve": "{0} + {0}", "conv2": "{1}"}.get(row["method"], "{0}")
+    sizes = [form.format(M, 2 * M) for M in row["inducing"]]
+    return sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
+
+
+def patches(row):
+    """Size and stride of the patches of each layer, and what the last kernel learns."""
+    if row["method"] == "rbf":
+        return "whole images"
+    parts = zip(row["patch"], row["stride"], strict=True)
+    extras = [k for k in ("locations", "weights") if row[k]]
+    return ", ".join([*(f"{patch}/{stride}" for patch, stride in parts), *extras])
+
+
+def table(rows):
+    """A table of all fits in Markdown, means over seeds."""
     names = ("set", "layers", "inducing", "likelihood", "patch", "stride", "num_train")
     names += ("locations", "weights", "batch_size")
 
     def key(row):
-        options = tuple(row["options"].get(name, "1") for name in names)
+        options = tuple(str(row[name]) for name in names)
         return options + (row["steps_done"], row["device"], row["method"])
 
-    print("| set | layers | method | M | patches | error % | LL | s/step | steps | seeds |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    lines = [
+        "| set | layers | method | M | patches | error % | LL | s/step | steps | seeds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
     for group in sorted({key(row) for row in rows}, key=lambda k: (k[:2], k[-1], k[2:])):
         same = [row for row in rows if key(row) == group]
-        option = dict(zip(names, group, strict=False))
+        option = same[0]
         steps, device, method = group[-3:]
         errors = [100 * row["error"] for row in same]
         lls = [row["ll"] for row in same]
         spreads = ["", ""]
         if len(same) > 1:
             spreads = [f" ± {np.std(x, ddof=1):.2g}" for x in (errors, lls)]
-        M = int(option["inducing"])
-        size = {"solve": f"{M} + {M}", "conv2": 2 * M}.get(method, M)
-        patches = "whole images"
-        if method != "rbf":
-            parts = zip(*(json.loads(option[k]) for k in ("patch", "stride")), strict=True)
-            patches = ", ".join(f"{patch}/{stride}" for patch, stride in parts)
-            extras = ("locations", "weights")
-            patches += "".join(f", {k}" for k in extras if option[k] == "True")
         kind = "" if option["likelihood"] == "robust" else ", softmax"
         seconds = np.mean([row["seconds_per_step"] for row in same])
         where = "" if device == "cpu" else f" ({device.split(' 80')[0]})"
-        print(
-            f"| {option['set']} | {option['layers']} | {method}{kind} | {size} | {patches} "
-            f"| {np.mean(errors):.2f}{spreads[0]} | {np.mean(lls):.3f}{spreads[1]} | "
-            f"{seconds:.3f}{where} | {steps} | {len(same)} |"
+        lines.append(
+            f"| {option['set']} | {option['layers']} | {method}{kind} | {size(option)} "
+            f"| {patches(option)} | {np.mean(errors):.2f}{spreads[0]} "
+            f"| {np.mean(lls):.3f}{spreads[1]} "
+            f"| {seconds:.3f}{where} | {steps} | {len(same)} |"
         )
+    return "\n".join(lines)
 
 
 def main(args):
-    """Fits each method and writes its file, or prints the table."""
+    """Fits each method and adds its row, or prints the table."""
+    # Accelerators would round the factors of float32 products to 10 bits.
+    jax.config.update("jax_default_matmul_precision", "highest")
+    path = args.results
+    if args.memory:
+        path = path.with_name(f"{path.stem}_memory.json")
+    results = Results(path, settings(None, args))
     if args.table:
-        table(args.results)
+        print((memory_table if args.memory else table)(results.rows()))
         return
     data = load(args)
-    args.results.mkdir(parents=True, exist_ok=True)
     for method in args.methods:
-        places = "_places" if args.locations else ""
-        name = f"{args.set}_{args.layers}_{method}{places}_{args.inducing}"
-        path = args.results / f"{name}_{args.likelihood}_{args.steps}_{args.seed}.json"
-        if path.exists() and not args.again and not args.memory:
-            print(f"{path.name} is there")
+        if not args.again and results.has(**settings(method, args)):
+            print(f"{method} is there")
             continue
         row = fit(method, data, args)
-        if args.memory:
-            print(json.dumps(row), flush=True)
-            continue
-        path.write_text(json.dumps(row, indent=1))
-        print(json.dumps({k: row[k] for k in list(row)[:7]}), flush=True)
+        results.add(row)
+        told = {k: row[k] for k in ("method", "error", "ll", "temporary_mb") if k in row}
+        print(json.dumps(told), flush=True)
 
 
 def parse(argv=None):
@@ -287,7 +319,7 @@ def parse(argv=None):
     add, names = parser.add_argument, ["rbf", "conv", "solve", "conv2"]
     add("--data", type=Path, help="folder with the data")
     add("--table", action="store_true", help="print a table of the results")
-    add("--again", action="store_true", help="fit what has a file already")
+    add("--again", action="store_true", help="fit what has a row already")
     add("--memory", action="store_true", help="compile a step and say what it holds")
     add("--set", choices=list(FILES), default="mnist")
     add("--methods", nargs="+", choices=names, default=names)
@@ -295,7 +327,7 @@ def parse(argv=None):
     add("--patch", nargs="+", type=int, default=[5], help="size in each layer")
     add("--stride", nargs="+", type=int, default=[1], help="in each layer")
     add("--likelihood", choices=["robust", "softmax"], default="robust")
-    add("--inducing", type=int, default=250, help="M")
+    add("--inducing", nargs="+", type=int, default=[250], help="M of all or each layer")
     add("--start", choices=["kmeans", "random"], default="kmeans")
     add("--places", choices=["own", "uniform"], default="own", help="of patches, at first")
     add("--locations", action="store_true", help="a kernel of the places of patches (TICK)")
@@ -306,9 +338,9 @@ def parse(argv=None):
     add("--inner-variance", type=float, default=0.1, help="of inner kernels at first")
     add("--test-draws", type=int, default=10, help="of inner layers")
     add("--decay-every", type=int, default=50_000, help="steps between decays")
-    add("--minutes", type=float, default=np.inf, help="of training, at most")
+    add("--minutes", type=float, help="of training, at most")
     add("--num-train", type=int, help="the first training images; default all")
-    add("--results", type=Path, default=Path(__file__).parent / "results" / "images")
+    add("--results", type=Path, default=FOLDER / "images.json")
     numbers = {"lengthscale": 5.0, "variance": 5.0, "learning-rate": 0.003, "decay": 0.25}
     numbers |= {"steps": 300_000, "batch-size": 64, "seed": 0}
     for name, value in numbers.items():
@@ -316,8 +348,10 @@ def parse(argv=None):
     args = parser.parse_args(argv)
     if not args.table and args.data is None:
         parser.error("give --data FOLDER, or --table")
-    if not args.layers == len(args.patch) == len(args.stride):
-        parser.error("give a --patch and a --stride for each of the --layers")
+    if len(args.inducing) == 1:
+        args.inducing *= args.layers
+    if not args.layers == len(args.patch) == len(args.stride) == len(args.inducing):
+        parser.error("give a --patch, a --stride and --inducing for each of the --layers")
     return args
 
 

@@ -4,7 +4,7 @@ paper's numbers.
 
     python benchmarks/regression.py --data FOLDER --sets kin40k --methods SOLVE
     python benchmarks/regression.py --data FOLDER --inducing 256 --splits 0
-    python benchmarks/regression.py --table > docs/regression.md
+    python benchmarks/regression.py --table      # the table of docs/regression.md
 
 FOLDER has ``NAME.npz`` for each set, with arrays ``X`` (N, D) and ``y`` (N,).
 
@@ -19,12 +19,11 @@ With M inducing points the methods are SVGP (M), SVGP1.5 (1.5 M), SVGP2 (2 M), O
 (M + M) and SOLVE (M + M). ``--tight`` uses the tighter bounds of Titsias (2025) and Bui &
 Titsias (2025), ``--natural`` trains q(u) by natural gradients.
 
-Each fit is a small JSON file in ``--results``, and is not computed again; while it runs,
-its state is kept beside it, so that a run that was stopped goes on from the last epochs.
+Each fit is a row of ``--results``, and is not computed again; while it runs, its state is
+kept in a folder beside it, so that a run that was stopped goes on from the last epochs.
 """
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
@@ -35,6 +34,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from _results import FOLDER, Results
 from numpyro.distributions import constraints
 from numpyro.infer import SVI
 from tqdm import trange
@@ -44,7 +44,9 @@ import numpyro_sgp as sgp
 SETS = ("kin40k", "protein", "keggdirected", "keggundirected", "elevators", "bike", "pol")
 METHODS = ("SVGP", "SVGP1.5", "SVGP2", "ODVGP", "SOLVE")
 BATCH = 1024
-RESULTS = Path(__file__).parent / "results" / "regression"
+RESULTS = FOLDER / "regression.json"
+# What a row is a mean over splits of, and what the rows of one fit have in common.
+GROUP = ("set", "inducing", "method", "tight", "natural", "epochs", "rate", "dtype")
 
 # Test log likelihood and RMSE with M = 1024: Tables 2, 6 and 7 of the paper.
 PUBLISHED = {
@@ -145,8 +147,8 @@ def approximation(method, num_inducing, tight):
     return sgp.SVGP(round(M * {"SVGP": 1, "SVGP1.5": 1.5, "SVGP2": 2}[method]), **options)
 
 
-def run(name, method, split, args, path):
-    """One fit: its errors and seconds."""
+def run(name, method, split, args, kept):
+    """One fit: its errors and seconds. ``kept`` is a file for its state meanwhile."""
     X, y, X_test, y_test = load(args.data, name, split)
     num_rows, num_batches = len(X), len(X) // BATCH
     model = make_model(median_distance(X))
@@ -169,12 +171,11 @@ def run(name, method, split, args, path):
 
         return jax.lax.scan(step, state, order.reshape(num_batches, BATCH))
 
-    kept = path.with_suffix(".npz")
     start, times, losses = 0, [], []
     if kept.exists():
         state, times, losses = restore(kept, state)
         start = len(losses)
-    for i in (bar := trange(start, args.epochs, desc=path.stem, mininterval=10)):
+    for i in (bar := trange(start, args.epochs, desc=kept.stem, mininterval=10)):
         begin = time.perf_counter()
         state, loss = epoch(state, jax.random.fold_in(jax.random.key(split), i))
         losses.append(float(loss.mean()))
@@ -213,9 +214,7 @@ def run(name, method, split, args, path):
         "bounds": [round(-value, 2) for value in losses],
     }
     if not np.isfinite(row["LL"]):
-        raise FloatingPointError(f"{path.stem}: the fit is not finite: {row}")
-    write(path, json.dumps(row).encode())
-    kept.unlink(missing_ok=True)
+        raise FloatingPointError(f"{kept.stem}: the fit is not finite: {row}")
     return row
 
 
@@ -245,13 +244,6 @@ def restore(path, like):
     return state._replace(rng_key=key), times, losses
 
 
-def write(path, content):
-    """At once or not at all."""
-    part = path.with_suffix(".part")
-    part.write_bytes(content)
-    os.replace(part, path)
-
-
 def label(method, tight, natural):
     """How a fit is called."""
     parts = [method]
@@ -262,20 +254,18 @@ def label(method, tight, natural):
     return "-".join(parts)
 
 
-def table(folder):
+def table(rows):
     """All results as a table in Markdown, means over splits and their standard errors."""
     groups = {}
-    for path in sorted(folder.glob("*.json")):
-        row = json.loads(path.read_text())
-        keys = ("set", "inducing", "method", "tight", "natural", "epochs")
-        groups.setdefault(tuple(row[k] for k in keys), []).append(row)
+    for row in rows:
+        groups.setdefault(tuple(row[k] for k in GROUP), []).append(row)
     lines = [
         "| set | M | method | splits | LL | RMSE | paper (M = 1024) | noise variance |",
         "|---|---|---|---|---|---|---|---|",
     ]
 
     def order(item):
-        name, M, method, tight, natural, _ = item[0]
+        name, M, method, tight, natural, *_ = item[0]
         return SETS.index(name), M, METHODS.index(method), tight, natural
 
     def cell(rows, key):
@@ -283,14 +273,15 @@ def table(folder):
         error = f" ± {values.std(ddof=1) / len(values) ** 0.5:.3f}" if len(rows) > 1 else ""
         return f"{values.mean():.3f}{error}"
 
-    for (name, M, method, tight, natural, epochs), rows in sorted(
-        groups.items(), key=order
-    ):
+    for group, rows in sorted(groups.items(), key=order):
+        name, M, method, tight, natural, epochs, rate, dtype = group
         told = PUBLISHED.get(name, {}).get(method) if M == 1024 else None
         paper = f"{told[0]}, {told[1]}" if told else ""
         called = label(method, tight, natural)
         if epochs != 100:
             called += f", {epochs} epochs"
+        called += f", rate {rate:g}" if rate != 0.01 else ""
+        called += f", {dtype}" if dtype != "float32" else ""
         lines.append(
             f"| {name} | {M} | {called} | {len(rows)} | {cell(rows, 'LL')} "
             f"| {cell(rows, 'RMSE')} | {paper} | {cell(rows, 'noise_variance')} |"
@@ -300,9 +291,9 @@ def table(folder):
 
 def main(args):
     """Runs what is missing, then prints the table."""
-    args.results.mkdir(parents=True, exist_ok=True)
+    results = Results(args.results, (*GROUP, "split"))
     if args.table:
-        print(table(args.results))
+        print(table(results.rows()))
         return
     if args.data is None:
         raise SystemExit("--data FOLDER is needed, the folder with NAME.npz for each set.")
@@ -315,13 +306,18 @@ def main(args):
             raise SystemExit(f"There is no {name}.npz in {args.data}.")
         for split in args.splits:
             for method in args.methods:
-                called = label(method, args.tight, args.natural)
-                stem = f"{name}-{args.inducing}-{called}-{args.epochs}-split{split}"
-                path = args.results / f"{stem}.json"
-                if not path.exists():
-                    row = run(name, method, split, args, path)
-                    row.pop("bounds")
-                    print(row, flush=True)
+                settings = {"set": name, "method": method, "split": split}
+                settings |= {k: getattr(args, k) for k in GROUP if hasattr(args, k)}
+                settings["dtype"] = jnp.result_type(float).name
+                if results.has(**settings):
+                    continue
+                stem = "-".join(f"{value}" for value in settings.values())
+                kept = results.piece(f"{stem}.npz")
+                row = run(name, method, split, args, kept)
+                results.add(row)
+                kept.unlink(missing_ok=True)
+                row.pop("bounds")
+                print(row, flush=True)
 
 
 def parse(argv=None):

@@ -3,11 +3,7 @@
 
 import json
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
 
 HEAD = """\
 # Speed, beside other libraries
@@ -36,11 +32,11 @@ OPERATIONS = """\
 
 ## Operations of a step
 
-Counted from the code, and the same in the program that JAX traces: arithmetic of one
-gradient step on a batch of B rows with n inducing points in all, m of them in each set, in
-units of one product, 2 M^3 operations, at B = M. As Table 4 of Shi, Titsias & Mnih
-(2020), but with the reverse pass, and with what depends on q(u), which that table leaves
-out.
+Arithmetic of one gradient step on a batch of B rows with n inducing points in all, m of
+them in each set, in units of one product, 2 M^3 operations, at B = M: counted from the code,
+and by `tests/test_docs.py` in the program that JAX traces. As Table 4 of Shi, Titsias &
+Mnih (2020), but with the reverse pass, and with what depends on q(u), which that table
+leaves out.
 
 | | operations | SVGP M | SVGP 2M | SOLVE-GP M + M | ODVGP M + M |
 |---|---|---|---|---|---|
@@ -67,8 +63,7 @@ takes the place of dPhi, and L^T dL is one product more (8 for 2M points).
 On a CPU the triangles of S and Phi are used too (`numpyro_sgp/linalg/triangular.py`):
 from 385 rows on in float32 and 513 in float64 and, in products, for more than 384 columns,
 products with them and L^-T Phi L^-1 are taken by up to four blocks a side, and blocks that
-are zero are left out. With all that triangles can save, which blocks come near, the rows
-above are
+are zero are left out. If they left out all that is zero, the rows above would be
 
 | | operations | SVGP M | SVGP 2M | SOLVE-GP M + M | ODVGP M + M |
 |---|---|---|---|---|---|
@@ -325,6 +320,8 @@ def mcmc(kept):
 
 def draw_steps(kept, path):
     """Products a step over M."""
+    import matplotlib.pyplot as plt
+
     figure, axes = plt.subplots(1, 2, figsize=(10.5, 3.6), sharey=True)
     for axis, dtype in zip(axes, ("float32", "float64"), strict=True):
         curves = {}
@@ -350,6 +347,8 @@ def draw_steps(kept, path):
 
 def draw_nlpd(kept, path):
     """Test NLPD over seconds."""
+    import matplotlib.pyplot as plt
+
     titles = [title for title, _ in rows_of(kept, "")]
     names = list(dict.fromkeys(name for title in titles for name in kept[title]))
     figure, axes = plt.subplots(1, len(titles), figsize=(10.5, 3.6), squeeze=False)
@@ -372,9 +371,8 @@ def draw_nlpd(kept, path):
     plt.close(figure)
 
 
-def write(folder, docs):
-    """docs/speed.md and its figures."""
-    kept = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+def page(kept):
+    """docs/speed.md."""
     lines = [HEAD.format(versions=VERSIONS)]
     parts = (steps, threads, orthogonal, time_to_nlpd, startup, memory, predict, mcmc)
     for part in parts:
@@ -384,10 +382,16 @@ def write(folder, docs):
             told = {1: "one core", 2: "two cores"}.get(cores, f"{cores} cores")
             lines += [title, f"On {told} of a CPU.\n", *rest]
     lines.append(OPERATIONS)
+    return "\n".join(lines)
+
+
+def write(folder, docs):
+    """docs/speed.md and its figures."""
+    kept = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
     figures = docs / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     if "steps" in kept:
         draw_steps(kept["steps"], figures / "speed_steps.png")
     if "time_to_nlpd" in kept:
         draw_nlpd(kept["time_to_nlpd"], figures / "speed_nlpd.png")
-    (docs / "speed.md").write_text("\n".join(lines) + "\n")
+    (docs / "speed.md").write_text(page(kept) + "\n")
