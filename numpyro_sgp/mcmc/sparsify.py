@@ -478,8 +478,8 @@ def _is_about_q(option):
 def _no_value(name):
     return (
         f"The sparsified model has no value of the latent site '{name}' for the "
-        "likelihood: it was renamed by a handler outside of sparsify (scope), or its site "
-        "comes and goes. Put the handler inside: sparsify(handler(model), ...)."
+        "likelihood: its site comes and goes, or a handler outside of sparsify hid it. Put "
+        "the handler inside: sparsify(handler(model), ...)."
     )
 
 
