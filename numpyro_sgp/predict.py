@@ -334,8 +334,8 @@ class GPPredictive:
         :return: values by site, with a leading axis of the samples.
         """
         first = jax.tree.map(lambda x: x[0], self.posterior_samples)
-        rows = self._check(first, args, kwargs)
-        chunk = self.batch_size or int(np.clip(3e7 // rows**2, 1, self.num_samples))
+        numbers = self._check(first, args, kwargs)
+        chunk = self.batch_size or int(np.clip(3e7 // numbers, 1, self.num_samples))
 
         def draw(inputs):
             key, sample = inputs
@@ -345,13 +345,13 @@ class GPPredictive:
         return jax.lax.map(draw, (keys, self.posterior_samples), batch_size=chunk)
 
     def _check(self, sample, args, kwargs) -> int:
-        """Checks sites and shapes; the number of rows of the largest covariance."""
+        """Checks sites and shapes; numbers in the covariances of old and new rows."""
         train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
         if not train:
             raise ValueError(
                 "The model has no latent GP site; use numpyro.infer.Predictive."
             )
-        rows = 1
+        rows = {}
         for name, prior in train.items():
             sites.check_inputs(name, prior)
             if name not in sample:
@@ -366,7 +366,7 @@ class GPPredictive:
                     f"{prior.shape()}. Pass the arguments that the samples were drawn "
                     "with."
                 )
-            rows = max(rows, prior.event_shape[0])
+            rows[name] = prior.event_shape[0]
         new = {}
         others = {name: value for name, value in sample.items() if name not in train}
 
@@ -382,7 +382,9 @@ class GPPredictive:
                     f"GP site '{name}' has new inputs with {prior.X.shape[-1]} columns, "
                     f"but the training inputs have {columns}."
                 )
-        return max([rows, *(prior.event_shape[0] for prior in new.values())])
+            rows[name] = rows.get(name, 0) + prior.event_shape[0]
+        priors = {**train, **new}
+        return sum(int(np.prod(priors[k].batch_shape)) * n**2 for k, n in rows.items())
 
     def _draw(self, rng_key, sample, args, kwargs):
         train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)

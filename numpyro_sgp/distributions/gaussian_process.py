@@ -1,6 +1,7 @@
 """A Gaussian process as a NumPyro distribution."""
 
 import copy
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,8 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
+from numpyro.infer.util import _unconstrain_params
+from numpyro.primitives import _PYRO_STACK
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.kernels import as_kernel
@@ -54,7 +57,6 @@ class GaussianProcess(dist.Distribution):
     """
 
     arg_constraints = {}
-    support = constraints.real_vector
     reparametrized_params = []
     pytree_data_fields = ("kernel", "X", "mean_function")
     pytree_aux_fields = ("jitter",)
@@ -112,6 +114,24 @@ class GaussianProcess(dist.Distribution):
         expanded = copy.copy(self)
         expanded._batch_shape = batch_shape
         return expanded
+
+    @constraints.dependent_property(is_discrete=False, event_dim=1)
+    def support(self):
+        """Any vector; with a warning where HMC asks for it, to sample f as it is."""
+        if any(
+            isinstance(handler, _unconstrain_params)
+            and self.shape() in [jnp.shape(value) for value in handler.params.values()]
+            for handler in _PYRO_STACK
+        ):
+            warnings.warn(
+                f"The {self.event_shape[0]} values of a GaussianProcess are sampled as they "
+                "are, where HMC and NUTS seldom mix: they are strongly correlated, and "
+                "hyperparameters that are sampled too are tied to them. Whiten the model: "
+                "NUTS(numpyro_sgp.whiten(model)).",
+                UserWarning,
+                stacklevel=2,
+            )
+        return constraints.real_vector
 
     @property
     def mean(self) -> Array:
@@ -175,15 +195,17 @@ class GaussianProcess(dist.Distribution):
         :param X_new: new inputs, shape ``(N_new, D)``.
         :return: the joint normal over the new values, ``batch_shape``, ``(N_new,)``.
         """
-        new = self.at(X_new)
-        L = self.scale_tril()
-        A = solve_lower(L, self.kernel(self.X, new.X))
-        white = solve_lower(L, (value - self.mean)[..., None])
-        loc = new.mean + jnp.einsum("...mn,...m->...n", A, white[..., 0])
-        K = self.kernel(new.X, new.X)
-        residual = K - jnp.einsum("...mi,...mj->...ij", A, A)
-        size = jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
-        tril, _ = jittered_cholesky(residual, self.jitter, size)
+        num_rows, X_new = self.event_shape[0], _as_inputs(X_new)
+        inputs = jnp.broadcast_to(X_new, (*self.X.shape[:-2], *X_new.shape[-2:]))
+        joint = self.at(jnp.concatenate([self.X, inputs], axis=-2))
+        # One factor of both: of a residual K - A'A, what rounding errors leave in float32
+        # may have no factor with any jitter.
+        L = joint.scale_tril()
+        old, A = L[..., :num_rows, :num_rows], L[..., num_rows:, :num_rows]
+        white = solve_lower(old, (value - self.mean)[..., None])
+        mean = joint.mean[..., num_rows:]
+        loc = mean + jnp.einsum("...nm,...m->...n", A, white[..., 0])
+        tril = L[..., num_rows:, num_rows:]
         return dist.MultivariateNormal(loc, scale_tril=tril, validate_args=False)
 
 

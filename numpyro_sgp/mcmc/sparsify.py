@@ -122,6 +122,7 @@ class _Sparsified:
         self.expectation = expectation
         #: Inducing points by GP site, of shape (M, D) or (*batch, M, D).
         self.inducing = {}
+        self._sites = frozenset()
         self._observed = frozenset()
         self._on_f = frozenset()
 
@@ -129,21 +130,26 @@ class _Sparsified:
         """Run the model: with its data for inference, without for predictions."""
         if not self.inducing:
             self._set_up(args, kwargs)
-        with_data = self._observed <= _observed(
-            self._run(sites.prior_mean, {}, args, kwargs)
-        )
-        replace = _InducingValues(self, with_data)
+        trace = self._run(sites.prior_mean, {}, args, kwargs)
+        likelihood = _observed(trace)
+        if not self._observed <= likelihood:
+            with _InducingValues(self):
+                return self.model(*args, **kwargs)
+        new = sorted(set(trace) - self._sites)
+        if new:
+            raise ValueError(
+                f"Sites {new} were not in the model when it was set up. Sparsify the model "
+                "anew for other arguments."
+            )
+        replace = _InducingValues(self, likelihood)
         with replace:
-            out = self.model(*args, **kwargs)
-        if not with_data:
-            return out
+            self.model(*args, **kwargs)
 
         @jax.jit  # the first run of a model is outside of jit: many small compilations
         def expected(values):
             return self._expected_log_likelihood(replace.shapes, values, args, kwargs)
 
         numpyro.factor(FACTOR, expected(replace.values))
-        return None
 
     # ---- set-up -------------------------------------------------------------------
 
@@ -202,6 +208,7 @@ class _Sparsified:
             )
         if not getattr(self.expectation, "joint", False):
             self._check_coupling(f, values, args, kwargs)
+        self._sites = frozenset(trace)
         self._observed = _observed(trace)
         self.inducing = chosen
 
@@ -358,30 +365,33 @@ class _InducingValues(Messenger):
     sparsified model.
 
     :param sparse: the sparsified model.
-    :param with_data: whether the likelihood is left to the expectation.
+    :param likelihood: names of the model's own observed sites, which are left to the
+        expectation; None where the model is run without its data.
     """
 
-    def __init__(self, sparse, with_data):
+    def __init__(self, sparse, likelihood=None):
         self.sparse = sparse
-        self.with_data = with_data
+        self.likelihood = likelihood
         self.values = {}
         self.shapes = {}
-        self.sampled = set()
-        self.hidden = set()
+        self.names = {}
         super().__init__()
 
     def process_message(self, msg):
-        if msg["type"] in ("sample", "param"):
-            self.sampled.add(msg["name"])
-        if msg["type"] == "plate":
-            sites.check_whole_plates({msg["name"]: msg}, _ALL_ROWS)
-        elif sites.is_latent_gp(msg) if msg["type"] == "sample" else False:
+        kind, name = msg["type"], msg.get("name")
+        if kind == "plate":
+            sites.check_whole_plates({name: msg}, _ALL_ROWS)
+        elif kind == "sample" and sites.is_latent_gp(msg):
             self._replace(msg)
-        elif self.with_data and (
-            (msg["type"] == "sample" and msg["is_observed"])
-            or (msg["type"] == "deterministic" and msg["name"] in self.sparse._on_f)
+        elif self.likelihood is not None and (
+            # By name: outer handlers send observed sites too, such as the Jacobians of
+            # potential_energy, and these are no part of the likelihood.
+            (kind == "sample" and name in self.likelihood)
+            or (kind == "deterministic" and name in self.sparse._on_f)
         ):
-            self._hide(msg)
+            msg["stop"] = True
+        elif kind in ("sample", "param"):
+            self.names[id(msg)] = name  # outer handlers may give it another one
 
     def _replace(self, msg):
         name = msg["name"]
@@ -394,20 +404,24 @@ class _InducingValues(Messenger):
         white = white.expand((*prior.batch_shape, points.shape[-2]))
         v = numpyro.sample(f"{name}_u_white", white.to_event(1 + reinterpreted))
         self.shapes[name] = prior.shape()
-        if self.with_data:
-            msg["value"] = sites.prior_mean(msg)  # of no effect on what is not hidden
-            self._hide(msg)
-        else:
+        if self.likelihood is None:
             msg["fn"] = sites.rewrap(self.sparse._posterior(msg, v), reinterpreted)
-
-    def _hide(self, msg):
-        self.hidden.add(msg["name"])
-        msg["stop"] = True
+        else:
+            msg["value"] = sites.prior_mean(msg)  # of no effect on what is not hidden
+            msg["stop"] = True
 
     def postprocess_message(self, msg):
         # By what the model has: outside of it, reparam makes a site deterministic.
-        if msg["name"] in self.sampled and msg["name"] not in self.hidden:
-            self.values[msg["name"]] = msg["value"]
+        name = self.names.pop(id(msg), None)
+        if name is None:
+            return
+        if msg.get("infer", {}).get("enumerate") == "parallel" and not msg["is_observed"]:
+            raise ValueError(
+                f"Latent site '{name}' is enumerated, and a sparsified model takes one "
+                "value of each latent. Sample it (numpyro.infer.DiscreteHMCGibbs), or sum "
+                "it out in the model (numpyro.distributions.MixtureSameFamily)."
+            )
+        self.values[name] = msg["value"]
 
 
 class _AtGPSites(Messenger):
@@ -464,8 +478,8 @@ def _is_about_q(option):
 def _no_value(name):
     return (
         f"The sparsified model has no value of the latent site '{name}' for the "
-        "likelihood: it was renamed by a handler outside of sparsify (scope), or its site "
-        "comes and goes. Put the handler inside: sparsify(handler(model), ...)."
+        "likelihood: its site comes and goes, or a handler outside of sparsify hid it. Put "
+        "the handler inside: sparsify(handler(model), ...)."
     )
 
 

@@ -283,8 +283,6 @@ def test_no_latent_is_put_at_its_median_in_the_likelihood():
     with pytest.raises(ValueError, match="no value of the latent site 'll'"):
         values = {"f_u_white": jnp.ones(len(Z))}
         model._expected_log_likelihood({"f": Y.shape}, values, (X, Y), {})
-    with pytest.raises(ValueError, match=r"'f_u_white' .*\(scope\)"):
-        handlers.seed(handlers.scope(model, prefix="a"), 0)(X, Y)
 
 
 def test_a_process_on_the_values_of_another():
