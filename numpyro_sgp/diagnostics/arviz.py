@@ -65,7 +65,8 @@ def to_arviz(
     the joint posterior of all latents. And ``sbc_p``, ``sbc_verdict`` and
     ``sbc_num_simulations`` of a calibration.
 
-    Dimensions are named after plates, ``f_dim_0`` and so on where there is none.
+    Dimensions are named after plates, ``f_dim_0`` and so on where there is none. A "/" in
+    a name (of :class:`numpyro.handlers.scope`) becomes a ".".
 
     An argument of the model that has the name of an option below must be passed by
     position.
@@ -166,7 +167,7 @@ def to_arviz(
         found.attrs["seconds"] = float(seconds)
 
     def group(values, sample_dims=("chain", "draw"), dims=dims, **options):
-        return arviz_base.dict_to_dataset(
+        found = arviz_base.dict_to_dataset(
             values,
             inference_library=numpyro,
             sample_dims=list(sample_dims),
@@ -174,6 +175,9 @@ def to_arviz(
             dims=dims,
             **options,
         )
+        # In a DataTree "/" divides groups; numpyro.handlers.scope puts it into names.
+        names = {str(name) for name in (*found.variables, *found.dims) if "/" in str(name)}
+        return found.rename({name: name.replace("/", ".") for name in names})
 
     hidden = set() if keep_white else _white_sites(trace, found.draws)
     groups = {"posterior": group({k: v for k, v in found.draws.items() if k not in hidden})}

@@ -39,7 +39,8 @@ class BlackBox(dist.Distribution):
     :param parameters: further arrays that are passed as they are.
     :param event_shape: the shape of one row of y; y has the shape ``(N, *event_shape)``.
     :param sample: optional ``sample(rng, f, *parameters)`` with a
-        :class:`numpy.random.Generator` that returns y, for predictive draws.
+        :class:`numpy.random.Generator` that returns y, for predictive draws; without it
+        they are NaN.
     :raises jax.errors.JaxRuntimeError: with the text of a :class:`BlackBoxError`, outside
         of jit too, if the function raises, or returns another shape, NaN or what are no
         real numbers; with the rows concerned.
@@ -107,15 +108,11 @@ class BlackBox(dist.Distribution):
 
     def sample(self, key, sample_shape=()):
         """
-        Draws by the function ``sample``.
-
-        :raises NotImplementedError: if there is none.
+        Draws by the function ``sample``; NaN if there is none, so that the rest of a model
+        (f at new inputs) can be drawn all the same.
         """
         if self.sampler is None:
-            raise NotImplementedError(
-                "This black-box likelihood cannot be drawn from: give BlackBox(..., "
-                "sample=function of (rng, f, *parameters))."
-            )
+            return jnp.full(self.shape(sample_shape), jnp.nan, self.f.dtype)
         count = math.prod(sample_shape)
         shape = jax.ShapeDtypeStruct((count, *self.shape()), self.f.dtype)
 

@@ -290,37 +290,21 @@ class _BlockApproximation:
             return constraints.softplus_positive
         return lower_triangular
 
-    def declare(self, prefix: str, initial: dict[str, Array]) -> tuple[dict, bool]:
+    def declare(self, prefix: str, initial: dict[str, Array]) -> dict:
         """
         The parameters of a site, as :func:`numpyro.param` statements.
 
         :param prefix: put before each name.
         :param initial: what :meth:`initial_params` returned.
-        :return: their values, and whether all of them are given from outside (by an
-            optimiser, say) rather than at their start.
-        :raises ValueError: if a value has another shape than the site's parameter.
+        :return: their values.
         """
-        values, given = {}, True
-        for name, start in initial.items():
-            full_name = f"{prefix}_{name}"
-            if not name.startswith("q") and not self.train_inducing:
-                values[name] = start
-                continue
-            used_start = []
-
-            def init(rng_key, start=start, used_start=used_start):
-                used_start.append(True)
-                return start
-
-            value = numpyro.param(full_name, init, constraint=self._constraint(name))
-            if jnp.shape(value) != jnp.shape(start):
-                raise ValueError(
-                    f"Parameter '{full_name}' has shape {jnp.shape(value)}, but this "
-                    f"guide's has {jnp.shape(start)}. Are these the parameters of another "
-                    "guide?"
-                )
-            values[name], given = value, given and not used_start
-        return values, given
+        values = {}
+        for name, value in initial.items():
+            if name.startswith("q") or self.train_inducing:
+                constraint = self._constraint(name)
+                value = numpyro.param(f"{prefix}_{name}", value, constraint=constraint)
+            values[name] = value
+        return values
 
     def relaxation(self, params: dict) -> Relaxation | None:
         """

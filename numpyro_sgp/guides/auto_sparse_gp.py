@@ -1,5 +1,8 @@
 """The guide: the model itself, with a sparse posterior at each GP site."""
 
+import functools
+import hashlib
+import json
 import warnings
 from contextlib import contextmanager
 
@@ -18,6 +21,12 @@ from numpyro_sgp.distributions.relaxation import check_block_size
 from numpyro_sgp.elbo.coupling import couples_rows, feeding, log_likelihood
 from numpyro_sgp.elbo.curvature import check_gaussian, check_log_concave
 from numpyro_sgp.guides.approximations import MeanKernel, check_approximations
+from numpyro_sgp.guides.identity import (
+    check_params,
+    check_shapes,
+    describe,
+    shape_and_dtype,
+)
 from numpyro_sgp.guides.parameters import parameter_blocks
 from numpyro_sgp.inducing import InducingVerdict, assess_inducing
 from numpyro_sgp.inducing.covariances import inducing_covariance
@@ -59,6 +68,26 @@ class AutoSparseGP(autoguide.AutoGuide):
     ``infer={"joint_rows": n}`` is drawn in the bound with the correlations within each
     group of n consecutive rows (1: of none) and no others, for a layer that combines them
     (:func:`~numpyro_sgp.convolutional_layer`).
+
+    **Restarts.** The base guide starts by the key of ``svi.init`` (or ``svi.run``), also
+    where the guide is set up already; inducing points stay those of the set-up, and
+    :func:`numpyro.param` starts where its statement says. Many runs at once, of which the
+    best is picked::
+
+        guide.setup(X, y)
+        keys = jax.random.split(jax.random.key(0), 8)
+        runs = jax.vmap(lambda key: svi.run(key, 1000, X, y, progress_bar=False))(keys)
+        best = jnp.nanargmin(runs.losses[:, -100:].mean(axis=1))
+        params = jax.tree.map(lambda x: x[best], runs.params)
+
+    In a model without other latents q(u) and Z are all that can start elsewhere: give
+    ``init_params`` to ``svi.run``, made from the key, such as
+    ``{"f_auto_qu_mu": jax.random.normal(key, (M,))}`` (a draw from the prior, if
+    whitened), or ``{"f_auto_Z": jax.random.choice(key, X, (M,), replace=False)}``.
+
+    Under :class:`numpyro.handlers.scope`, make the guide of the scoped model: names are
+    prefixed once. A scoped *guide* trains too, and ``guide.posterior`` then takes the
+    parameters without the prefix.
 
     :param model: a NumPyro model with one or more GP sites.
     :param approximation: what to put at the GP sites (:class:`~numpyro_sgp.SVGP`,
@@ -129,10 +158,13 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._make_base = base_guide
         self.base_guide = None
         self._approximations = {}
+        self._points = {}
         self._initial = {}
         self._constants = {}
         self._setup_inputs = {}
         self._setup_args = None
+        self._shapes_of_params = {}
+        self._description = {}
         #: Whether the likelihood ties rows of X together; known after the set-up.
         self.couples_rows = False
         self._combines_rows = False  # rows of a site become one row of another
@@ -145,14 +177,30 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         :return: the values of all latent sites by name.
         """
-        if self.prototype_trace is None:
-            self._setup_prototype(*args, **kwargs)
-        with handlers.trace() as base_trace:
-            values = {} if self.base_guide is None else self.base_guide(*args, **kwargs)
-        values = {name: values[name] for name in self._latents}
-        plates = {k: v["value"] for k, v in base_trace.items() if v["type"] == "plate"}
-        rng_key = numpyro.prng_key()
-        f = self._run_model(self._posterior, {**values, **plates}, rng_key, args, kwargs)
+        base_key, is_new = numpyro.prng_key(), self.prototype_trace is None
+        if is_new:
+            self._setup_prototype(base_key, args, kwargs)
+        starts = None
+        if base_key is not None and not (is_new and not_jax_tracer(base_key)):
+            starts = functools.cache(lambda: self._starts(base_key, args, kwargs))
+        values, plates = {}, _Plates()
+        with _Params(self._shapes_of_params, starts) as params:
+            if self.base_guide is not None:
+                with plates:
+                    values = self.base_guide(*args, **kwargs)
+            values = {name: values[name] for name in self._latents}
+            rng_key, posterior_at = numpyro.prng_key(), self._posteriors()
+
+            def at_site(site):
+                posterior = posterior_at(site)
+                # Where no optimiser or result has given parameters yet, SVI.init wants a
+                # value of the right shape only, and a joint draw would cost O(N^3).
+                names = self._names()[site["name"]].values()
+                starts_here = not params.started.isdisjoint(names)
+                return posterior, sites.prior_mean(site) if starts_here else None
+
+            given = {**values, **plates.values}
+            f = self._run_model(at_site, given, rng_key, args, kwargs)
         return {**values, **f}
 
     def _run_model(self, at_site, given, rng_key, args, kwargs):
@@ -169,8 +217,20 @@ class AutoSparseGP(autoguide.AutoGuide):
             self.model(*args, **kwargs)
         return at_sites.values
 
-    def _posterior(self, site):
-        """The posterior at a GP site, and its value where SVI is being set up."""
+    def _posteriors(self):
+        """
+        Declares the parameters of all GP sites; outside of the model, whose handlers are
+        not for them.
+
+        :return: from a GP site's message to its posterior.
+        """
+        declared = {
+            name: approximation.declare(f"{name}_{self.prefix}", self._initial[name])
+            for name, approximation in self._approximations.items()
+        }
+        return functools.partial(self._posterior, declared)
+
+    def _posterior(self, declared, site):
         name = site["name"]
         if name not in self._initial:
             raise ValueError(
@@ -185,7 +245,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                 f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but its "
                 f"inducing points have {columns}. Make a new AutoSparseGP for other inputs."
             )
-        values, given = approximation.declare(f"{name}_{self.prefix}", initial)
+        values = declared[name]
         constants = {**self._constants[name], "natural_rate": self.natural_rate}
         posterior = approximation.posterior(prior, {**values, **constants})
         if (relaxation := approximation.relaxation(values)) is not None:
@@ -197,10 +257,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                 raise type(error)(f"GP site '{name}': {error}") from None
         found = {"couples_rows": self.couples_rows, "combines_rows": self._combines_rows}
         site["infer"] = {**site["infer"], **found}
-        # Where no optimiser or result has given parameters yet, SVI.init wants a value of
-        # the right shape only, and a joint draw would cost O(N^3).
-        value = None if given else sites.prior_mean(site)
-        return sites.rewrap(posterior, reinterpreted), value
+        return sites.rewrap(posterior, reinterpreted)
 
     # ---- set-up -------------------------------------------------------------------
 
@@ -216,23 +273,22 @@ class AutoSparseGP(autoguide.AutoGuide):
         """
         if self.prototype_trace is None:
             with handlers.block(), handlers.seed(rng_seed=0):
-                self._setup_prototype(*args, **kwargs)
+                self._setup_prototype(numpyro.prng_key(), args, kwargs)
 
-    def _setup_prototype(self, *args, **kwargs):
+    def _setup_prototype(self, base_key, args, kwargs):
         if not all(not_jax_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs))):
             raise ValueError(
                 "AutoSparseGP chooses its inducing points from known inputs, but the "
                 "model's arguments are traced by jit or vmap. Call guide.setup(...) with "
                 "them first."
             )
-        base_key = numpyro.prng_key()
         if base_key is None or not not_jax_tracer(base_key):
             base_key = jax.random.key(0)
         try:
             with handlers.block(), sites.known_inside_jit():
                 self._prepare(base_key, args, kwargs)
         except BaseException:
-            self.base_guide, self._approximations = None, {}
+            self.base_guide, self._approximations, self._points = None, {}, {}
             self._initial, self._constants, self._setup_inputs = {}, {}, {}
             raise
 
@@ -245,27 +301,65 @@ class AutoSparseGP(autoguide.AutoGuide):
             for name, site in trace.items()
             if site["type"] == "sample" and not site["is_observed"] and name not in gp_sites
         ]
-        values = {}
-        if self._latents:
-            rest = _WithoutGPs(self.model, gp_sites)
-            options = {"prefix": self.prefix, **self._base_options}
-            make = self._make_base
-            is_class = isinstance(getattr(make, "func", make), type)
-            self.base_guide = make(rest, **options) if is_class else make(rest)
-            with handlers.seed(rng_seed=base_key):
-                values = self.base_guide(*args, **kwargs)
-            values = {name: values[name] for name in self._latents}
+        self.base_guide, values, base_params = self._new_base(base_key, args, kwargs)
         subsampled = bool(subsample_plate_sizes(trace))
         for name in gp_sites:
             self._initialise(name, values, subsampled, args, kwargs)
         self._check_likelihood(trace, values, args, kwargs)
         self._setup_args = None if subsampled else (args, kwargs)
+        params = {name: s["value"] for name, s in trace.items() if s["type"] == "param"}
+        params |= base_params
+        for site, names in self._names().items():
+            trained = {k for k in names if self._is_trained(site, k)}
+            params |= {names[k]: self._initial[site][k] for k in trained}
+        self._shapes_of_params = jax.tree.map(shape_and_dtype, params)
+        self._description = describe(
+            trace, self._approximations, self._points, self._shapes_of_params
+        )
         # What pickles, and what NumPyro's tools ask of a guide.
         self.prototype_trace = {
             name: site
             for name, site in trace.items()
             if site["type"] in ("sample", "deterministic")
         }
+
+    def _new_base(self, rng_key, args, kwargs):
+        """A guide for the latents beside f, their values in a first run, its parameters."""
+        if not self._latents:
+            return None, {}, {}
+        rest = _WithoutGPs(self.model, list(self._approximations))
+        options = {"prefix": self.prefix, **self._base_options}
+        make = self._make_base
+        is_class = isinstance(getattr(make, "func", make), type)
+        guide = make(rest, **options) if is_class else make(rest)
+        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=rng_key):
+            values = guide(*args, **kwargs)
+        params = {name: s["value"] for name, s in trace.items() if s["type"] == "param"}
+        return guide, {name: values[name] for name in self._latents}, params
+
+    def _starts(self, rng_key, args, kwargs):
+        """
+        The starting values that a new guide would have with this key (at the inducing
+        points that were chosen), by name; none where the arguments have no data.
+        """
+        with handlers.block(), handlers.trace() as trace, _AtGPSites(_at_prior_mean):
+            with _seeded(rng_key):
+                self.model(*args, **kwargs)
+        latents = {
+            name
+            for name, site in trace.items()
+            if site["type"] == "sample" and not site["is_observed"]
+        }
+        if latents != {*self._latents, *self._approximations}:
+            return {}
+        _, values, starts = self._new_base(rng_key, args, kwargs)
+        initial = {}
+        for site, names in self._names().items():
+            prior = self._prior(site, values, initial, args, kwargs)(jax.random.key(0))
+            approximation = self._approximations[site]
+            initial[site] = approximation.initial_params(prior, self._points[site])
+            starts |= {names[name]: value for name, value in initial[site].items()}
+        return starts
 
     def _structure(self, *args, **kwargs):
         """The model's trace with GP sites at their prior means, checked."""
@@ -327,24 +421,7 @@ class AutoSparseGP(autoguide.AutoGuide):
     def _initialise(self, name, values, subsampled, args, kwargs):
         """Starting parameters of a GP site; sites before it are initialised already."""
         approximation = self._approximations[name]
-        found = {}
-
-        def at_site(site):
-            if site["name"] in self._initial:
-                prior, reinterpreted = sites.unwrap(site["fn"])
-                params = {**self._initial[site["name"]], **self._constants[site["name"]]}
-                posterior = self._approximations[site["name"]].posterior(prior, params)
-                draw = posterior.sample_parametric(jax.random.key(1))
-                return sites.rewrap(posterior, reinterpreted), draw
-            if site["name"] == name:
-                found["prior"] = sites.unwrap(site["fn"])[0]
-            return site["fn"], sites.prior_mean(site)
-
-        def run(rng_key):
-            with handlers.block():
-                self._run_model(at_site, values, rng_key, args, kwargs)
-            return found["prior"]
-
+        run = self._prior(name, values, self._initial, args, kwargs)
         prior = run(jax.random.key(0))
         X = prior.X.reshape(-1, prior.X.shape[-1])
         if prior.X.ndim > 2 and approximation.constants(np.zeros((1, 1))):
@@ -369,11 +446,39 @@ class AutoSparseGP(autoguide.AutoGuide):
             points = approximation.initial_points(prior, X)
         except ValueError as error:
             raise ValueError(f"GP site '{name}': {error}") from error
+        self._points[name] = points
         self._constants[name] = approximation.constants(X)
         self._initial[name] = approximation.initial_params(prior, points)
         self._setup_inputs[name] = (prior.kernel, X)
         Kuu = inducing_covariance(prior.kernel, approximation.factorised(points))
         check_cholesky(name, jittered_cholesky(Kuu, approximation.jitter)[0])
+
+    def _prior(self, name, values, initial, args, kwargs):
+        """
+        From a random key to the prior of a GP site.
+
+        :param values: of the other latents.
+        :param initial: starting parameters of the GP sites before it.
+        """
+        found = {}
+
+        def at_site(site):
+            if site["name"] in initial:
+                prior, reinterpreted = sites.unwrap(site["fn"])
+                params = {**initial[site["name"]], **self._constants[site["name"]]}
+                posterior = self._approximations[site["name"]].posterior(prior, params)
+                draw = posterior.sample_parametric(jax.random.key(1))
+                return sites.rewrap(posterior, reinterpreted), draw
+            if site["name"] == name:
+                found["prior"] = sites.unwrap(site["fn"])[0]
+            return site["fn"], sites.prior_mean(site)
+
+        def run(rng_key):
+            with handlers.block():
+                self._run_model(at_site, values, rng_key, args, kwargs)
+            return found["prior"]
+
+        return run
 
     def _check_likelihood(self, trace, values, args, kwargs):
         """
@@ -521,8 +626,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         :return: a distribution for each site, with ``mean`` and ``variance`` of shape
             ``batch_shape + (N,)``, ``covariance_matrix``, ``sample``, ``parallel()``,
             ``orthogonal()`` and ``prior_kl()``.
-        :raises ValueError: if ``params`` are not this guide's or not finite, or K_uu
-            cannot be factorised.
+        :raises ValueError: if names, shapes or kinds of numbers of ``params`` are not this
+            guide's and its model's, they are not finite, or K_uu cannot be factorised.
         """
         base_key = inner_key = None
         if rng_key is not None:
@@ -549,7 +654,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         def at_site(site):
             sites.check_inputs(site["name"], sites.unwrap(site["fn"])[0])
-            fn, _ = self._posterior(site)
+            fn = posterior_here(site)
             posterior, _ = sites.unwrap(fn)
             check_cholesky(site["name"], posterior.chol)
             _report_collapse(site["name"], posterior)
@@ -564,6 +669,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         with handlers.block(), handlers.substitute(data=params):
             others = self._base_values(params, rng_key, args, kwargs)
+            posterior_here = self._posteriors()
             self._run_model(at_site, others, jax.random.key(0), args, kwargs)
         return found, values
 
@@ -574,6 +680,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         :param params: parameters of the guide.
         :param args: arguments of the model.
         """
+        self._check_params(params)
         with handlers.block(), handlers.substitute(data=params):
             return self._base_values(params, None, args, kwargs)
 
@@ -601,10 +708,31 @@ class AutoSparseGP(autoguide.AutoGuide):
         approximation (``"Z"``, ``"qu_mu"`` and so on).
         """
         self._check_set_up()
+        return self._names()
+
+    def fingerprint(self) -> str:
+        """
+        What model and guide are made of as a short string, to be kept beside parameters
+        and compared before they are used again: the sites and their distributions,
+        kernels and means by their classes, approximations, and names and shapes of the
+        parameters. It depends on no values, and on the number of rows only where
+        parameters have that length. Known after the set-up.
+
+        :return: 16 hexadecimal digits.
+        """
+        self._check_set_up()
+        text = json.dumps(self._description, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _names(self):
         return {
             site: {name: f"{site}_{self.prefix}_{name}" for name in initial}
             for site, initial in self._initial.items()
         }
+
+    def _is_trained(self, site, name):
+        """Whether a value of a GP site is a parameter, not fixed at its start."""
+        return name.startswith("q") or self._approximations[site].train_inducing
 
     def _base_values(self, params, rng_key, args, kwargs):
         if self.base_guide is None:
@@ -642,9 +770,8 @@ class AutoSparseGP(autoguide.AutoGuide):
             guide = handlers.substitute(handlers.seed(self, guide_key), data=params)
             guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
             model = handlers.substitute(handlers.seed(self.model, model_key), data=params)
-            model_trace = handlers.trace(handlers.replay(model, guide_trace)).get_trace(
-                *args, **kwargs
-            )
+            model = _Drawn(handlers.replay(model, guide_trace))
+            model_trace = handlers.trace(model).get_trace(*args, **kwargs)
             return {
                 name: site["value"]
                 for name, site in model_trace.items()
@@ -744,31 +871,16 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     def _check_params(self, params):
         self._check_set_up()
-        for site, initial in self._initial.items():
-            frozen = not self._approximations[site].train_inducing
-            own = {f"{site}_{self.prefix}_{name}" for name in initial}
-            block_names = tuple(f"{site}_{self.prefix}_{kind}" for kind in ("Z", "O", "q"))
-            extra = sorted(k for k in set(params) - own if k.startswith(block_names))
-            if extra:
-                raise ValueError(
-                    f"params has {extra}, which GP site '{site}' of this guide has not. "
-                    "Are these the parameters of another guide?"
-                )
-            for name in initial:
-                full_name = f"{site}_{self.prefix}_{name}"
-                if full_name in params:
-                    value = params[full_name]
-                    if not_jax_tracer(value) and not np.isfinite(value).all():
-                        raise ValueError(
-                            f"Parameter '{full_name}' of GP site '{site}' is not finite. "
-                            "Training has diverged: look at the losses, lower the learning "
-                            "rate, or, in float32, try numpyro.enable_x64()."
-                        )
-                elif name.startswith("q") or not frozen:
-                    raise ValueError(
-                        f"params has no '{full_name}' for GP site '{site}'; it has "
-                        f"{sorted(params)}. Are these the parameters of another guide?"
-                    )
+        check_params(params, self._shapes_of_params, self._fixed())
+
+    def _fixed(self):
+        """Values of the GP sites that are not trained, by name."""
+        return {
+            full_name: self._initial[site][name]
+            for site, names in self._names().items()
+            for name, full_name in names.items()
+            if not self._is_trained(site, name)
+        }
 
 
 def check_cholesky(name: str, chol: jax.Array) -> None:
@@ -834,19 +946,90 @@ class _AtGPSites(Messenger):
         self.at_site = at_site
         self.hide_others = hide_others
         self.values = {}
+        self._name = None  # in the model; handlers outside (a scope) may change it
         super().__init__()
 
     def process_message(self, msg):
         if msg["type"] == "sample" and sites.is_latent_gp(msg):
+            self._name = msg["name"]
             msg["fn"], value = self.at_site(msg)
             if value is not None:
                 msg["value"] = value
         elif self.hide_others and msg["type"] in ("sample", "deterministic"):
+            _draw(msg)
             msg["stop"] = True
 
     def postprocess_message(self, msg):
         if sites.is_sparse_posterior(msg):
-            self.values[msg["name"]] = msg["value"]
+            self.values[self._name] = msg["value"]
+
+
+class _Drawn(Messenger):
+    """Puts NaN where a distribution cannot be drawn from, which stops nothing else."""
+
+    def process_message(self, msg):
+        _draw(msg)
+
+
+def _draw(msg):
+    if msg["type"] != "sample" or msg["value"] is not None:
+        return
+    try:
+        draw = msg["fn"](*msg["args"], sample_intermediates=True, **msg["kwargs"])
+        msg["value"], msg["intermediates"] = draw
+    except NotImplementedError:
+        msg["value"] = jnp.full(msg["fn"].shape(msg["kwargs"]["sample_shape"]), jnp.nan)
+
+
+class _Plates(Messenger):
+    """The indices of plates by their names here, whatever handlers outside call them."""
+
+    def __init__(self):
+        self.values = {}
+        super().__init__()
+
+    def process_message(self, msg):
+        self._name = msg.get("name")
+
+    def postprocess_message(self, msg):
+        if msg["type"] == "plate":
+            self.values[self._name] = msg["value"]
+
+
+class _Params(Messenger):
+    """
+    Checks the shapes of parameters, and says where those that nobody gives start.
+
+    :param shapes: of the set-up, by name.
+    :param starts: a function that returns starting values by name; None for the starts
+        that the statements have.
+    """
+
+    def __init__(self, shapes, starts):
+        self.shapes = shapes
+        self.starts = starts
+        self.started = set()
+        super().__init__()
+
+    def __enter__(self):
+        super().__enter__()
+        return self
+
+    def process_message(self, msg):
+        if msg["type"] != "param":
+            return
+        self._name = msg["name"]
+        # A function draws with the key of this run by itself.
+        if msg["args"] and msg["args"][0] is not None:
+            msg["fn"] = functools.partial(self._start, msg["name"])
+
+    def _start(self, name, start, **_):
+        self.started.add(name)
+        return start if self.starts is None else self.starts().get(name, start)
+
+    def postprocess_message(self, msg):
+        if msg["type"] == "param" and self._name in self.shapes:
+            check_shapes(self._name, msg["value"], self.shapes[self._name])
 
 
 class _OnePlateEach(Messenger):

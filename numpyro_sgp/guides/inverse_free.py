@@ -284,10 +284,10 @@ class InverseFreeSVGP(SVGP):
 
     def declare(self, prefix, initial):
         """See the base class; with the mutable site of T."""
-        values, given = super().declare(prefix, initial)
+        values = super().declare(prefix, initial)
         if self.bound == "relaxed":
             values["T"] = mutable(f"{prefix}_T", {})
-        return values, given
+        return values
 
     def posterior(self, prior: GaussianProcess, params: dict) -> InverseFreePosterior:
         """

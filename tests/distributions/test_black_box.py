@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
+import optax
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from numpyro.infer import Predictive
+from numpyro.infer import SVI, Predictive
 
 import numpyro_sgp as sgp
 
@@ -144,9 +146,62 @@ def test_draws_of_several_outputs_have_the_shape_of_the_data():
     assert_array_equal(fn.sample(jax.random.key(0)), jnp.stack([F[0, 0], -F[0, 0]], -1))
 
 
-def test_draws_without_a_function_are_an_error():
-    with pytest.raises(NotImplementedError, match="cannot be drawn from: give BlackBox"):
-        sgp.BlackBox(cubic, F[0, 0]).sample(jax.random.key(0))
+def test_draws_without_a_function_are_nan():
+    fn = sgp.BlackBox(cubic, F[0, 0], event_shape=(2,))
+    found = fn.sample(jax.random.key(0), (3,))
+    assert found.shape == (3, *F[0, 0].shape, 2) and np.isnan(found).all()
+
+
+class Undrawable(dist.Normal):
+    """A response of the user's with a log density and no draws."""
+
+    def sample(self, key, sample_shape=()):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("kind", ["black box", "no sample"])
+def test_f_is_predicted_where_the_response_cannot_be_drawn(kind):
+    def log_prob(y, f):
+        return -((y - f) ** 2)
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.deterministic("square", f**2)
+        with numpyro.plate("data", X.shape[0]):
+            fn = sgp.BlackBox(log_prob, f) if kind == "black box" else Undrawable(f, 1.0)
+            numpyro.sample("y", fn, obs=y)
+
+    X = jnp.linspace(-1.0, 1.0, 6)[:, None]
+    X_new = X[:4] + 0.1
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    elbo = sgp.TraceGP_ELBO(sgp.ScoreFunction(10))
+    svi = SVI(model, guide, optax.adam(0.1), elbo)
+    result = svi.run(jax.random.key(0), 3, X, X[:, 0], progress_bar=False)
+    q = guide.posterior(result.params, X_new)["f"]
+    # The posterior is the one that a response which can be drawn from gives.
+    expected = guide.posterior(result.params, X_new, jnp.zeros(4))["f"]
+    assert_array_equal(q.mean, expected.mean)
+    assert guide.median(result.params, X_new)["f"].shape == (4,)
+    draws = guide.sample_posterior(
+        jax.random.key(1), result.params, X_new, sample_shape=(5,)
+    )
+    assert draws["f"].shape == (5, 4) and set(draws) == {"f", "square"}
+    assert_array_equal(draws["square"], draws["f"] ** 2)
+    if kind == "black box":
+        predictive = Predictive(
+            model,
+            guide=guide,
+            params=result.params,
+            num_samples=5,
+            return_sites=["f", "y"],
+        )
+        found = predictive(jax.random.key(1), X_new)
+        assert np.isfinite(found["f"]).all() and np.isnan(found["y"]).all()
+        samples = {"f": jnp.zeros((2, 6))}
+        found = sgp.GPPredictive(model, samples, train_args=(X, X[:, 0]))(
+            jax.random.key(1), X_new
+        )
+        assert np.isfinite(found["f"]).all() and np.isnan(found["y"]).all()
 
 
 # ---- errors -----------------------------------------------------------------------------

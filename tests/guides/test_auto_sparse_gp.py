@@ -597,10 +597,10 @@ def test_parameters_that_diverged():
     guide, svi, state = start(helpers.poisson_model, sgp.SVGP(3), X, y)
     params = svi.get_params(state)
     bad = {**params, "f_auto_qu_mu": params["f_auto_qu_mu"] * jnp.nan}
-    with pytest.raises(ValueError, match="'f_auto_qu_mu' of GP site 'f' is not finite"):
+    with pytest.raises(ValueError, match="'f_auto_qu_mu' is not finite"):
         guide.sample_posterior(random.key(0), bad, X)
     bad = {**params, "lengthscale_auto_loc": jnp.nan}
-    with pytest.raises(ValueError, match="GP site 'f' has no Cholesky.*jitter of 0.001"):
+    with pytest.raises(ValueError, match="'lengthscale_auto_loc' is not finite"):
         guide.posterior(bad, X)
 
 
@@ -611,7 +611,7 @@ def test_parameters_of_another_guide():
     with pytest.raises(ValueError, match="'f_auto_Z' has shape.*another guide"):
         guide.posterior(svi.get_params(state), X)
     solve, _, _ = start(helpers.gaussian_model, sgp.SOLVEGP(4, 2), X, y)
-    with pytest.raises(ValueError, match="no 'f_auto_O'.*GP site 'f'.*another guide"):
+    with pytest.raises(ValueError, match="'f_auto_O'.*are missing.*another guide"):
         solve.posterior(svi.get_params(state), X)
 
 
