@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
+from numpyro.distributions import Delta
 from numpyro.infer import autoguide
 from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.primitives import Messenger
@@ -769,6 +770,34 @@ class AutoSparseGP(autoguide.AutoGuide):
                         f"params has no '{full_name}' for GP site '{site}'; it has "
                         f"{sorted(params)}. Are these the parameters of another guide?"
                     )
+
+    def others_at(self, params: dict, args, kwargs, rng_key=None) -> dict:
+        """
+        Values of the latents beside the GP sites, those that :meth:`posterior_at` has for
+        the same arguments.
+
+        :param params: parameters of the guide.
+        :param args: tuple of the arguments of the model.
+        :param kwargs: dict of its keyword arguments.
+        :param rng_key: key for a draw; None for their medians.
+        """
+        with handlers.block(), handlers.substitute(data=params):
+            return self._base_values(params, rng_key, args, kwargs)
+
+    def draws_others(self, params: dict, args, kwargs) -> bool:
+        """
+        Whether the base guide is a distribution of the latents beside the GP sites, rather
+        than a point (``AutoDelta``). The parameters are those of :meth:`others_at`.
+        """
+        if self.base_guide is None:
+            return False
+        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
+            with handlers.substitute(data=params):
+                self.base_guide(*args, **kwargs)
+        return any(
+            site["type"] == "sample" and not isinstance(sites.unwrap(site["fn"])[0], Delta)
+            for site in trace.values()
+        )
 
 
 def check_cholesky(name: str, chol: jax.Array) -> None:

@@ -61,7 +61,8 @@ class FitResult(NamedTuple):
     losses: Array
     """Loss of each step, shape ``(num_steps,)`` or shorter."""
     nlpd: np.ndarray
-    """Held-out negative log predictive densities, means over the rows."""
+    """Held-out negative log predictive densities, means over the rows that no mask leaves
+    out."""
     nlpd_steps: np.ndarray
     """After how many steps each of these was taken."""
 
@@ -139,7 +140,9 @@ def fit(
         :class:`~numpyro_sgp.AutoSparseGP`: the mean of the negative log predictive density
         (NLPD) over its rows, by :func:`~numpyro_sgp.log_predictive_density`, is taken
         ``every`` so many steps and at the end, and the result's parameters are the best.
-        Inner layers of a deep GP are drawn 20 times for it.
+        Rows that the model masks do not count; several observed sites have the sum of their
+        means. Inner layers of a deep GP, and latents beside f of which the base guide is a
+        distribution, are drawn 20 times for it.
     :param every: steps from one validation to the next.
     :param patience: training stops after so many validations without a new best.
     :param checkpoint: folder of checkpoints.
@@ -324,12 +327,17 @@ class _Training:
         """The held-out NLPD now; keeps the best parameters."""
         params = self.svi.get_params(self.state)
         density = program(self.svi, _held_out)
-        total, num_rows = 0.0, len(self.validation[0])
-        size = self.source.batch_size
+        totals, size = {}, self.source.batch_size
         for batch, counts in whole_batches(self.validation, size, self.devices):
             with self.devices.set():
-                total += density(params, batch, counts, self.arrays, static=self.static)
-        nlpd = -float(total) / num_rows
+                found = density(params, batch, counts, self.arrays, static=self.static)
+            totals = jax.tree.map(jnp.add, totals, found) if totals else found
+        if empty := [name for name, (_, rows) in totals.items() if not rows]:
+            raise ValueError(
+                f"All rows of validation are masked at the observed sites {empty}, so that "
+                "they have no held-out density. Mask fewer, or leave validation out."
+            )
+        nlpd = -sum(float(total) / int(rows) for total, rows in totals.values())
         is_best = nlpd < np.min(self.nlpd, initial=np.inf, where=np.isfinite(self.nlpd))
         self.set(
             best=params if is_best else self.best,
@@ -415,13 +423,20 @@ def _finite(params):
 
 
 def _held_out(svi, params, batch, counts, arrays, *, static):
-    """Sum of the log predictive density over the rows that count."""
+    """
+    Sums of the log predictive density over the rows that count, and numbers of these rows,
+    by observed site.
+    """
     args, kwargs = join_static(arrays, static)
     kwargs = {**kwargs, **svi.static_kwargs}
-    density = batch_log_density(
+    density, observed = batch_log_density(
         svi.guide, params, (*batch, *args), kwargs, num_draws=_VALIDATION_DRAWS
     )
-    return copied(sum(jnp.sum(jnp.where(counts, rows, 0.0)) for rows in density.values()))
+    found = {}
+    for name, rows in density.items():
+        counted = counts & observed[name]
+        found[name] = jnp.sum(jnp.where(counted, rows, 0.0)), jnp.sum(counted)
+    return copied(found)
 
 
 class _GivenRows(Messenger):

@@ -297,6 +297,30 @@ def test_the_best_parameters_are_returned(svi, data):
     assert_same([svi.get_params(short.state)], [fit(svi, data, 6 * (best + 4)).params])
 
 
+def test_masked_held_out_rows_do_not_count(data):
+    """The score is that of the other rows, in batches of which one has none of them."""
+
+    def masked(X, y, mask, num_rows=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", num_rows or X.shape[0], subsample_size=X.shape[0]):
+            with numpyro.handlers.mask(mask=mask):
+                numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    X, y = data
+    guide = sgp.AutoSparseGP(masked, sgp.SVGP(5))
+    svi = SVI(masked, guide, optax.adam(0.02), sgp.TraceGP_ELBO())
+    mask = np.arange(20) % 3 == 0
+    mask[7:14] = False
+    held_out = X[:20], y[:20], mask
+    found = fit(svi, (X, y, np.ones(60, bool)), 4, validation=held_out, every=4)
+    rest = X[:20][mask], y[:20][mask], np.ones(mask.sum(), bool)
+    density = sgp.log_predictive_density(guide, found.params, *rest)["y"]
+    assert_allclose(found.nlpd, -density.mean(), rtol=1e-12)
+    with pytest.raises(sgp.FitInterrupted, match=r"observed sites \['y'\]"):
+        nothing = X[:20], y[:20], np.zeros(20, bool)
+        fit(svi, (X, y, np.ones(60, bool)), 4, validation=nothing, every=4)
+
+
 # ---- checkpoints ----------------------------------------------------------------------
 
 
