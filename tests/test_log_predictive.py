@@ -206,8 +206,8 @@ def test_random_latents_are_averaged(base_guide):
     # Of the logarithms, noise before lengthscale.
     loc, sd, params = np.array([-0.4, 0.1]), np.array([0.5, 0.4]), params_of()
     if base_guide is AutoNormal:
-        for name, *moments in zip(["noise", "lengthscale"], loc, sd, strict=True):
-            params |= dict(zip([f"{name}_auto_loc", f"{name}_auto_scale"], moments))
+        for i, name in enumerate(["noise", "lengthscale"]):
+            params |= {f"{name}_auto_loc": loc[i], f"{name}_auto_scale": sd[i]}
     else:
         params |= {"auto_loc": jnp.asarray(loc), "auto_scale_tril": jnp.diag(sd)}
     # Both by thirty nodes, q(f) in closed form.

@@ -1,5 +1,7 @@
 """The guide: the model itself, with a sparse posterior at each GP site."""
 
+import hashlib
+import json
 import warnings
 from contextlib import contextmanager
 
@@ -134,6 +136,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._constants = {}
         self._setup_inputs = {}
         self._setup_args = None
+        self._saved = None
         #: Whether the likelihood ties rows of X together; known after the set-up.
         self.couples_rows = False
         self._combines_rows = False  # rows of a site become one row of another
@@ -366,13 +369,16 @@ class AutoSparseGP(autoguide.AutoGuide):
             keys = jax.random.split(jax.random.key(0), num_batches)
             X = jax.lax.map(lambda key: run(key).X, keys).reshape(-1, X.shape[-1])
         X = np.asarray(X)
+        self._setup_inputs[name] = (prior.kernel, X)
+        if self._saved is not None:
+            self._take_saved(name, prior)
+            return
         try:
             points = approximation.initial_points(prior, X)
         except ValueError as error:
             raise ValueError(f"GP site '{name}': {error}") from error
         self._constants[name] = approximation.constants(X)
         self._initial[name] = approximation.initial_params(prior, points)
-        self._setup_inputs[name] = (prior.kernel, X)
         Kuu = inducing_covariance(prior.kernel, approximation.factorised(points))
         check_cholesky(name, jittered_cholesky(Kuu, approximation.jitter)[0])
 
@@ -770,6 +776,79 @@ class AutoSparseGP(autoguide.AutoGuide):
                         f"params has no '{full_name}' for GP site '{site}'; it has "
                         f"{sorted(params)}. Are these the parameters of another guide?"
                     )
+
+    def check_params(self, params: dict) -> None:
+        """
+        :raises ValueError: if ``params`` are not this guide's, or not finite.
+        """
+        self._check_params(params)
+
+    def setup_state(self) -> dict:
+        """What :meth:`setup_from` needs, arrays by name: it is not in the parameters."""
+        self._check_set_up()
+        rate = None if self.natural_rate is None else float(self.natural_rate)
+        return {
+            "initial": self._initial,
+            "constants": self._constants,
+            "natural_rate": rate,
+        }
+
+    def setup_from(self, saved: dict, *args, **kwargs) -> None:
+        """
+        As :meth:`setup`, with inducing points from a guide that was set up before, so that
+        the arguments need not have the training data.
+
+        :param saved: of that guide's :meth:`setup_state`.
+        :param args: arguments of the model, with observations.
+        :raises ValueError: if it has other GP sites.
+        """
+        self._saved = saved
+        try:
+            self.setup(*args, **kwargs)
+        finally:
+            self._saved = None
+        self.natural_rate = saved["natural_rate"]
+
+    def _take_saved(self, name, prior):
+        """Starting parameters of a GP site from :meth:`setup_from`."""
+        if name not in self._saved["initial"]:
+            raise ValueError(
+                f"The model has a GP site '{name}', but the guide that was saved had only "
+                f"{sorted(self._saved['initial'])}."
+            )
+        initial = self._saved["initial"][name]
+        columns = initial["Z"].shape[-1] if "Z" in initial else prior.X.shape[-1]
+        if prior.X.shape[-1] != columns and not self._approximations[name].inter_domain:
+            raise ValueError(
+                f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but the "
+                f"inducing points that were saved have {columns}."
+            )
+        self._initial[name] = initial
+        self._constants[name] = self._saved["constants"][name]
+
+    def fingerprint(self) -> str:
+        """
+        A hash of what parameters must agree with: GP sites, their kernels' and
+        approximations' classes, names and shapes of their parameters, the other latents and
+        the class of the base guide. Data do not matter.
+        """
+        self._check_set_up()
+        parts = {
+            "prefix": self.prefix,
+            "base guide": type(self.base_guide).__name__,
+            "latents": self._latents,
+            "sites": {
+                name: [
+                    type(self._setup_inputs[name][0]).__name__,
+                    type(self._approximations[name]).__name__,
+                    getattr(self._approximations[name], "whiten", None),
+                    {k: list(jnp.shape(v)) for k, v in sorted(initial.items())},
+                ]
+                for name, initial in self._initial.items()
+            },
+        }
+        text = json.dumps(parts, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def others_at(self, params: dict, args, kwargs, rng_key=None) -> dict:
         """

@@ -22,10 +22,10 @@ from tqdm import tqdm
 
 from numpyro_sgp._programs import join_static, program, split_static
 from numpyro_sgp.guides import AutoSparseGP
-from numpyro_sgp.predict import batch_log_density
+from numpyro_sgp.predictive import batch_log_density
 from numpyro_sgp.training.checkpoint import Checkpoints, is_key
 from numpyro_sgp.training.devices import Devices, copied
-from numpyro_sgp.training.lbfgs import FitInterrupted
+from numpyro_sgp.training.lbfgs import FitInterrupted, describe
 from numpyro_sgp.training.rows import (
     Rows,
     check_dtype,
@@ -45,11 +45,15 @@ _SMOOTH = 0.1  # weight of the latest block in the ELBO shown
 
 class FitResult(NamedTuple):
     """
-    What :func:`~numpyro_sgp.fit` returns.
+    What :func:`~numpyro_sgp.fit` returns; printed, it is a summary.
 
+    >>> import numpy as np
     >>> from numpyro_sgp import FitResult
-    >>> FitResult._fields
-    ('params', 'state', 'losses', 'nlpd', 'nlpd_steps')
+    >>> losses, nlpd = np.array([9.0, 4.0, 3.0]), np.array([1.5])
+    >>> FitResult({}, None, losses, nlpd, np.array([2]), 0.5, "all steps done")
+    FitResult: 3 steps in 0.5 s (all steps done)
+      loss: 9 at first, 3 at last
+      held-out NLPD: 1.5 at best, after 2 steps, whose parameters these are
     """
 
     params: dict
@@ -65,6 +69,24 @@ class FitResult(NamedTuple):
     out."""
     nlpd_steps: np.ndarray
     """After how many steps each of these was taken."""
+    seconds: float
+    """Wall-clock time of this call, compilation included."""
+    stopped: str
+    """Why training ended: all steps were done, patience ran out, or what interrupted it."""
+
+    def __repr__(self):
+        steps = len(self.losses)
+        lines = [f"FitResult: {steps} steps in {self.seconds:.1f} s ({self.stopped})"]
+        if steps:
+            first, last = float(self.losses[0]), float(self.losses[-1])
+            lines.append(f"  loss: {first:.6g} at first, {last:.6g} at last")
+        if np.isfinite(self.nlpd).any():
+            best = np.nanargmin(np.where(np.isfinite(self.nlpd), self.nlpd, np.nan))
+            lines.append(
+                f"  held-out NLPD: {self.nlpd[best]:.5g} at best, after "
+                f"{self.nlpd_steps[best]} steps, whose parameters these are"
+            )
+        return "\n".join(lines)
 
 
 def fit(
@@ -195,6 +217,7 @@ def fit(
         ((200,), (4,), True)
     """
     _check_options(svi, num_steps, batch_size, every, patience, chunk)
+    started = time.monotonic()
     validation = _check_validation(svi, validation, patience)
     if init_params is not None and init_state is not None:
         raise ValueError("Give init_params or init_state, not both.")
@@ -225,8 +248,16 @@ def fit(
     due = begin and (begin % every == 0 or begin == num_steps)
     if validation and due and begin not in training.nlpd_steps:
         training.validate()  # it was interrupted
+
+    def result(stopped=None):
+        if stopped is None:
+            stopped = "all steps done"
+            if training.step < num_steps:
+                stopped = f"no better held-out NLPD in {patience} validations"
+        return training.result(time.monotonic() - started, stopped)
+
     if begin >= num_steps or training.out_of_patience(patience):
-        return training.result()
+        return result()
     saved = begin
 
     def save():
@@ -264,14 +295,14 @@ def fit(
         kept = " (and in the newest checkpoint)" if is_saved else ""
         raise FitInterrupted(
             f"Training stopped after {training.step} of {num_steps} steps by "
-            f"{type(error).__name__}: {error}\nThe last good state is in the attribute "
+            f"{describe(error)}\nThe last good state is in the attribute "
             f"'result' of this error{kept}; go on from it with "
             "init_state=error.result.state.",
-            training.result(),
+            result(f"interrupted by {type(error).__name__}"),
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
-    return training.result()
+    return result()
 
 
 class _Training:
@@ -369,12 +400,13 @@ class _Training:
         """Parts of the record, all at once: an interrupt finds all of them or none."""
         self.__dict__.update(record)
 
-    def result(self):
+    def result(self, seconds, stopped):
         params = self.svi.get_params(self.state)
         if np.isfinite(self.nlpd).any():
             params = self.best
         losses = jax.device_put(self.losses)
-        return FitResult(params, self.state, losses, self.nlpd, self.nlpd_steps)
+        found = self.nlpd, self.nlpd_steps
+        return FitResult(params, self.state, losses, *found, seconds, stopped)
 
 
 def _train(svi, state, length, block, data, arrays, *, static):

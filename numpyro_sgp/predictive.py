@@ -1,4 +1,4 @@
-"""Predictions at new inputs from posterior samples, of MCMC most often."""
+"""Predictive densities of a guide, and predictions from posterior samples of MCMC."""
 
 import itertools
 from functools import partial
@@ -111,7 +111,7 @@ def batch_log_density(
     """
     if getattr(expectation, "joint", False):
         raise ValueError(_TIED)
-    parts = _Parts(guide, params, args, kwargs, rng_key, num_draws)
+    parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws)
 
     def of_sites(f):
         return _by_site(_checked(parts.run(f, parts.others), whole))
@@ -127,7 +127,8 @@ def batch_log_density(
         return _density(run, last, on_f, expectation, parts.key, rules, limit), observed
 
     def given_draw(keys):
-        last, given, others = parts.at(keys)
+        found, given, others = parts.at(keys)
+        last = {name: found[name] for name in parts.last}
 
         def run(f):
             return parts.run({**given, **f}, others)
@@ -150,7 +151,7 @@ def _alone(posteriors) -> dict:
     }
 
 
-class _Parts:
+class MixtureParts:
     """
     What the rows of a predictive distribution are mixtures of: draws of the latents beside
     f, where the base guide draws them, and of inner layers, and given those the marginals
@@ -167,6 +168,12 @@ class _Parts:
             raise ValueError(f"num_draws must be positive, got {num_draws}.")
         self.guide, self.params, self.args, self.kwargs = guide, params, args, kwargs
         self.key = jax.random.key(0) if rng_key is None else rng_key
+        #: Sites that were observed when the guide was set up.
+        self.responses = [
+            name
+            for name, site in (guide.approximations and guide.prototype_trace).items()
+            if site["type"] == "sample" and site["is_observed"]
+        ]
         self._draws_others = guide.draws_others(params, args, kwargs)
         base_key = self.key if self._draws_others else None
         found, _ = guide.posterior_at(params, args, kwargs, base_key)
@@ -203,15 +210,14 @@ class _Parts:
         One draw.
 
         :param keys: one row of ``self.keys``.
-        :return: posteriors of the last GP sites, values of the others, and of the latents
-            beside them.
+        :return: posteriors of all GP sites, and values of those that feed others and of
+            the other latents.
         """
         base_key = keys[1] if self._draws_others else None
         where = self.params, self.args, self.kwargs, base_key
         found, values = self.guide.posterior_at(*where, inner_key=keys[0])
         given = {name: values[name] for name in found if name not in self.last}
-        last = _alone({name: found[name] for name in self.last})
-        return last, given, self.guide.others_at(*where)
+        return _alone(found), given, self.guide.others_at(*where)
 
     def map(self, given_draw):
         """``given_draw`` of each row of ``self.keys``, so many at a time as fit."""
@@ -219,22 +225,24 @@ class _Parts:
             return jax.lax.map(given_draw, self.keys, batch_size=self.chunk)
         return jax.vmap(given_draw)(self.keys)  # a loop is compiled anew in each call
 
-    def run(self, f, others, rng_key=0, at_response=None):
+    def run(self, f, others, rng_key=0, responses=None):
         """
         The model's trace with these values of its GP sites and other latents.
 
         :param rng_key: of what else the model draws.
-        :param at_response: values of other sites by their messages, or None.
+        :param responses: values of responses that the model's arguments do not give; zeros
+            for those that have none here. They are not drawn: a black box cannot be.
         """
 
         def at_site(msg):
+            name = msg["name"]
             if msg["type"] != "sample":
                 return None
-            if msg["name"] in self.posteriors:
-                return jnp.reshape(f[msg["name"]], msg["fn"].shape())
-            if msg["name"] in others or at_response is None:
-                return others.get(msg["name"])
-            return at_response(msg)
+            if name in self.posteriors:
+                return jnp.reshape(f[name], msg["fn"].shape())
+            if name in self.responses and msg["value"] is None:
+                return (responses or {}).get(name, jnp.zeros(msg["fn"].shape()))
+            return others.get(name)
 
         model = handlers.seed(self.guide.model, rng_key)
         model = handlers.substitute(model, data=self.params)
