@@ -54,7 +54,7 @@ class GPPosterior(dist.Distribution):
         if self.num_components > 1:
             parts.append(f"{self.num_components} components")
         if self.relaxation is not None:
-            parts.append(f"tight bound {type(self.relaxation).__name__}")
+            parts.append(f"tight bound ({self.relaxation.kind})")
         return f"<{type(self).__name__}: {', '.join(parts)}>"
 
     @property

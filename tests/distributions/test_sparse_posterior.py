@@ -431,9 +431,9 @@ def test_float32_stays_float32():
 def test_a_posterior_tells_what_it_is_made_of():
     X = jnp.linspace(0.0, 1.0, 9)[:, None]
     q = BlockGaussian((Block(jnp.zeros((2, 3)), None), Block(jnp.zeros((2, 2)), None)))
-    prior = sgp.GaussianProcess(sgp.kernels.Matern32(), X).expand([2])
-    posterior = sgp.SparsePosterior(prior, (X[:3], X[3:5]), q)
+    prior = GaussianProcess(RBF() + RBF(), X).expand([2])
+    posterior = SparsePosterior(prior, (X[:3], X[3:5]), q)
     assert repr(posterior) == (
         "<SparsePosterior: (2,) latent functions at 9 rows, 3 + 2 inducing points, kernel "
-        "Matern32, q(u) BlockGaussian>"
+        "Sum, q(u) BlockGaussian>"
     )
