@@ -302,7 +302,7 @@ def run(name, method, factor, split, folder, whiten, progress):
     hyper = dict(fit.params)
     if priors is not None:
         hyper |= (
-            guide.median(fit.params) if exact else guide.median_of_others(fit.params, X, y)
+            guide.median(fit.params) if exact else guide.others_at(fit.params, (X, y), {})
         )
     if exact:
         first, second = exact_errors(hyper, X, y, X_test, y_test, warp, data)

@@ -1,6 +1,7 @@
 """Sparse Gaussian processes inside NumPyro programs."""
 
 from numpyro_sgp import datasets, kernels, likelihoods, means
+from numpyro_sgp._version import __version__
 from numpyro_sgp.diagnostics import (
     Calibration,
     Comparison,
@@ -45,13 +46,17 @@ from numpyro_sgp.inducing import (
 )
 from numpyro_sgp.layers import convolutional_layer, layer
 from numpyro_sgp.mcmc import EllipticalSlice, WhitenReparam, sparsify, whiten
-from numpyro_sgp.predict import GPPredictive, log_predictive_density
+from numpyro_sgp.predictions import Prediction, Predictions, predict
+from numpyro_sgp.predictive import GPPredictive, log_predictive_density
 from numpyro_sgp.training import (
     FitInterrupted,
     FitResult,
     fit,
     fit_lbfgs,
+    load,
     natural_gradients,
+    pad_rows,
+    save,
 )
 
 __all__ = [
@@ -83,6 +88,8 @@ __all__ = [
     "MixtureSVGP",
     "MonteCarlo",
     "ODVGP",
+    "Prediction",
+    "Predictions",
     "SOLVEGP",
     "SVGP",
     "ScoreFunction",
@@ -91,6 +98,7 @@ __all__ = [
     "TraceGP_ELBO",
     "VGP",
     "WhitenReparam",
+    "__version__",
     "assess_inducing",
     "calibrate",
     "compare",
@@ -102,10 +110,14 @@ __all__ = [
     "kernels",
     "layer",
     "likelihoods",
+    "load",
     "log_predictive_density",
     "means",
     "natural_gradients",
     "neighbour_blocks",
+    "pad_rows",
+    "predict",
+    "save",
     "sparsify",
     "to_arviz",
     "whiten",

@@ -6,6 +6,7 @@ from pathlib import Path
 os.environ["MPLBACKEND"] = "Agg"  # before matplotlib is imported, here or in a child
 
 import jax
+import pytest
 from hypothesis import Phase, settings
 
 jax.config.update("jax_enable_x64", True)
@@ -27,3 +28,22 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile("numpyro_sgp")
+
+
+@pytest.fixture
+def count_compiled():
+    """A function that gives the number of programs compiled since it was last called."""
+    found = []
+
+    def listen(name, seconds, **_):
+        if name == "/jax/core/compile/backend_compile_duration":
+            found.append(seconds)
+
+    def count():
+        number = len(found)
+        found.clear()
+        return number
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield count
+    jax.monitoring.unregister_event_duration_listener(listen)

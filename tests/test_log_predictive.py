@@ -10,10 +10,12 @@ import pytest
 from numpy.testing import assert_allclose
 from numpyro import handlers
 from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from scipy.special import logsumexp
 from scipy.stats import norm
 
 import numpyro_sgp as sgp
+from tests.helpers import rbf
 
 X = jnp.array([-1.5, -0.4, 0.7, 1.6])[:, None]
 Y = jnp.array([0.4, -0.9, 1.3, 0.2])
@@ -24,9 +26,9 @@ NOISE = 0.6
 rng = np.random.default_rng(0)
 
 
-def normal(X, y=None):
+def normal(X, y=None, mask=True):
     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-    with numpyro.plate("data", 4):
+    with numpyro.plate("data", 4), handlers.mask(mask=mask):
         numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
 
 
@@ -150,6 +152,92 @@ def test_other_latents_are_at_their_median_and_data_are_not_scaled():
     got = sgp.log_predictive_density(guide, params, X_NEW, Y_NEW)["y"]
     expected = norm(q.mean, np.sqrt(q.variance + 0.8**2)).logpdf(Y_NEW)
     assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_masked_rows_are_nan_and_do_not_count(single):
+    guide, params, _ = single
+    known = sgp.log_predictive_density(guide, params, X_NEW, Y_NEW)["y"]
+    mask = jnp.array([True, False, True, False])
+    got = sgp.log_predictive_density(guide, params, X_NEW, Y_NEW, mask=mask)["y"]
+    assert_allclose(got, np.where(mask, known, np.nan), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["plates", "event", "expanded"])
+def test_a_row_has_the_density_of_the_outputs_that_are_not_masked(kind):
+    mask = jnp.array([[True, True], [True, False], [False, True], [False, False]])
+    noise, y = 2.0, np.stack([Y_NEW, Y_NEW[::-1]], axis=1)
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([2]))
+        fn = dist.Normal(f.T, noise)
+        if kind == "plates":
+            with numpyro.plate("data", 4, dim=-2), numpyro.plate("outputs", 2):
+                with handlers.mask(mask=mask):
+                    numpyro.sample("y", fn, obs=y)
+        else:
+            fn = fn.mask(mask)
+            fn = fn.expand((4, 2)) if kind == "expanded" else fn
+            with numpyro.plate("data", 4):
+                numpyro.sample("y", fn.to_event(1), obs=y)
+
+    guide, params = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z)), params_of(2)
+    guide.setup(X, jnp.asarray(y))
+    q = guide.posterior(params, X_NEW)["f"]
+    by_output = norm(q.mean.T, np.sqrt(q.variance.T + noise**2)).logpdf(y)
+    expected = np.where(mask, by_output, 0.0).sum(axis=1)
+    expected[3] = np.nan
+    got = sgp.log_predictive_density(guide, params, X_NEW, jnp.asarray(y))["y"]
+    # Thirty nodes for each function, and a likelihood twice as wide as q or more.
+    assert_allclose(got, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("base_guide", [AutoNormal, AutoMultivariateNormal])
+def test_random_latents_are_averaged(base_guide):
+    def model(X, y=None):
+        noise = numpyro.sample("noise", dist.LogNormal())
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal())
+        kernel = sgp.kernels.RBF(1.0, lengthscale)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", 4):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z), base_guide)
+    guide.setup(X, Y)
+    # Of the logarithms, noise before lengthscale.
+    loc, sd, params = np.array([-0.4, 0.1]), np.array([0.5, 0.4]), params_of()
+    if base_guide is AutoNormal:
+        for i, name in enumerate(["noise", "lengthscale"]):
+            params |= {f"{name}_auto_loc": loc[i], f"{name}_auto_scale": sd[i]}
+    else:
+        params |= {"auto_loc": jnp.asarray(loc), "auto_scale_tril": jnp.diag(sd)}
+    # Both by thirty nodes, q(f) in closed form.
+    x, weights = np.polynomial.hermite_e.hermegauss(30)
+    weights = weights / weights.sum()
+    density = square = 0.0
+    m, S = params["f_auto_qu_mu"], params["f_auto_qu_sqrt"] @ params["f_auto_qu_sqrt"].T
+    for node, weight in zip(x, weights, strict=True):
+        lengthscale = np.exp(loc[1] + sd[1] * node)
+        L = np.linalg.cholesky(rbf(Z, Z, 1.0, lengthscale))
+        A = np.linalg.solve(L, rbf(Z, X_NEW, 1.0, lengthscale))
+        variance = 1.0 + np.einsum("mn,mk,kn->n", A, S - np.eye(2), A)
+        total = variance + np.exp(2 * (loc[0] + sd[0] * x[:, None]))
+        values = norm(A.T @ m, np.sqrt(total)).pdf(Y_NEW)
+        density = density + weight * weights @ values
+        square = square + weight * weights @ values**2
+    D = 4000
+    got = sgp.log_predictive_density(guide, params, X_NEW, Y_NEW, num_draws=D)["y"]
+    # Five standard errors of the mean of the draws' densities.
+    error = np.sqrt((square - density**2) / D)
+    assert (np.abs(np.exp(got) - density) < 5 * error).all()
+    # At the medians it would be many of them off.
+    at_median = sgp.log_predictive_density(
+        set_up(model, sgp.SVGP(inducing=Z)),
+        {**params_of(), "noise_auto_loc": np.exp(loc[0]), "lengthscale_auto_loc": 1.1}
+        | {k: v for k, v in params.items() if k.startswith("f_")},
+        X_NEW,
+        Y_NEW,
+    )["y"]
+    assert (np.abs(np.exp(at_median) - density) > 10 * error).any()
 
 
 def test_missing_observations_are_an_error(single):

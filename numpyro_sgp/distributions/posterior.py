@@ -41,6 +41,22 @@ class GPPosterior(dist.Distribution):
     _has_mean = True
     _residual = True
 
+    def __repr__(self):
+        sizes = " + ".join(str(points.shape[-2]) for points in self.inducing)
+        functions = f"{self.batch_shape} latent functions at " if self.batch_shape else ""
+        parts = [
+            f"{functions}{self.event_shape[0]} rows",
+            f"{sizes} inducing points",
+            f"kernel {type(self.prior.kernel).__name__}",
+        ]
+        if (q := getattr(self, "given_q", None)) is not None:
+            parts.append(f"q(u) {type(q).__name__}")
+        if self.num_components > 1:
+            parts.append(f"{self.num_components} components")
+        if self.relaxation is not None:
+            parts.append(f"tight bound ({self.relaxation.kind})")
+        return f"<{type(self).__name__}: {', '.join(parts)}>"
+
     @property
     def num_components(self) -> int:
         """Number K of Gaussian components."""
@@ -171,7 +187,9 @@ class GPPosterior(dist.Distribution):
         :return: what, called with inputs of shape ``(N, D)``, has the values of shape
             ``sample_shape + batch_shape + (N,)``.
         :raises NotImplementedError: if the kernel has no random features, as ``White``
-            and other libraries' kernels have not.
+            and other libraries' kernels have not. (A kernel of one's own may define
+            ``features``, as :meth:`numpyro_sgp.kernels.Kernel.features` says; and joint
+            draws at given inputs, by :meth:`sample`, need none.)
         :raises ValueError: if ``num_features`` is not positive.
 
         **References:**

@@ -71,6 +71,25 @@ def log_prob(site, scaled: bool = True):
     return scale_and_mask(found, site["scale"]) if scaled else found
 
 
+def counted(site):
+    """
+    Whether each of the log densities of :func:`log_prob` counts: False where a mask leaves
+    out all that it is of.
+    """
+    return jnp.broadcast_to(_unmasked(site["fn"]), jnp.shape(log_prob(site, scaled=False)))
+
+
+def _unmasked(fn):
+    if isinstance(fn, dist.MaskedDistribution):
+        return jnp.asarray(fn._mask) & _unmasked(fn.base_dist)
+    if isinstance(fn, dist.Independent):
+        inner = jnp.broadcast_to(_unmasked(fn.base_dist), fn.base_dist.batch_shape)
+        return jnp.any(inner, axis=tuple(range(-fn.reinterpreted_batch_ndims, 0)))
+    if isinstance(fn, dist.ExpandedDistribution):
+        return jnp.broadcast_to(_unmasked(fn.base_dist), fn.batch_shape)
+    return jnp.ones(fn.batch_shape, bool)
+
+
 def prior_mean(site):
     """The prior mean at a GP site, in the shape of its value."""
     prior, _ = unwrap(site["fn"])

@@ -229,6 +229,16 @@ class _BlockApproximation:
             return start.with_points(points)
         return points
 
+    def points_in(self, params: dict) -> tuple[Array, ...]:
+        """
+        The inducing points of each set, as in :meth:`initial_points`.
+
+        :param params: values by name, as :meth:`initial_params` returns them.
+        """
+        return tuple(
+            self._inducing(i, params[_point_name(i)]) for i in range(len(self._sets()))
+        )
+
     def constants(self, X: np.ndarray) -> dict[str, Array]:
         """
         What :meth:`posterior` needs beside parameters.
@@ -324,13 +334,10 @@ class _BlockApproximation:
         :param params: values by name, as :meth:`declare` returns them, and
             :meth:`constants`.
         """
-        points, blocks = [], []
-        for i in range(len(self._sets())):
-            points.append(self._inducing(i, params[_point_name(i)]))
-            block = _block_name(i)
-            blocks.append(Block(params[f"{block}_mu"], params.get(f"{block}_sqrt")))
+        names = [_block_name(i) for i in range(len(self._sets()))]
+        blocks = (Block(params[f"{k}_mu"], params.get(f"{k}_sqrt")) for k in names)
         q = BlockGaussian(tuple(blocks), self.whiten)
-        return SparsePosterior(prior, tuple(points), q, self.jitter)
+        return SparsePosterior(prior, self.points_in(params), q, self.jitter)
 
 
 class SVGP(_BlockApproximation):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
+from numpyro.distributions import Delta
 from numpyro.infer import autoguide
 from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.primitives import Messenger
@@ -165,6 +166,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._setup_args = None
         self._shapes_of_params = {}
         self._description = {}
+        self._saved = None
         #: Whether the likelihood ties rows of X together; known after the set-up.
         self.couples_rows = False
         self._combines_rows = False  # rows of a site become one row of another
@@ -442,6 +444,10 @@ class AutoSparseGP(autoguide.AutoGuide):
             keys = jax.random.split(jax.random.key(0), num_batches)
             X = jax.lax.map(lambda key: run(key).X, keys).reshape(-1, X.shape[-1])
         X = np.asarray(X)
+        self._setup_inputs[name] = (prior.kernel, X)
+        if self._saved is not None:
+            self._take_saved(name, prior)
+            return
         try:
             points = approximation.initial_points(prior, X)
         except ValueError as error:
@@ -449,7 +455,6 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._points[name] = points
         self._constants[name] = approximation.constants(X)
         self._initial[name] = approximation.initial_params(prior, points)
-        self._setup_inputs[name] = (prior.kernel, X)
         Kuu = inducing_covariance(prior.kernel, approximation.factorised(points))
         check_cholesky(name, jittered_cholesky(Kuu, approximation.jitter)[0])
 
@@ -649,7 +654,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         :return: the distributions, and the values of GP sites at which those that follow
             are, in the shape of the sites.
         """
-        self._check_params(params)
+        self.check_params(params)
         found, values = {}, {}
 
         def at_site(site):
@@ -672,17 +677,6 @@ class AutoSparseGP(autoguide.AutoGuide):
             posterior_here = self._posteriors()
             self._run_model(at_site, others, jax.random.key(0), args, kwargs)
         return found, values
-
-    def median_of_others(self, params: dict, *args, **kwargs) -> dict:
-        """
-        Medians of the latents beside the GP sites, those of :meth:`posterior`.
-
-        :param params: parameters of the guide.
-        :param args: arguments of the model.
-        """
-        self._check_params(params)
-        with handlers.block(), handlers.substitute(data=params):
-            return self._base_values(params, None, args, kwargs)
 
     def parameter_blocks(self, params: dict, *args, **kwargs) -> dict[str, list[str]]:
         """
@@ -762,7 +756,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         :param sample_shape: shape of the sample.
         :return: values by site, each of shape ``sample_shape + site shape``.
         """
-        self._check_params(params)
+        self.check_params(params)
         args, kwargs = self._default_args(args, kwargs)
 
         def draw(key):
@@ -869,7 +863,10 @@ class AutoSparseGP(autoguide.AutoGuide):
                 "the training data first."
             )
 
-    def _check_params(self, params):
+    def check_params(self, params: dict) -> None:
+        """
+        :raises ValueError: if ``params`` are not this guide's, or not finite.
+        """
         self._check_set_up()
         check_params(params, self._shapes_of_params, self._fixed())
 
@@ -881,6 +878,79 @@ class AutoSparseGP(autoguide.AutoGuide):
             for name, full_name in names.items()
             if not self._is_trained(site, name)
         }
+
+    def setup_state(self) -> dict:
+        """What :meth:`setup_from` needs, arrays by name: it is not in the parameters."""
+        self._check_set_up()
+        rate = None if self.natural_rate is None else float(self.natural_rate)
+        return {
+            "initial": self._initial,
+            "constants": self._constants,
+            "natural_rate": rate,
+        }
+
+    def setup_from(self, saved: dict, *args, **kwargs) -> None:
+        """
+        As :meth:`setup`, with inducing points from a guide that was set up before, so that
+        the arguments need not have the training data.
+
+        :param saved: of that guide's :meth:`setup_state`.
+        :param args: arguments of the model, with observations.
+        :raises ValueError: if it has other GP sites.
+        """
+        self._saved = saved
+        try:
+            self.setup(*args, **kwargs)
+        finally:
+            self._saved = None
+        self.natural_rate = saved["natural_rate"]
+
+    def _take_saved(self, name, prior):
+        """Starting parameters of a GP site from :meth:`setup_from`."""
+        if name not in self._saved["initial"]:
+            raise ValueError(
+                f"The model has a GP site '{name}', but the guide that was saved had only "
+                f"{sorted(self._saved['initial'])}."
+            )
+        initial = self._saved["initial"][name]
+        columns = initial["Z"].shape[-1] if "Z" in initial else prior.X.shape[-1]
+        if prior.X.shape[-1] != columns and not self._approximations[name].inter_domain:
+            raise ValueError(
+                f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but the "
+                f"inducing points that were saved have {columns}."
+            )
+        self._initial[name] = initial
+        self._points[name] = self._approximations[name].points_in(initial)
+        self._constants[name] = self._saved["constants"][name]
+
+    def others_at(self, params: dict, args, kwargs, rng_key=None) -> dict:
+        """
+        Values of the latents beside the GP sites, those that :meth:`posterior_at` has for
+        the same arguments.
+
+        :param params: parameters of the guide.
+        :param args: tuple of the arguments of the model.
+        :param kwargs: dict of its keyword arguments.
+        :param rng_key: key for a draw; None for their medians.
+        """
+        self.check_params(params)
+        with handlers.block(), handlers.substitute(data=params):
+            return self._base_values(params, rng_key, args, kwargs)
+
+    def draws_others(self, params: dict, args, kwargs) -> bool:
+        """
+        Whether the base guide is a distribution of the latents beside the GP sites, rather
+        than a point (``AutoDelta``). The parameters are those of :meth:`others_at`.
+        """
+        if self.base_guide is None:
+            return False
+        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
+            with handlers.substitute(data=params):
+                self.base_guide(*args, **kwargs)
+        return any(
+            site["type"] == "sample" and not isinstance(sites.unwrap(site["fn"])[0], Delta)
+            for site in trace.values()
+        )
 
 
 def check_cholesky(name: str, chol: jax.Array) -> None:

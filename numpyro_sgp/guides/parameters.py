@@ -62,7 +62,7 @@ def parameter_blocks(guide, params: dict, *args, **kwargs) -> dict[str, list[str
         likelihood ['noise']
         other []
     """
-    guide._check_params(params)
+    guide.check_params(params)
     args, kwargs = guide._default_args(args, kwargs)
     blocks = {group: [] for group in GROUPS}
     own = {

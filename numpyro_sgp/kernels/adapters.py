@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from numpyro_sgp.kernels.base import (
     Kernel,
     batch_shape_of,
+    features_of,
     frozen_pytree,
     static_field,
 )
@@ -157,3 +158,6 @@ class ObjectKernel(Kernel):
 
     def diag(self, X: ArrayLike) -> Array:
         return self.box.value.diag(X)
+
+    def features(self, rng_key, shape, dim, dtype):
+        return features_of(self.box.value, rng_key, shape, dim, dtype)

@@ -2,6 +2,17 @@
 
 from numpyro_sgp.training.lbfgs import FitInterrupted, fit_lbfgs
 from numpyro_sgp.training.natural_gradients import natural_gradients
+from numpyro_sgp.training.padding import pad_rows
+from numpyro_sgp.training.saving import load, save
 from numpyro_sgp.training.train import FitResult, fit
 
-__all__ = ["FitInterrupted", "FitResult", "fit", "fit_lbfgs", "natural_gradients"]
+__all__ = [
+    "FitInterrupted",
+    "FitResult",
+    "fit",
+    "fit_lbfgs",
+    "load",
+    "natural_gradients",
+    "pad_rows",
+    "save",
+]

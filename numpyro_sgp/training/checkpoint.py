@@ -18,9 +18,8 @@ class Checkpoints:
     """
     A folder with the last two states of one training.
 
-    A file is written under another name, flushed to the disk and then renamed, which
-    POSIX does at once or not at all; each array in it has a checksum. So a kill leaves the
-    files before it whole.
+    A file is written by :func:`write_arrays`, at once or not at all, and each array in it
+    has a checksum. So a kill leaves the files before it whole.
 
     :param folder: is made if it is not there.
     :param identity: what tells this training from others, as JSON has it.
@@ -46,14 +45,8 @@ class Checkpoints:
         """
         leaves = {str(i): _data(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
         path = self.folder / f"step-{step:012d}.npz"
-        part = path.with_suffix(".part")
-        with open(part, "wb") as file:
-            np.savez(file, identity=np.array(json.dumps(self.identity)), **leaves)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        write_arrays(path, {"identity": np.array(json.dumps(self.identity)), **leaves})
         self._unreadable.discard(path)
-        _sync_folder(self.folder)
         # What is newer than this one could not be read: it was not gone on from.
         whole = [p for p in self._paths() if p <= path and p not in self._unreadable]
         for old in set(self._paths()) - set(whole[:_KEPT]):
@@ -120,6 +113,20 @@ def _restored(value, like):
 def is_key(leaf) -> bool:
     """Whether a leaf of a state is a random key with a type of its own."""
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """
+    Writes a ``.npz`` file under another name, flushes it to the disk and then renames it,
+    which POSIX does at once or not at all.
+    """
+    part = path.with_suffix(".part")
+    with open(part, "wb") as file:
+        np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    _sync_folder(path.parent)
 
 
 def _sync_folder(folder):

@@ -50,6 +50,12 @@ class FitInterrupted(RuntimeError):
         self.result = result
 
 
+def describe(error: BaseException) -> str:
+    """The class of an error and its message, which Ctrl-C has not."""
+    name = type(error).__name__
+    return f"{name}: {error}" if str(error) else f"{name}."
+
+
 def fit_lbfgs(
     svi,
     rng_key,
@@ -175,7 +181,7 @@ def fit_lbfgs(
     except (Exception, KeyboardInterrupt) as error:
         raise FitInterrupted(
             f"Training stopped after {len(descent.losses) - 1} iterations by "
-            f"{type(error).__name__}: {error}\nThe best parameters so far (loss "
+            f"{describe(error)}\nThe best parameters so far (loss "
             f"{descent.loss:.6g}) are in the attribute 'result' of this error; go on from "
             "them with init_state=error.result.state.",
             descent.result(),

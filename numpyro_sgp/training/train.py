@@ -22,10 +22,10 @@ from tqdm import tqdm
 
 from numpyro_sgp._programs import join_static, program, split_static
 from numpyro_sgp.guides import AutoSparseGP
-from numpyro_sgp.predict import batch_log_density
+from numpyro_sgp.predictive import batch_log_density
 from numpyro_sgp.training.checkpoint import Checkpoints, is_key
 from numpyro_sgp.training.devices import Devices, copied
-from numpyro_sgp.training.lbfgs import FitInterrupted
+from numpyro_sgp.training.lbfgs import FitInterrupted, describe
 from numpyro_sgp.training.rows import (
     Rows,
     check_dtype,
@@ -45,11 +45,15 @@ _SMOOTH = 0.1  # weight of the latest block in the ELBO shown
 
 class FitResult(NamedTuple):
     """
-    What :func:`~numpyro_sgp.fit` returns.
+    What :func:`~numpyro_sgp.fit` returns; printed, it is a summary.
 
+    >>> import numpy as np
     >>> from numpyro_sgp import FitResult
-    >>> FitResult._fields
-    ('params', 'state', 'losses', 'nlpd', 'nlpd_steps')
+    >>> losses, nlpd = np.array([9.0, 4.0, 3.0]), np.array([1.5])
+    >>> FitResult({}, None, losses, nlpd, np.array([2]), 0.5, "all steps done")
+    FitResult: 3 steps in 0.5 s (all steps done)
+      loss: 9 at first, 3 at last
+      held-out NLPD: 1.5 at best, after 2 steps, whose parameters these are
     """
 
     params: dict
@@ -61,9 +65,28 @@ class FitResult(NamedTuple):
     losses: Array
     """Loss of each step, shape ``(num_steps,)`` or shorter."""
     nlpd: np.ndarray
-    """Held-out negative log predictive densities, means over the rows."""
+    """Held-out negative log predictive densities, means over the rows that no mask leaves
+    out."""
     nlpd_steps: np.ndarray
     """After how many steps each of these was taken."""
+    seconds: float
+    """Wall-clock time of this call, compilation included."""
+    stopped: str
+    """Why training ended: all steps were done, patience ran out, or what interrupted it."""
+
+    def __repr__(self):
+        steps = len(self.losses)
+        lines = [f"FitResult: {steps} steps in {self.seconds:.1f} s ({self.stopped})"]
+        if steps:
+            first, last = float(self.losses[0]), float(self.losses[-1])
+            lines.append(f"  loss: {first:.6g} at first, {last:.6g} at last")
+        if np.isfinite(self.nlpd).any():
+            best = np.nanargmin(np.where(np.isfinite(self.nlpd), self.nlpd, np.nan))
+            lines.append(
+                f"  held-out NLPD: {self.nlpd[best]:.5g} at best, after "
+                f"{self.nlpd_steps[best]} steps, whose parameters these are"
+            )
+        return "\n".join(lines)
 
 
 def fit(
@@ -139,7 +162,9 @@ def fit(
         :class:`~numpyro_sgp.AutoSparseGP`: the mean of the negative log predictive density
         (NLPD) over its rows, by :func:`~numpyro_sgp.log_predictive_density`, is taken
         ``every`` so many steps and at the end, and the result's parameters are the best.
-        Inner layers of a deep GP are drawn 20 times for it.
+        Rows that the model masks do not count; several observed sites have the sum of their
+        means. Inner layers of a deep GP, and latents beside f of which the base guide is a
+        distribution, are drawn 20 times for it.
     :param every: steps from one validation to the next.
     :param patience: training stops after so many validations without a new best.
     :param checkpoint: folder of checkpoints.
@@ -192,6 +217,7 @@ def fit(
         ((200,), (4,), True)
     """
     _check_options(svi, num_steps, batch_size, every, patience, chunk)
+    started = time.monotonic()
     validation = _check_validation(svi, validation, patience)
     if init_params is not None and init_state is not None:
         raise ValueError("Give init_params or init_state, not both.")
@@ -222,8 +248,16 @@ def fit(
     due = begin and (begin % every == 0 or begin == num_steps)
     if validation and due and begin not in training.nlpd_steps:
         training.validate()  # it was interrupted
+
+    def result(stopped=None):
+        if stopped is None:
+            stopped = "all steps done"
+            if training.step < num_steps:
+                stopped = f"no better held-out NLPD in {patience} validations"
+        return training.result(time.monotonic() - started, stopped)
+
     if begin >= num_steps or training.out_of_patience(patience):
-        return training.result()
+        return result()
     saved = begin
 
     def save():
@@ -261,14 +295,14 @@ def fit(
         kept = " (and in the newest checkpoint)" if is_saved else ""
         raise FitInterrupted(
             f"Training stopped after {training.step} of {num_steps} steps by "
-            f"{type(error).__name__}: {error}\nThe last good state is in the attribute "
+            f"{describe(error)}\nThe last good state is in the attribute "
             f"'result' of this error{kept}; go on from it with "
             "init_state=error.result.state.",
-            training.result(),
+            result(f"interrupted by {type(error).__name__}"),
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
-    return training.result()
+    return result()
 
 
 class _Training:
@@ -324,12 +358,17 @@ class _Training:
         """The held-out NLPD now; keeps the best parameters."""
         params = self.svi.get_params(self.state)
         density = program(self.svi, _held_out)
-        total, num_rows = 0.0, len(self.validation[0])
-        size = self.source.batch_size
+        totals, size = {}, self.source.batch_size
         for batch, counts in whole_batches(self.validation, size, self.devices):
             with self.devices.set():
-                total += density(params, batch, counts, self.arrays, static=self.static)
-        nlpd = -float(total) / num_rows
+                found = density(params, batch, counts, self.arrays, static=self.static)
+            totals = jax.tree.map(jnp.add, totals, found) if totals else found
+        if empty := [name for name, (_, rows) in totals.items() if not rows]:
+            raise ValueError(
+                f"All rows of validation are masked at the observed sites {empty}, so that "
+                "they have no held-out density. Mask fewer, or leave validation out."
+            )
+        nlpd = -sum(float(total) / int(rows) for total, rows in totals.values())
         is_best = nlpd < np.min(self.nlpd, initial=np.inf, where=np.isfinite(self.nlpd))
         self.set(
             best=params if is_best else self.best,
@@ -361,12 +400,13 @@ class _Training:
         """Parts of the record, all at once: an interrupt finds all of them or none."""
         self.__dict__.update(record)
 
-    def result(self):
+    def result(self, seconds, stopped):
         params = self.svi.get_params(self.state)
         if np.isfinite(self.nlpd).any():
             params = self.best
         losses = jax.device_put(self.losses)
-        return FitResult(params, self.state, losses, self.nlpd, self.nlpd_steps)
+        found = self.nlpd, self.nlpd_steps
+        return FitResult(params, self.state, losses, *found, seconds, stopped)
 
 
 def _train(svi, state, length, block, data, arrays, *, static):
@@ -415,13 +455,20 @@ def _finite(params):
 
 
 def _held_out(svi, params, batch, counts, arrays, *, static):
-    """Sum of the log predictive density over the rows that count."""
+    """
+    Sums of the log predictive density over the rows that count, and numbers of these rows,
+    by observed site.
+    """
     args, kwargs = join_static(arrays, static)
     kwargs = {**kwargs, **svi.static_kwargs}
-    density = batch_log_density(
+    density, observed = batch_log_density(
         svi.guide, params, (*batch, *args), kwargs, num_draws=_VALIDATION_DRAWS
     )
-    return copied(sum(jnp.sum(jnp.where(counts, rows, 0.0)) for rows in density.values()))
+    found = {}
+    for name, rows in density.items():
+        counted = counts & observed[name]
+        found[name] = jnp.sum(jnp.where(counted, rows, 0.0)), jnp.sum(counted)
+    return copied(found)
 
 
 class _GivenRows(Messenger):

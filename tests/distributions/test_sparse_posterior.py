@@ -426,3 +426,14 @@ def test_float32_stays_float32():
     for x, expected in zip(got, moments(X, sets, q)["all"], strict=True):
         # Rounding is 6e-8 and the condition number some tens.
         assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_posterior_tells_what_it_is_made_of():
+    X = jnp.linspace(0.0, 1.0, 9)[:, None]
+    q = BlockGaussian((Block(jnp.zeros((2, 3)), None), Block(jnp.zeros((2, 2)), None)))
+    prior = GaussianProcess(RBF() + RBF(), X).expand([2])
+    posterior = SparsePosterior(prior, (X[:3], X[3:5]), q)
+    assert repr(posterior) == (
+        "<SparsePosterior: (2,) latent functions at 9 rows, 3 + 2 inducing points, kernel "
+        "Sum, q(u) BlockGaussian>"
+    )

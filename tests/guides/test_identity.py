@@ -66,7 +66,7 @@ def test_params_that_are_not_the_guides_are_refused(fitted, change, message):
     with pytest.raises(ValueError, match=message):
         guide.posterior(bad, X)
     with pytest.raises(ValueError, match=message):
-        guide.median_of_others(bad, X)
+        guide.others_at(bad, (X,), {})
     with pytest.raises(ValueError, match=message):
         guide.sample_posterior(random.key(0), bad, X)
 

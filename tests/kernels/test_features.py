@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from numpyro_sgp.kernels import (
     RBF,
@@ -124,3 +125,24 @@ def test_hyperparameters_and_columns_that_do_not_fit_are_refused():
     ]:
         with pytest.raises(ValueError, match=match):
             kernel.features(jax.random.key(0), (3,), D, X.dtype)
+
+
+def test_a_kernel_of_ones_own_may_have_features():
+    class Own:
+        """Not of the package, and not a pytree."""
+
+        def __call__(self, X1, X2):
+            return Linear()(X1, X2)
+
+        def diag(self, X):
+            return Linear().diag(X)
+
+        def features(self, rng_key, shape, dim, dtype):
+            return Linear().features(rng_key, shape, dim, dtype)
+
+    args = jax.random.key(0), (3, 4), D, X.dtype
+    got = as_kernel(Own()).features(*args)(X)
+    assert_allclose(got, Linear().features(*args)(X))
+    assert (RBF() + as_kernel(Own())).features(*args)(X).shape == got.shape
+    with pytest.raises(NotImplementedError, match=r"posterior\(params, X\)\[site\].sample"):
+        as_kernel(Brownian()).features(*args)

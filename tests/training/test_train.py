@@ -54,8 +54,9 @@ def fit(svi, data, num_steps, **options):
 
 
 def assert_same(a, b):
-    """Bit for bit."""
-    for x, y in zip(jax.tree.leaves(tuple(a)), jax.tree.leaves(tuple(b)), strict=True):
+    """Bit for bit, but for seconds and reasons."""
+    a, b = (jax.tree.leaves(tuple(result)[:5]) for result in (a, b))
+    for x, y in zip(a, b, strict=True):
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             x, y = random.key_data(x), random.key_data(y)
         assert_array_equal(np.asarray(x), np.asarray(y))
@@ -75,25 +76,6 @@ def plain():
 def svi():
     guide = sgp.AutoSparseGP(process, sgp.SVGP(5))
     return SVI(process, guide, optax.adam(0.02), sgp.TraceGP_ELBO())
-
-
-@pytest.fixture
-def count_compiled():
-    """A function that gives the number of programs compiled since it was last called."""
-    found = []
-
-    def listen(name, seconds, **_):
-        if name == "/jax/core/compile/backend_compile_duration":
-            found.append(seconds)
-
-    def count():
-        number = len(found)
-        found.clear()
-        return number
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield count
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 # ---- order ----------------------------------------------------------------------------
@@ -295,6 +277,44 @@ def test_the_best_parameters_are_returned(svi, data):
     at_best = fit(svi, data, 6 * (best + 1))
     assert_same([short.params], [at_best.params])
     assert_same([svi.get_params(short.state)], [fit(svi, data, 6 * (best + 4)).params])
+
+
+def test_masked_held_out_rows_do_not_count(data):
+    """The score is that of the other rows, in batches of which one has none of them."""
+
+    def masked(X, y, mask, num_rows=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", num_rows or X.shape[0], subsample_size=X.shape[0]):
+            with numpyro.handlers.mask(mask=mask):
+                numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    X, y = data
+    guide = sgp.AutoSparseGP(masked, sgp.SVGP(5))
+    svi = SVI(masked, guide, optax.adam(0.02), sgp.TraceGP_ELBO())
+    mask = np.arange(20) % 3 == 0
+    mask[7:14] = False
+    held_out = X[:20], y[:20], mask
+    found = fit(svi, (X, y, np.ones(60, bool)), 4, validation=held_out, every=4)
+    rest = X[:20][mask], y[:20][mask], np.ones(mask.sum(), bool)
+    density = sgp.log_predictive_density(guide, found.params, *rest)["y"]
+    assert_allclose(found.nlpd, -density.mean(), rtol=1e-12)
+    with pytest.raises(sgp.FitInterrupted, match=r"observed sites \['y'\]"):
+        nothing = X[:20], y[:20], np.zeros(20, bool)
+        fit(svi, (X, y, np.ones(60, bool)), 4, validation=nothing, every=4)
+
+
+def test_a_result_tells_in_a_few_lines_how_training_ended(svi, data):
+    options = {"validation": (data[0][:9], -data[1][:9]), "every": 6, "patience": 1}
+    found = fit(svi, data, 600, **options)
+    steps, best = len(found.losses), np.argmin(found.nlpd)
+    lines = repr(found).splitlines()
+    assert len(lines) == 3 and lines[0].startswith(f"FitResult: {steps} steps in ")
+    assert found.stopped == "no better held-out NLPD in 1 validations" in lines[0]
+    assert f"{found.losses[-1]:.6g} at last" in lines[1]
+    assert f"{found.nlpd[best]:.5g} at best, after {6 * (best + 1)} steps" in lines[2]
+    whole = fit(svi, data, 6)
+    assert whole.stopped == "all steps done" and 0.0 < whole.seconds < 600.0
+    assert len(repr(whole).splitlines()) == 2
 
 
 # ---- checkpoints ----------------------------------------------------------------------

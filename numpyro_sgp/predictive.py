@@ -1,4 +1,4 @@
-"""Predictions at new inputs from posterior samples, of MCMC most often."""
+"""Predictive densities of a guide, and predictions from posterior samples of MCMC."""
 
 import itertools
 from functools import partial
@@ -15,11 +15,15 @@ from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.coupling import made_of
 from numpyro_sgp.elbo.rows import by_row, sites_on_f
 
-# Numbers held at one time: of rows and nodes, and of rows, inducing points (about so many)
-# and draws of inner layers.
-_MAX_NODE_NUMBERS, _MAX_NUMBERS_OF_DRAWS, _POINTS = 3e6, 3e7, 100
+# Numbers held at one time: of rows and nodes, and of inducing points, rows and draws.
+_MAX_NODE_NUMBERS, _MAX_NUMBERS_OF_DRAWS = 3e6, 3e7
 _RULES = GaussHermite(100), GaussHermite(30), MonteCarlo(2000)
 _RULES_OF_A_DRAW = GaussHermite(100), GaussHermite(30), MonteCarlo(100)
+_TIED = (
+    "Marginals of f are integrated row by row, but the likelihood ties rows together (or "
+    "joint draws were asked for). Draw f by guide.sample_posterior, and average over the "
+    "draws: the density of all rows, or what is to be predicted."
+)
 
 
 def log_predictive_density(
@@ -41,20 +45,26 @@ def log_predictive_density(
         + \sigma_{kn} x_s),
 
     with the nodes of an expectation rule and, for a mixture, its components, in O(N M^2).
-    The latents beside f are at the median of the base guide. GP sites that feed others
-    (the inner layers of a deep GP) are drawn ``num_draws`` times from their marginals, and
-    the densities are averaged.
+    What q(f) is given is drawn ``num_draws`` times, and the densities are averaged: the
+    latents beside f where the base guide is a distribution of them (``AutoNormal``; they
+    stay at the points of ``AutoDelta``), and GP sites that feed others (the inner layers of
+    a deep GP), from their marginals. Rows then have the same draws.
+
+    A row whose observations are all masked (:class:`numpyro.handlers.mask`) has NaN, and
+    one of which some are masked has the density of the others. So the NLPD of the data
+    that are there is ``-jnp.nanmean(density)``.
 
     :param guide: the guide.
     :param params: its parameters.
     :param args: arguments of the model: new inputs and observations.
     :param expectation: a rule for the GP sites that feed no other; None for
         ``GaussHermite(100)`` with one latent function, ``GaussHermite(30)`` with two, and
-        ``MonteCarlo(2000)`` with more (``MonteCarlo(100)`` for each draw of a deep GP).
+        ``MonteCarlo(2000)`` with more (``MonteCarlo(100)`` where there are draws).
     :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
-    :param num_draws: number of draws of inner layers; without effect if there are none.
-    :return: for each observed site an array of shape ``(N,)``; the negative mean of it is
-        the NLPD.
+    :param num_draws: number of draws of other latents and inner layers; without effect if
+        there are none.
+    :return: for each observed site an array of shape ``(N,)``, NaN where a mask leaves a
+        row out; the negative mean of the rest is the NLPD.
     :raises ValueError: if the arguments have no observations, an observed site has no
         value for each row, or ``num_draws`` is not positive.
 
@@ -76,9 +86,10 @@ def log_predictive_density(
         >>> sgp.log_predictive_density(guide, result.params, X, y)["y"].shape
         (5,)
     """
-    return batch_log_density(
+    density, observed = batch_log_density(
         guide, params, args, kwargs, expectation, rng_key, num_draws, whole=True
     )
+    return {name: jnp.where(observed[name], v, jnp.nan) for name, v in density.items()}
 
 
 def batch_log_density(
@@ -90,68 +101,46 @@ def batch_log_density(
     rng_key=None,
     num_draws=100,
     whole=False,
-) -> dict:
+) -> tuple[dict, dict]:
     """
     What :func:`log_predictive_density` does.
 
     :param whole: whether to refuse subsampled plates; not where a batch of rows is given
         from outside.
+    :return: log densities by row, and whether a row has any observation that is not masked.
     """
-    if getattr(expectation, "joint", False) or guide.couples_rows:
-        raise ValueError(
-            "log_predictive_density integrates the marginals of f, row by row, but the "
-            "likelihood ties rows together (or joint draws were asked for). Draw f by "
-            "guide.sample_posterior and average the density of all rows over the draws."
-        )
-    if num_draws < 1:
-        raise ValueError(f"num_draws must be positive, got {num_draws}.")
-    # Row by row, marginals are all that matters of sites that feed no other.
-    posteriors = _alone(guide.posterior(params, *args, **kwargs))
-    others = guide.median_of_others(params, *args, **kwargs)
-    rng_key = jax.random.key(0) if rng_key is None else rng_key
-
-    def run(f):
-        """The model's trace with these values of its GP sites."""
-
-        def at_site(msg):
-            if msg["type"] != "sample" or msg["name"] not in posteriors:
-                return others.get(msg["name"]) if msg["type"] == "sample" else None
-            return jnp.reshape(f[msg["name"]], msg["fn"].shape())
-
-        model = handlers.seed(guide.model, 0)
-        model = handlers.substitute(model, data=params)
-        with handlers.block(), handlers.trace() as trace:
-            handlers.substitute(model, substitute_fn=at_site)(*args, **kwargs)
-        return trace
+    if getattr(expectation, "joint", False):
+        raise ValueError(_TIED)
+    parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws)
 
     def of_sites(f):
-        return _by_site(_checked(run(f), whole), posteriors)
+        return _by_site(_checked(parts.run(f, parts.others), whole))
 
-    means = {name: q.mean for name, q in posteriors.items()}
+    means = {name: q.mean for name, q in parts.posteriors.items()}
     on_f = sites_on_f(of_sites, means)
-    if not any(name in posteriors for name in on_f):
-        return _density(run, posteriors, {}, on_f, expectation, rng_key, _RULES)
-
-    # A deep GP: inner layers are drawn, and the last ones integrated given them.
-    last = [name for name in posteriors if not _feeds(of_sites, means, name)]
-    on_f = {name for name in on_f if name not in posteriors}
-    numbers = _POINTS * sum(int(np.prod(q.shape())) for q in posteriors.values())
+    num_rows = parts.num_rows
+    observed = _observed(parts.run(means, parts.others), num_rows, on_f)
+    if not parts.drawn:
+        run = partial(parts.run, others=parts.others)
+        rules, limit = _RULES, _MAX_NODE_NUMBERS
+        last = parts.posteriors
+        return _density(run, last, on_f, expectation, parts.key, rules, limit), observed
 
     def given_draw(keys):
-        found, values = guide.posterior_at(params, args, kwargs, inner_key=keys[0])
-        given = {name: values[name] for name in found if name not in last}
-        rest = _alone({name: found[name] for name in last})
-        limit = _MAX_NODE_NUMBERS / chunk
-        rules = _RULES_OF_A_DRAW
-        return _density(run, rest, given, on_f, expectation, keys[1], rules, limit)
+        found, given, others = parts.at(keys)
+        last = {name: found[name] for name in parts.last}
 
-    keys = jax.random.split(rng_key, (num_draws, 2))
-    chunk = int(np.clip(_MAX_NUMBERS_OF_DRAWS / numbers, 1, num_draws))
-    if chunk < num_draws:
-        values = jax.lax.map(given_draw, keys, batch_size=chunk)
-    else:  # a loop is compiled anew in each call
-        values = jax.vmap(given_draw)(keys)
-    return jax.tree.map(lambda v: logsumexp(v, axis=0) - np.log(num_draws), values)
+        def run(f):
+            return parts.run({**given, **f}, others)
+
+        rules, limit = _RULES_OF_A_DRAW, _MAX_NODE_NUMBERS / parts.chunk
+        return _density(run, last, on_f, expectation, keys[2], rules, limit)
+
+    values = parts.map(given_draw)
+    densities = jax.tree.map(
+        lambda v: logsumexp(v, axis=0) - np.log(len(parts.keys)), values
+    )
+    return densities, observed
 
 
 def _alone(posteriors) -> dict:
@@ -162,21 +151,112 @@ def _alone(posteriors) -> dict:
     }
 
 
-def _feeds(of_sites, means, name) -> bool:
-    """Whether the prior of a GP site depends on the one named."""
-    found = sites_on_f(lambda f: of_sites({**means, **f}), {name: means[name]})
-    return any(site in means for site in found)
+class MixtureParts:
+    """
+    What the rows of a predictive distribution are mixtures of: draws of the latents beside
+    f, where the base guide draws them, and of inner layers, and given those the marginals
+    of the last GP sites.
+
+    :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
+    :param num_draws: number of draws, if there is something to draw.
+    """
+
+    def __init__(self, guide, params, args, kwargs, rng_key, num_draws):
+        if guide.couples_rows:
+            raise ValueError(_TIED)
+        if num_draws < 1:
+            raise ValueError(f"num_draws must be positive, got {num_draws}.")
+        self.guide, self.params, self.args, self.kwargs = guide, params, args, kwargs
+        self.key = jax.random.key(0) if rng_key is None else rng_key
+        #: Sites that were observed when the guide was set up.
+        self.responses = [
+            name
+            for name, site in (guide.approximations and guide.prototype_trace).items()
+            if site["type"] == "sample" and site["is_observed"]
+        ]
+        self._draws_others = guide.draws_others(params, args, kwargs)
+        base_key = self.key if self._draws_others else None
+        found, _ = guide.posterior_at(params, args, kwargs, base_key)
+        #: Marginals of each GP site at one draw of the other latents, and that draw.
+        self.posteriors = _alone(found)
+        self.others = guide.others_at(params, args, kwargs, base_key)
+        means = {name: q.mean for name, q in self.posteriors.items()}
+
+        def of_priors(f):
+            trace = self.run(f, self.others)
+            return {name: _sum_of_prior(trace[name]) for name in means}
+
+        #: GP sites that feed no other.
+        self.last = [
+            name
+            for name in means
+            if not sites_on_f(lambda f: of_priors({**means, **f}), {name: means[name]})
+        ]
+        self.drawn = self._draws_others or len(self.last) < len(means)
+        self.keys = jax.random.split(self.key, (num_draws if self.drawn else 1, 3))
+        numbers = sum(
+            int(np.prod(q.batch_shape)) * q.chol.shape[-1] * (q.chol.shape[-1] + rows)
+            for q, rows in ((q, q.event_shape[0]) for q in self.posteriors.values())
+        )
+        #: Draws done at a time.
+        self.chunk = int(np.clip(_MAX_NUMBERS_OF_DRAWS / numbers, 1, len(self.keys)))
+
+    @property
+    def num_rows(self) -> int:
+        return max(q.event_shape[0] for q in self.posteriors.values())
+
+    def at(self, keys):
+        """
+        One draw.
+
+        :param keys: one row of ``self.keys``.
+        :return: posteriors of all GP sites, and values of those that feed others and of
+            the other latents.
+        """
+        base_key = keys[1] if self._draws_others else None
+        where = self.params, self.args, self.kwargs, base_key
+        found, values = self.guide.posterior_at(*where, inner_key=keys[0])
+        given = {name: values[name] for name in found if name not in self.last}
+        return _alone(found), given, self.guide.others_at(*where)
+
+    def map(self, given_draw):
+        """``given_draw`` of each row of ``self.keys``, so many at a time as fit."""
+        if self.chunk < len(self.keys):
+            return jax.lax.map(given_draw, self.keys, batch_size=self.chunk)
+        return jax.vmap(given_draw)(self.keys)  # a loop is compiled anew in each call
+
+    def run(self, f, others, rng_key=0, responses=None):
+        """
+        The model's trace with these values of its GP sites and other latents.
+
+        :param rng_key: of what else the model draws.
+        :param responses: values of responses that the model's arguments do not give; zeros
+            for those that have none here. They are not drawn: a black box cannot be.
+        """
+
+        def at_site(msg):
+            name = msg["name"]
+            if msg["type"] != "sample":
+                return None
+            if name in self.posteriors:
+                return jnp.reshape(f[name], msg["fn"].shape())
+            if name in self.responses and msg["value"] is None:
+                return (responses or {}).get(name, jnp.zeros(msg["fn"].shape()))
+            return others.get(name)
+
+        model = handlers.seed(self.guide.model, rng_key)
+        model = handlers.substitute(model, data=self.params)
+        with handlers.block(), handlers.trace() as trace:
+            handlers.substitute(model, substitute_fn=at_site)(*self.args, **self.kwargs)
+        return trace
 
 
-def _density(
-    run, posteriors, given, on_f, expectation, rng_key, rules, limit=_MAX_NODE_NUMBERS
-) -> dict:
+def _density(run, posteriors, on_f, expectation, rng_key, rules, limit) -> dict:
     """
     Log density of observed sites by row, with GP sites integrated under their marginals.
 
     :param run: from values of all GP sites to the model's trace.
     :param posteriors: of the sites that are integrated.
-    :param given: values of the others.
     :param rules: where ``expectation`` is None, by the number of latent functions; the
         last one for more.
     :param limit: numbers of rows and nodes held at one time.
@@ -190,7 +270,7 @@ def _density(
 
     def at(node, component):
         f = {name: q.place(node[name], component[name]) for name, q in posteriors.items()}
-        return _observed_rows(run({**given, **f}), num_rows, on_f)
+        return _observed_rows(run(f), num_rows, on_f)
 
     counts = [range(q.num_components) for q in posteriors.values()]
     total = []
@@ -219,16 +299,24 @@ def _checked(trace, whole):
     return trace
 
 
-def _by_site(trace, posteriors) -> dict:
-    """Log densities of observed sites; of GP sites what their prior is made of."""
-    found = {}
-    for name, site in trace.items():
-        if name in posteriors:
-            prior, _ = sites.unwrap(site["fn"])
-            found[name] = sum(jnp.sum(leaf) for leaf in made_of(prior))
-        elif site["type"] == "sample" and site["is_observed"]:
-            found[name] = sites.log_prob(site, scaled=False)
-    return found
+def _by_site(trace) -> dict:
+    """Log densities of observed sites."""
+    return {
+        name: sites.log_prob(site, scaled=False)
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"]
+    }
+
+
+def _sum_of_prior(site):
+    prior, _ = sites.unwrap(site["fn"])
+    return sum(jnp.sum(leaf) for leaf in made_of(prior))
+
+
+def _observed(trace, num_rows, on_f) -> dict:
+    """Whether each row of an observed site has an observation that is not masked."""
+    _observed_rows(trace, num_rows, on_f)  # which says what is wrong with shapes
+    return {name: by_row(sites.counted(trace[name]), num_rows) > 0 for name in on_f}
 
 
 def _observed_rows(trace, num_rows, on_f) -> dict:

@@ -1,0 +1,72 @@
+"""Data that grow, in arrays of a size that seldom changes."""
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def pad_rows(*arrays, size: int | None = None) -> tuple:
+    """
+    Arrays filled up to a fixed number of rows, and a mask of the rows that count, so that
+    programs compiled for that size serve while data grow (Bayesian optimisation, streams).
+
+    Added rows repeat those that are there, in order, and have the mask False. With
+    :class:`numpyro.handlers.mask` around the observed sites the bound is that of the rows
+    that count. They add nothing new to the inducing points either: points are among the
+    distinct rows, and in k-means a row that is repeated weighs as its copies. Points are
+    chosen once, when the guide is set up, and trained from then on: keep the guide, with
+    as many points as the data will need, and train it where its rows are spread already,
+    or give it points (``SVGP(inducing=grid)``). A new guide compiles anew.
+
+    Not for ``VGP``, ``covariance="sites"`` and ``tight`` bounds, which have a part for each
+    row whether or not it is masked.
+
+    :param arrays: with a common first axis, such as X and y.
+    :param size: number of rows to fill up to; None for the next power of two.
+    :return: the arrays and the mask, each with ``size`` rows.
+    :raises ValueError: if there are more rows than ``size``, or none, or arrays differ.
+
+    **Example:** each round trains on one more row; what was compiled in the first round
+    serves until the 9th row.
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpy as np, numpyro, optax
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None, mask=True):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]), numpyro.handlers.mask(mask=mask):
+        ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(5))
+        >>> optimiser = sgp.natural_gradients(guide, 0.5, optax.adam(0.02))
+        >>> svi = numpyro.infer.SVI(model, guide, optimiser, sgp.TraceGP_ELBO())
+        >>> candidates, state = np.linspace(0.0, 4.0, 41)[:, None], None
+        >>> X = np.array([[0.0], [1.0], [2.0], [3.0], [4.0]])
+        >>> for _ in range(3):
+        ...     data = sgp.pad_rows(X, np.sin(X[:, 0]))
+        ...     result = sgp.fit(
+        ...         svi, jax.random.key(0), data, 20, batch_size=len(data[0]),
+        ...         shuffle=False, init_state=state, progress_bar=False,
+        ...     )
+        ...     state = result.state
+        ...     f = sgp.predict(guide, result.params, candidates)["f"]
+        ...     best = np.argmax(f.mean + 2.0 * f.sd)
+        ...     X = np.concatenate([X, candidates[best : best + 1]])
+        >>> data[0].shape, int(data[2].sum())
+        ((8, 1), 7)
+    """
+    arrays = [np.asarray(array) for array in arrays]
+    counts = {array.shape[0] if array.ndim else None for array in arrays}
+    if len(counts) != 1 or None in counts or 0 in counts:
+        raise ValueError(
+            "pad_rows takes arrays with the same number of rows, at least one, such as X "
+            f"and y, got shapes {[array.shape for array in arrays]}."
+        )
+    (num_rows,) = counts
+    size = 1 << (num_rows - 1).bit_length() if size is None else size
+    if size < num_rows:
+        raise ValueError(f"size must be at least the {num_rows} rows given, got {size}.")
+    # By NumPy: indexing by JAX would compile for each number of rows.
+    rows = np.arange(size)
+    filled = [jnp.asarray(array[rows % num_rows]) for array in arrays]
+    return *filled, jnp.asarray(rows < num_rows)

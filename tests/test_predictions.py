@@ -1,0 +1,308 @@
+"""Predictions of f and of responses against closed forms and SciPy's quadrature."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpy.testing import assert_allclose
+from numpyro.infer.autoguide import AutoNormal
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.stats import norm, poisson
+
+import numpyro_sgp as sgp
+
+X = jnp.array([-1.5, -0.4, 0.7, 1.6])[:, None]
+X_NEW = jnp.array([-2.1, -0.9, 0.0])[:, None]
+Z = jnp.array([-1.0, 1.1])[:, None]
+PARAMS = {
+    "f_auto_Z": Z,
+    "f_auto_qu_mu": jnp.array([0.4, -1.0]),
+    "f_auto_qu_sqrt": jnp.array([[0.5, 0.0], [0.2, 0.6]]),
+}
+
+
+def model_of(likelihood, num_functions=None):
+    def model(X, y=None):
+        process = sgp.GaussianProcess(sgp.kernels.RBF(), X)
+        process = process if num_functions is None else process.expand([num_functions])
+        f = numpyro.sample("f", process)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", likelihood(f), obs=y)
+
+    return model
+
+
+def guide_of(likelihood, num_functions=None, y=None):
+    guide = sgp.AutoSparseGP(model_of(likelihood, num_functions), sgp.SVGP(inducing=Z))
+    guide.setup(X, jnp.ones(4, int) if y is None else y)
+    return guide
+
+
+def moments(guide, params=PARAMS):
+    q = guide.posterior(params, X_NEW)["f"]
+    return np.asarray(q.mean), np.sqrt(q.variance)
+
+
+def test_a_gaussian_response_is_its_closed_form():
+    guide = guide_of(lambda f: dist.Normal(f, 0.6))
+    mean, sd = moments(guide)
+    found = sgp.predict(guide, PARAMS, X_NEW, quantiles=[0.1, 0.5, 0.9])
+    levels = np.array([0.1, 0.5, 0.9])[:, None]
+    assert_allclose(found["f"].mean, mean, rtol=1e-12)
+    assert_allclose(found["f"].sd, sd, rtol=1e-12)
+    assert_allclose(found["f"].quantiles, norm(mean, sd).ppf(levels), rtol=1e-12)
+    total = np.sqrt(sd**2 + 0.36)
+    assert_allclose(found["y"].mean, mean, rtol=1e-12)
+    assert_allclose(found["y"].sd, total, rtol=1e-12)
+    # Levels by 512 values of f.
+    got = norm(mean, total).cdf(found["y"].quantiles)
+    assert_allclose(got, np.broadcast_to(levels, got.shape), atol=1e-3)
+    assert found["y"].probs is None
+
+
+def test_quantiles_of_a_response_without_noise_are_those_of_f():
+    """The hardest case: the mixture is of steps."""
+    guide = guide_of(lambda f: dist.Normal(f, 1e-9))
+    found = sgp.predict(guide, PARAMS, X_NEW, quantiles=[0.05, 0.95])["y"]
+    got = norm(*moments(guide)).cdf(found.quantiles)
+    assert_allclose(got, [[0.05] * 3, [0.95] * 3], atol=1.01e-3)
+
+
+def test_counts_have_the_moments_and_quantiles_of_their_mixture():
+    guide = guide_of(lambda f: dist.Poisson(jnp.exp(f + 1.0)))
+    mean, sd = moments(guide)
+    found = sgp.predict(guide, PARAMS, X_NEW)["y"]
+    rate = np.exp(mean + 1.0 + sd**2 / 2)
+    assert_allclose(found.mean, rate, rtol=1e-10)
+    variance = rate + rate**2 * np.expm1(sd**2)
+    assert_allclose(found.sd, np.sqrt(variance), rtol=1e-8)
+    for row in range(3):
+
+        def cdf(y, row=row):
+            def density(x):
+                rate = np.exp(mean[row] + 1 + sd[row] * x)
+                return norm.pdf(x) * poisson(rate).cdf(y)
+
+            return quad(density, -9, 9)[0]
+
+        for level, got in zip([0.05, 0.95], found.quantiles[:, row], strict=True):
+            known = next(y for y in range(100) if cdf(y) >= level)
+            assert float(got) == known
+
+
+@pytest.mark.parametrize("kind", ["probs", "logits"])
+def test_two_classes_have_the_probabilities_of_quadrature(kind):
+    link = {
+        "probs": lambda f: dist.Bernoulli(probs=jax.scipy.special.ndtr(f)),
+        "logits": lambda f: dist.Bernoulli(logits=f),
+    }[kind]
+    guide = guide_of(link)
+    mean, sd = moments(guide)
+    found = sgp.predict(guide, PARAMS, X_NEW)["y"]
+    expected = norm.cdf(mean / np.sqrt(1 + sd**2))
+    if kind == "logits":
+        expected = [
+            quad(lambda x, m=m, s=s: norm.pdf(x) / (1 + np.exp(-m - s * x)), -9, 9)[0]
+            for m, s in zip(mean, sd, strict=True)
+        ]
+    assert_allclose(found.probs, expected, rtol=1e-8)
+    assert_allclose(found.mean, found.probs)
+    assert found.quantiles is None
+
+
+def test_many_classes_have_probabilities_in_a_last_axis():
+    softmax = guide_of(lambda f: dist.Categorical(logits=f.T), 2)
+    params = {**PARAMS, "f_auto_qu_mu": jnp.array([[0.4, -1.0], [0.1, 0.3]])}
+    params["f_auto_qu_sqrt"] = jnp.stack([PARAMS["f_auto_qu_sqrt"]] * 2)
+    mean, sd = moments(softmax, params)
+    found = sgp.predict(softmax, params, X_NEW)["y"]
+    # The difference of the two functions is Gaussian.
+    m, s = mean[1] - mean[0], np.sqrt(sd[0] ** 2 + sd[1] ** 2)
+    expected = [
+        quad(lambda x, m=m, s=s: norm.pdf(x) / (1 + np.exp(-m - s * x)), -9, 9)[0]
+        for m, s in zip(m, s, strict=True)
+    ]
+    assert found.probs.shape == (3, 2) and found.mean is None
+    assert_allclose(found.probs[:, 1], expected, rtol=1e-6)
+    assert "probs[1]" in repr(found)
+
+    largest = guide_of(lambda f: sgp.likelihoods.RobustMax(f, 0.01), 3)
+    params = {**params, "f_auto_qu_mu": jnp.array([[0.4, -1.0], [0.1, 0.3], [0.0, 0.9]])}
+    params["f_auto_qu_sqrt"] = jnp.stack([PARAMS["f_auto_qu_sqrt"]] * 3)
+    q = largest.posterior(params, X_NEW)["f"]
+    found = sgp.predict(largest, params, X_NEW)["y"].probs
+    known = sgp.likelihoods.robust_max_probabilities(q.mean, q.variance, 0.01, 60)
+    # 2048 quasi-random values of a step function.
+    assert_allclose(found, known.T, atol=5e-3)
+    assert_allclose(found.sum(axis=1), 1.0)
+
+
+def test_random_latents_are_averaged():
+    def model(X, y=None):
+        noise = numpyro.sample("noise", dist.LogNormal())
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z), AutoNormal)
+    guide.setup(X, jnp.ones(4))
+    params = {**PARAMS, "noise_auto_loc": -0.2, "noise_auto_scale": 0.3}
+    mean, sd = moments(guide, params)
+    D = 2000
+    found = sgp.predict(guide, params, X_NEW, num_draws=D, quantiles=[0.9])["y"]
+    assert_allclose(found.mean, mean, rtol=1e-8)
+    # E[noise^2], within five standard errors of its mean over the draws.
+    square = np.exp(-0.4 + 0.18)
+    error = square * np.sqrt(np.expm1(4 * 0.09) / D)
+    assert (np.abs(found.sd**2 - sd**2 - square) < 5 * error).all()
+
+    def level(y, row):
+        def density(x):
+            total = np.hypot(sd[row], np.exp(-0.2 + 0.3 * x))
+            return norm.pdf(x) * norm(mean[row], total).cdf(y)
+
+        return quad(density, -8, 8)[0]
+
+    for row, y in enumerate(found.quantiles[0]):
+        known = brentq(lambda y, row=row: level(y, row) - 0.9, -9, 9)
+        assert abs(y - known) < 0.05
+        assert abs(known - norm(mean[row], np.hypot(sd[row], np.exp(-0.2))).ppf(0.9)) < 0.1
+
+
+def test_a_mixture_of_gaussians_has_the_quantiles_of_its_parts():
+    guide = sgp.AutoSparseGP(
+        model_of(lambda f: dist.Normal(f, 0.5)), sgp.MixtureSVGP(2, 2, inducing=Z)
+    )
+    guide.setup(X, jnp.ones(4))
+    params = {
+        "f_auto_Z": Z,
+        "f_auto_qu_mu": jnp.array([[2.0, 1.0], [-2.0, -1.0]]),
+        "f_auto_qu_sqrt": jnp.full((2, 2), 0.3),
+        "f_auto_qu_logits": jnp.array([0.5, -1.0]),
+    }
+    q = guide.posterior(params, X_NEW)["f"]
+    weights = np.exp(np.asarray(q.log_weights))
+    found = sgp.predict(guide, params, X_NEW, quantiles=[0.2, 0.7])
+    for name, noise, tolerance in (("f", 0.0, 1e-10), ("y", 0.5, 1e-3)):
+        total = sum(
+            w * norm(m, np.sqrt(v + noise**2)).cdf(found[name].quantiles)
+            for w, (m, v) in zip(weights, map(q.marginals, range(2)), strict=True)
+        )
+        assert_allclose(total, [[0.2] * 3, [0.7] * 3], atol=tolerance)
+    assert_allclose(found["f"].mean, q.mean, rtol=1e-12)
+
+
+def test_what_has_no_cdf_is_drawn():
+    guide = guide_of(lambda f: dist.NegativeBinomial2(jnp.exp(f + 2.0), 3.0))
+    mean, sd = moments(guide)
+    found = sgp.predict(guide, PARAMS, X_NEW, quantiles=[0.5])["y"]
+    assert_allclose(found.mean, np.exp(mean + 2.0 + sd**2 / 2), rtol=1e-10)
+    y = dist.NegativeBinomial2(
+        jnp.exp(mean + 2.0 + sd * jax.random.normal(jax.random.key(0), (40_000, 3))), 3.0
+    ).sample(jax.random.key(1))
+    # 2048 draws: the level has a standard error of 0.011 at most.
+    assert (np.mean(y <= found.quantiles[0], axis=0) > 0.5 - 0.055).all()
+    assert (np.mean(y < found.quantiles[0], axis=0) < 0.5 + 0.055).all()
+
+
+def test_rows_in_batches_are_the_rows_at_once():
+    def model(X, offset, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([2]))
+        with numpyro.plate("data", X.shape[0]):
+            fn = dist.Normal(f.T + offset[:, None], 0.3).to_event(1)
+            numpyro.sample("y", fn, obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z))
+    guide.setup(X, jnp.zeros(4), jnp.zeros((4, 2)))
+    params = {**PARAMS, "f_auto_qu_mu": jnp.array([[0.4, -1.0], [0.1, 0.3]])}
+    params["f_auto_qu_sqrt"] = jnp.stack([PARAMS["f_auto_qu_sqrt"]] * 2)
+    args = jnp.linspace(-2.0, 2.0, 5)[:, None], jnp.arange(5.0)
+    whole = sgp.predict(guide, params, *args)
+    parts = sgp.predict(guide, params, *args, batch_size=3)
+    assert whole["f"].mean.shape == (2, 5) and whole["y"].quantiles.shape == (2, 5, 2)
+    for name in whole:
+        assert_allclose(parts[name].mean, whole[name].mean, rtol=1e-12)
+        # Quasi-random numbers are those of the shape of a batch.
+        assert_allclose(parts[name].quantiles, whole[name].quantiles, atol=2e-2)
+        frame = whole[name].to_dataframe()
+        by_row = whole[name].mean.T if name == "f" else whole[name].mean
+        assert_allclose(frame["mean[1]"], by_row[:, 1])
+    frame = whole.to_dataframe()
+    assert frame.shape == (5, 16) and list(frame["y"])[:2] == ["mean[0]", "mean[1]"]
+
+
+def test_a_table_of_the_first_rows_is_shown():
+    guide = guide_of(lambda f: dist.Normal(f, 0.6))
+    lines = repr(sgp.predict(guide, PARAMS, jnp.linspace(0, 1, 9)[:, None])).splitlines()
+    assert lines[0] == "f" and lines[1].split() == ["mean", "sd", "5%", "95%"]
+    assert lines[2].split()[0] == "0" and lines[7] == "... 9 rows" and lines[8] == "y"
+
+
+def test_deep_gps_are_averaged_over_their_inner_layers():
+    def model(X, y=None):
+        h = numpyro.sample("h", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), h[:, None]))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z))
+    guide.setup(X, jnp.ones(4))
+    params = {**PARAMS, **{k.replace("f_", "h_"): 0.9 * v for k, v in PARAMS.items()}}
+    D = 4000
+    found = sgp.predict(guide, params, X_NEW, num_draws=D)
+    q = guide.posterior(params, X_NEW)["h"]
+    assert_allclose(found["h"].mean, q.mean, rtol=1e-12)
+    for row in range(3):
+
+        def moment(x, power, row=row):
+            h = q.mean[row] + np.sqrt(q.variance[row]) * x
+            inner = sgp.SparsePosterior(
+                sgp.GaussianProcess(sgp.kernels.RBF(), h.reshape(-1, 1)),
+                (Z,),
+                guide.posterior(params, X_NEW)["f"].given_q,
+            )
+            return inner.mean**power if power else inner.variance + 0.04
+
+        x, w = np.polynomial.hermite_e.hermegauss(60)
+        w = w / w.sum()
+        mean = w @ moment(x, 1)
+        spread = w @ moment(x, 2) - mean**2
+        # Five standard errors of the mean over draws of h.
+        assert abs(found["y"].mean[row] - mean) < 5 * np.sqrt(spread / D) + 1e-12
+        assert_allclose(found["y"].sd[row] ** 2, spread + w @ moment(x, 0), rtol=0.05)
+
+
+def test_what_cannot_be_predicted_is_refused_or_left_out():
+    def chained(X, y=None, z=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            y = numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+            numpyro.sample("z", dist.Normal(f + y, 0.3), obs=z)
+
+    guide = sgp.AutoSparseGP(chained, sgp.SVGP(inducing=Z))
+    guide.setup(X, jnp.ones(4), jnp.ones(4))
+    with pytest.raises(ValueError, match=r"\['z'\] depend on the value of response 'y'"):
+        sgp.predict(guide, PARAMS, X_NEW)
+    known = sgp.predict(guide, PARAMS, X_NEW, jnp.full(3, 2.0))
+    assert_allclose(known["z"].mean, known["f"].mean + 2.0, rtol=1e-12)
+
+    black_box = guide_of(partial(sgp.BlackBox, lambda y, f: y * f - np.exp(f)))
+    assert list(sgp.predict(black_box, PARAMS, X_NEW, jnp.ones(3))) == ["f"]
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        sgp.predict(black_box, PARAMS, X_NEW, quantiles=[5, 95])
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        sgp.predict(black_box, PARAMS, X_NEW.at[0].set(jnp.nan), jnp.ones(3))
+
+
+def test_second_predictions_compile_nothing(count_compiled):
+    guide = guide_of(lambda f: dist.Normal(f, 0.6))
+    sgp.predict(guide, PARAMS, X_NEW)
+    moved, X_moved = jax.tree.map(lambda v: 1.1 * v, PARAMS), X_NEW + 0.1
+    count_compiled()
+    sgp.predict(guide, moved, X_moved, rng_key=jax.random.key(1))
+    assert count_compiled() == 0
