@@ -303,7 +303,9 @@ class AutoSparseGP(autoguide.AutoGuide):
             for name, site in trace.items()
             if site["type"] == "sample" and not site["is_observed"] and name not in gp_sites
         ]
-        self.base_guide, values, base_params = self._new_base(base_key, args, kwargs)
+        self.base_guide, values, base_params = self._new_base(
+            self.model, base_key, args, kwargs
+        )
         subsampled = bool(subsample_plate_sizes(trace))
         for name in gp_sites:
             self._initialise(name, values, subsampled, args, kwargs)
@@ -325,11 +327,11 @@ class AutoSparseGP(autoguide.AutoGuide):
             if site["type"] in ("sample", "deterministic")
         }
 
-    def _new_base(self, rng_key, args, kwargs):
+    def _new_base(self, model, rng_key, args, kwargs):
         """A guide for the latents beside f, their values in a first run, its parameters."""
         if not self._latents:
             return None, {}, {}
-        rest = _WithoutGPs(self.model, list(self._approximations))
+        rest = _WithoutGPs(model, list(self._approximations))
         options = {"prefix": self.prefix, **self._base_options}
         make = self._make_base
         is_class = isinstance(getattr(make, "func", make), type)
@@ -344,9 +346,10 @@ class AutoSparseGP(autoguide.AutoGuide):
         The starting values that a new guide would have with this key (at the inducing
         points that were chosen), by name; none where the arguments have no data.
         """
+        model = _FirstRows(self.model)
         with handlers.block(), handlers.trace() as trace, _AtGPSites(_at_prior_mean):
             with _seeded(rng_key):
-                self.model(*args, **kwargs)
+                model(*args, **kwargs)
         latents = {
             name
             for name, site in trace.items()
@@ -354,10 +357,11 @@ class AutoSparseGP(autoguide.AutoGuide):
         }
         if latents != {*self._latents, *self._approximations}:
             return {}
-        _, values, starts = self._new_base(rng_key, args, kwargs)
-        initial = {}
+        _, values, starts = self._new_base(model, rng_key, args, kwargs)
+        plates = {name: s["value"] for name, s in trace.items() if s["type"] == "plate"}
+        given, initial = {**values, **plates}, {}
         for site, names in self._names().items():
-            prior = self._prior(site, values, initial, args, kwargs)(jax.random.key(0))
+            prior = self._prior(site, given, initial, args, kwargs)(jax.random.key(0))
             approximation = self._approximations[site]
             initial[site] = approximation.initial_params(prior, self._points[site])
             starts |= {names[name]: value for name, value in initial[site].items()}
@@ -1079,6 +1083,7 @@ class _Params(Messenger):
         self.shapes = shapes
         self.starts = starts
         self.started = set()
+        self._asked = set()
         super().__init__()
 
     def __enter__(self):
@@ -1088,18 +1093,37 @@ class _Params(Messenger):
     def process_message(self, msg):
         if msg["type"] != "param":
             return
-        self._name = msg["name"]
-        # A function draws with the key of this run by itself.
-        if msg["args"] and msg["args"][0] is not None:
-            msg["fn"] = functools.partial(self._start, msg["name"])
+        self._name = name = msg["name"]
+        # Starts by a function, and those of modules, which ask for parameters before they
+        # make any, are drawn with the key of this run anyway.
+        if msg["args"] and msg["args"][0] is None:
+            self._asked.add(name)
+        elif msg["args"] and name not in self._asked:
+            msg["fn"] = functools.partial(self._start, name)
 
     def _start(self, name, start, **_):
         self.started.add(name)
         return start if self.starts is None else self.starts().get(name, start)
 
     def postprocess_message(self, msg):
-        if msg["type"] == "param" and self._name in self.shapes:
+        if msg["type"] != "param" or msg["value"] is None:
+            return
+        if self._name in self.shapes:
             check_shapes(self._name, msg["value"], self.shapes[self._name])
+
+
+class _FirstRows(Messenger):
+    """
+    Gives a subsampled plate its first rows, which do for starting values: outside of a
+    compiled program, a draw is from an array of all of them.
+    """
+
+    def process_message(self, msg):
+        if msg["type"] == "plate" and msg["value"] is None:
+            size, subsample_size = msg["args"]
+            if subsample_size not in (None, size):
+                numpyro.prng_key()  # that of the draw, so that later ones have theirs
+                msg["value"] = jnp.arange(subsample_size)
 
 
 class _OnePlateEach(Messenger):

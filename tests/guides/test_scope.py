@@ -92,20 +92,23 @@ def test_a_scoped_guide_is_set_up_and_trained_by_svi():
     assert guide.posterior(params, X)["f"].mean.shape == (6,)
 
 
-def test_a_scoped_guide_takes_the_minibatch_of_its_model():
-    """Rows of the guide's GP are those that the model's likelihood sees."""
-    model = scope(poisson_model, prefix="a")
-    guide = sgp.AutoSparseGP(poisson_model, sgp.SVGP(3), AutoNormal)
-    guide.setup(X, Y)
-    guide_trace = handlers.trace(handlers.seed(scope(guide, prefix="a"), 0)).get_trace(
-        X, Y, **BATCH
-    )
-    assert [n for n, s in guide_trace.items() if s["type"] == "plate"] == ["a/data"]
-    q = guide_trace["a/f"]["fn"]
-    assert_allclose(q.prior.X, X[guide_trace["a/data"]["value"]])
-    replayed = handlers.replay(handlers.seed(model, 1), guide_trace)
-    model_trace = handlers.trace(replayed).get_trace(X, Y, **BATCH)
-    assert_allclose(model_trace["a/f"]["fn"].X, q.prior.X)
+def test_a_scoped_guide_has_one_minibatch_for_all_its_parts():
+    def model(X, y, batch_size):
+        data = numpyro.plate("data", 6, subsample_size=batch_size)
+        with data as idx:
+            X, y = X[idx], y[idx]
+            shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with data:
+            numpyro.sample("y", dist.Normal(f + shift, 1.0), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=X[:3]))
+    guide.setup(X, Y, 3)
+    params = {"a/shift_auto_loc": jnp.arange(6.0)}  # the number of each row
+    scoped = handlers.substitute(scope(guide, prefix="a"), data=params)
+    trace = handlers.trace(handlers.seed(scoped, 0)).get_trace(X, Y, 3)
+    rows = trace["a/shift"]["value"].astype(int)
+    assert_allclose(trace["a/f"]["fn"].prior.X, X[rows])
 
 
 def test_two_scoped_copies_of_a_submodel():
