@@ -21,8 +21,10 @@ from numpyro.primitives import Messenger
 from numpyro_sgp.diagnostics.calibration import Calibration
 from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
 from numpyro_sgp.distributions import sites
+from numpyro_sgp.distributions.sites import unmasked
 
 if TYPE_CHECKING:
+    from arviz import InferenceData
     from xarray import Dataset, DataTree
 
 _NUM_ELBO_KEYS = 10
@@ -42,7 +44,7 @@ def to_arviz(
     khat: bool | None = None,
     calibration: Calibration | None = None,
     **kwargs,
-) -> DataTree:
+) -> DataTree | InferenceData:
     r"""
     An MCMC or SVI fit as ArviZ data, the same groups for both.
 
@@ -51,11 +53,17 @@ def to_arviz(
     - ``posterior_predictive``, ``log_likelihood`` and ``observed_data``: of each
       observed site, at the same draws. Sites of :func:`numpyro.factor` are no data and
       are left out, and so are predictive draws of a distribution that cannot be
-      sampled. A value under :func:`numpyro.handlers.mask` has log likelihood 0.
+      sampled. Weights of :func:`numpyro.handlers.scale` are not in the log likelihood.
+    - ``predictions``: predictive draws of what :func:`numpyro.handlers.mask` hides.
+      Masked values are no observations, and in none of the three groups above.
     - ``sample_stats``: ``diverging`` and so on for MCMC; for SVI the loss of each step,
       ``loss``, with the dimension ``step``.
 
-    ``.attrs`` of the tree has ``method`` ("MCMC" or "SVI"), ``approximation``,
+    It is what ``from_numpyro`` of the installed ArviZ returns: a
+    :class:`xarray.DataTree` from ArviZ 1 on, an ``arviz.InferenceData`` before (the last
+    one for Python 3.11). With several observed sites ``arviz.loo`` needs ``var_name``.
+
+    ``.attrs`` has ``method`` ("MCMC" or "SVI"), ``approximation``,
     ``num_parameters`` (those of the guide; the latent numbers of the sampler) and
     ``seconds`` if given. For SVI it has ``elbo`` and ``elbo_se`` too: mean and standard
     error of the bound at ``result.params`` over 10 keys, all data. (They differ only
@@ -66,7 +74,10 @@ def to_arviz(
     ``sbc_num_simulations`` of a calibration.
 
     Dimensions are named after plates, ``f_dim_0`` and so on where there is none. A "/" in
-    a name (of :class:`numpyro.handlers.scope`) becomes a ".".
+    a name (of :class:`numpyro.handlers.scope`) becomes a ".". What is observed at a masked
+    site keeps its dimensions, and its labels, where it fills a grid that its group has
+    room for; else it lies along ``y_obs`` with the labels ``y_obs_data`` and so on for a
+    site ``y`` in the plate ``data``.
 
     An argument of the model that has the name of an option below must be passed by
     position.
@@ -80,7 +91,7 @@ def to_arviz(
     :param num_samples: number of draws from the guide; MCMC gives those that it has.
     :param rng_key: key of the draws; ``jax.random.key(0)`` if None.
     :param seconds: how long the fit took, to be kept.
-    :param coords: coordinate values by dimension.
+    :param coords: coordinate values by dimension, arrays, lists or pandas indices.
     :param dims: names of dimensions by site, without ``chain`` and ``draw``; they come
         before the names of plates.
     :param keep_white: whether to keep the sites ``f_white`` of
@@ -91,7 +102,7 @@ def to_arviz(
         It is NaN, with a warning, where the guide's draws cannot be weighted.
     :param calibration: what :func:`~numpyro_sgp.calibrate` found of this SVI.
     :param kwargs: keyword arguments of the model.
-    :return: a :class:`xarray.DataTree`.
+    :return: ArviZ data; ``.to_netcdf`` and ``arviz.from_netcdf`` keep all of it.
     :raises TypeError: if ``fit`` is neither MCMC nor SVI, its guide cannot be sampled, or
         ``calibration`` is something else.
     :raises ValueError: if an MCMC was not run, an SVI comes without its result or an
@@ -104,8 +115,7 @@ def to_arviz(
     .. doctest::
 
         >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
+        >>>         >>> import numpyro_sgp as sgp
         >>> from numpyro_sgp.diagnostics import to_arviz
         >>> def model(X, y=None):
         ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -115,13 +125,15 @@ def to_arviz(
         >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
         >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
         >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
-        >>> tree = to_arviz(svi, X, y, result=result, num_samples=50)
-        >>> dict(tree.posterior.sizes)
+        >>> data = to_arviz(svi, X, y, result=result, num_samples=50)
+        >>> dict(data["posterior"].sizes)
         {'chain': 1, 'draw': 50, 'f_dim_0': 5}
-        >>> sorted(tree.children)
-        ['log_likelihood', 'observed_data', 'posterior', 'posterior_predictive',
-         'sample_stats']
+        >>> dict(data["log_likelihood"].sizes)
+        {'chain': 1, 'draw': 50, 'data': 5}
+        >>> data.attrs["method"]
+        'SVI'
     """
+    import arviz
     import arviz_base
     from xarray import DataTree
 
@@ -148,7 +160,7 @@ def to_arviz(
         )
     trace = _first_trace(found)
     dims = _named_dims(trace, found.draws, dims)
-    log_likelihood, predictive, observed = _at_observed_sites(found, trace, k_sites)
+    log_likelihood, predictive, observed, masks = _at_observed_sites(found, trace, k_sites)
     if isinstance(fit, SVI):
         found.attrs.update(_elbo(fit, result.params, k_elbo, args, kwargs))
         given = (result.params, fit.model, fit.guide, *args)
@@ -166,6 +178,9 @@ def to_arviz(
     if seconds is not None:
         found.attrs["seconds"] = float(seconds)
 
+    # xarray takes the name of a pandas index for a dimension.
+    coords = {dim: np.asarray(labels) for dim, labels in (coords or {}).items()}
+
     def group(values, sample_dims=("chain", "draw"), dims=dims, **options):
         found = arviz_base.dict_to_dataset(
             values,
@@ -181,20 +196,44 @@ def to_arviz(
 
     hidden = set() if keep_white else _white_sites(trace, found.draws)
     groups = {"posterior": group({k: v for k, v in found.draws.items() if k not in hidden})}
-    if predictive:
-        groups["posterior_predictive"] = group(predictive)
-    if observed:
-        groups["log_likelihood"] = group(log_likelihood, skip_event_dims=True)
+    masked = {name: predictive[name] for name in predictive if name in masks}
+    whole = group(log_likelihood, skip_event_dims=True)
+    seen = _places(whole, masks)
+    unseen = {name: _along(f"{name}_masked", whole[name], ~masks[name]) for name in masks}
+    groups["posterior_predictive"] = _at(group(predictive), seen)
+    groups["predictions"] = _at(group(masked), unseen)
+    groups["log_likelihood"] = _at(whole, seen)
     if isinstance(fit, MCMC):
-        converted = arviz_base.from_numpyro(fit, dims={})
-        groups["sample_stats"] = converted["sample_stats"].to_dataset()
+        converted = as_tree(arviz.from_numpyro(fit, dims={}, log_likelihood=False))
+        if "sample_stats" in converted.children:
+            groups["sample_stats"] = converted["sample_stats"].to_dataset()
     elif result.losses is not None:
         loss = {"loss": np.asarray(result.losses)}
         groups["sample_stats"] = group(loss, (), {"loss": ["step"]})
-    if observed:
-        groups["observed_data"] = group(observed, ())
-    tree = DataTree.from_dict(groups)
+    groups["observed_data"] = _at(group(observed, ()), seen)
+    tree = DataTree.from_dict({k: v for k, v in groups.items() if v.data_vars})
     tree.attrs.update(found.attrs)
+    if int(arviz.__version__.split(".")[0]) >= 1:
+        return tree
+    return arviz.InferenceData.from_datatree(tree)
+
+
+def as_tree(data) -> DataTree | None:
+    """
+    ArviZ data as a tree, whichever ArviZ it is from.
+
+    :param data: a :class:`xarray.DataTree`, or an ``arviz.InferenceData``.
+    :return: a tree that has those attributes which are one number or string
+        (``arviz.concat`` makes lists of them); None for anything else.
+    """
+    from xarray import DataTree
+
+    if not isinstance(data, DataTree):
+        if not hasattr(data, "to_datatree"):
+            return None
+        data = data.to_datatree()
+    tree = data.copy()
+    tree.attrs = {k: v for k, v in data.attrs.items() if np.ndim(v) == 0}
     return tree
 
 
@@ -375,8 +414,11 @@ def _is_whitened(site) -> bool:
     )
 
 
-def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict]:
-    """Log likelihood, predictive draws and data of each observed site."""
+def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict, dict]:
+    """
+    Log likelihood, predictive draws and data of each observed site; and of those with
+    masked entries, which entries are not masked.
+    """
     sites = {
         name: site
         for name, site in trace.items()
@@ -384,6 +426,7 @@ def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict]:
         and site["is_observed"]
         and not site["infer"].get("is_auxiliary")
     }
+    masks = {name: unmasked(site["fn"]) for name, site in sites.items()}
     can_draw = [name for name, site in sites.items() if _can_draw(site["fn"])]
     shape = next(iter(found.draws.values())).shape[:2]
     flat = {
@@ -395,20 +438,93 @@ def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict]:
         given = _trace(found, key, values)
         drawn = _trace(found, key, values, forget=can_draw) if can_draw else {}
         log_prob = {k: given[k]["fn"].log_prob(given[k]["value"]) for k in sites}
-        return log_prob, {k: drawn[k]["value"] for k in can_draw}
+        same_mask = {k: jnp.all(unmasked(given[k]["fn"]) == masks[k]) for k in sites}
+        return log_prob, {k: drawn[k]["value"] for k in can_draw}, same_mask
 
     keys = jax.random.split(rng_key, shape[0] * shape[1])
     rows = max([1, *(int(np.prod(site["fn"].shape())) for site in sites.values())])
     chunk = int(np.clip(1e6 // rows, 1, len(keys)))
-    both = jax.lax.map(at_draw, (keys, flat), batch_size=chunk) if sites else ({}, {})
-    log_likelihood, predictive = jax.tree.map(
-        lambda v: np.asarray(v).reshape(*shape, *v.shape[1:]), both
+    all_of_them = ({}, {}, {})
+    if sites:
+        all_of_them = jax.lax.map(at_draw, (keys, flat), batch_size=chunk)
+    log_likelihood, predictive, same_mask = jax.tree.map(
+        lambda v: np.asarray(v).reshape(*shape, *v.shape[1:]), all_of_them
     )
+    for name in [name for name in sites if not same_mask[name].all()]:
+        warnings.warn(
+            f"The mask of site '{name}' differs between draws: it depends on a latent "
+            "value. Which of its values are observations is then unknown, so the site is "
+            "left out of log_likelihood, and LOO does not count it.",
+            stacklevel=3,
+        )
+        del log_likelihood[name], masks[name]
+    masks = {name: np.asarray(mask) for name, mask in masks.items()}
     observed = {
         name: np.broadcast_to(np.asarray(site["value"]), site["fn"].shape())
         for name, site in sites.items()
     }
-    return log_likelihood, predictive, observed
+    masks = {name: mask for name, mask in masks.items() if not mask.all()}
+    return log_likelihood, predictive, observed, masks
+
+
+def _places(whole, masks) -> dict:
+    """
+    Indices by site and dimension of what masks leave; None where they leave nothing. On a
+    grid if it is one and no other site is at odds with it, else along one new dimension.
+
+    :param whole: log likelihood of all sites.
+    :param masks: of those that have masked entries, arrays of the batch shape.
+    """
+    grids = {name: _grid(whole[name], masks.get(name)) for name in whole}
+
+    def at_odds(grid):
+        return any(
+            dim in other and not np.array_equal(where, other[dim])
+            for other in grids.values()
+            for dim, where in grid.items()
+        )
+
+    places = {}
+    for name, mask in masks.items():
+        places[name] = grids[name] if mask.any() else None
+        if mask.any() and (not grids[name] or at_odds(grids[name])):
+            places[name] = _along(f"{name}_obs", whole[name], mask)
+    return places
+
+
+def _grid(values, mask) -> dict:
+    """Indices by dimension, empty where those of the mask are not a grid."""
+    mask = np.ones(values.shape[2:], bool) if mask is None else mask
+    axes = range(mask.ndim)
+    where = [np.flatnonzero(mask.any(axis=(*axes[:i], *axes[i + 1 :]))) for i in axes]
+    is_grid = mask[np.ix_(*where)].all()
+    return dict(zip(values.dims[2:], where, strict=True)) if is_grid else {}
+
+
+def _along(dim, values, mask) -> dict:
+    """Indices of the true entries of a mask, along one dimension."""
+    from xarray import DataArray
+
+    where = np.nonzero(mask) if mask.ndim else ()
+    return {d: DataArray(i, dims=dim) for d, i in zip(values.dims[2:], where, strict=True)}
+
+
+def _at(dataset, places) -> Dataset:
+    """The variables of a group at these places, and labels of these."""
+    from xarray import Dataset
+
+    found = {}
+    for name, values in dataset.items():
+        where = places.get(name, {})
+        if where is None:
+            continue
+        values = values.isel(where)
+        new = {dim for i in where.values() for dim in getattr(i, "dims", ())}
+        for along in new:
+            values = values.rename({dim: f"{along}_{dim}" for dim in where})
+            values = values.assign_coords({along: np.arange(values.sizes[along])})
+        found[name] = values
+    return Dataset(found, attrs=dataset.attrs)
 
 
 def _can_draw(fn) -> bool:
@@ -429,22 +545,45 @@ def _named_dims(trace, draws, given) -> dict[str, list]:
             f"dims names sites {unknown}, which are not in the model; it has "
             f"{sorted(known)}."
         )
-    named = {}
-    for name in known - set(given):
-        site = trace[name]
-        sampled = site["type"] == "sample"
-        shape = tuple(site["fn"].shape()) if sampled else jnp.shape(site["value"])
-        num_batch = len(site["fn"].batch_shape) if sampled else len(shape)
-        axes = [None] * len(shape)
-        for frame in site["cond_indep_stack"]:
-            axis = num_batch + frame.dim
-            if 0 <= axis and shape[axis] == frame.size:
-                axes[axis] = frame.name
-        event = list(site.get("infer", {}).get("event_dims", ()))
-        if event:
-            axes[len(axes) - len(event) :] = event
-        named[name] = axes
+    named = {name: _axes(trace, name) for name in known}
+    for white in _white_sites(trace, draws) - known:  # of a sampler that whitens
+        named[white] = [*named[white.removesuffix(_WHITE)][:-1], None]
     return {**named, **{name: list(axes) for name, axes in given.items()}}
+
+
+def _axes(trace, name) -> list:
+    """Names of the axes of a site, None where it has no plate."""
+    site = trace[name]
+    frames = site["cond_indep_stack"]
+    if site["type"] == "sample":
+        shape, num_batch = site["fn"].shape(), len(site["fn"].batch_shape)
+    else:
+        shape = jnp.shape(site["value"])
+        num_batch = _num_batch(shape, frames, trace.get(f"{name}{_WHITE}"))
+    axes = [None] * len(shape)
+    for frame in frames:
+        axis = num_batch + frame.dim
+        if 0 <= axis and shape[axis] == frame.size:
+            axes[axis] = frame.name
+    event = list(site.get("infer", {}).get("event_dims", ()))
+    if event:
+        axes[len(axes) - len(event) :] = event
+    return axes
+
+
+def _num_batch(shape, frames, white) -> int:
+    """
+    How many axes of a deterministic value are batch axes. It does not say; f of a
+    whitened model has those of its white values, and other values as few as their plates
+    leave, which is how ``arviz.from_numpyro`` reads them.
+    """
+    if white is not None and white["type"] == "sample" and white["fn"].shape() == shape:
+        return len(white["fn"].batch_shape)
+    depth = max((-frame.dim for frame in frames), default=0)
+    for num_batch in range(depth, len(shape) + 1):
+        if all(shape[num_batch + frame.dim] == frame.size for frame in frames):
+            return num_batch
+    return len(shape)
 
 
 class LOO(NamedTuple):
@@ -475,6 +614,7 @@ def leave_one_out(tree: DataTree) -> LOO | None:
     :param tree: ArviZ data with the groups posterior and log_likelihood.
     :return: the result; None without a log likelihood.
     """
+    tree = as_tree(tree)
     if "log_likelihood" not in tree.children or not tree["log_likelihood"].data_vars:
         return None
     import arviz_stats

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_sgp.diagnostics.arviz import convergence, leave_one_out
+from numpyro_sgp.diagnostics.arviz import as_tree, convergence, leave_one_out
 
 if TYPE_CHECKING:
+    from arviz import InferenceData
     from matplotlib.figure import Figure
     from pandas import DataFrame
     from xarray import DataArray, Dataset, DataTree
@@ -50,7 +51,7 @@ _LEGEND = {
 
 
 def compare(
-    fits: dict[str, DataTree],
+    fits: dict[str, DataTree | InferenceData],
     *,
     reference: str | None = None,
     var_names: Sequence[str] | str | None = None,
@@ -84,7 +85,8 @@ def compare(
     distribution have ``w1_sd`` of about :math:`1.8 / \sqrt{S}`, ``mean_diff_sd`` of
     :math:`1.1 / \sqrt{S}`.
 
-    :param fits: ArviZ data by name, from :func:`to_arviz`.
+    :param fits: ArviZ data by name, from :func:`to_arviz`, ``arviz.from_numpyro`` or a
+        file; without the attributes of the former, a fit is taken to be by MCMC.
     :param reference: name of the fit to measure distances from; the first by MCMC if
         None, or the first at all.
     :param var_names: names of the variables to compare; if None, all that the fits
@@ -116,7 +118,7 @@ def compare(
     """
     from pandas import DataFrame
 
-    _check_fits(fits)
+    fits = _checked(fits)
     if reference is None:
         reference = next((k for k, v in fits.items() if _is_mcmc(v)), next(iter(fits)))
     elif reference not in fits:
@@ -158,7 +160,7 @@ def compare(
     return Comparison(table, reference, tuple(var_names), draws, remarks)
 
 
-def _check_fits(fits):
+def _checked(fits) -> dict[str, DataTree]:
     if not isinstance(fits, dict):
         raise TypeError(
             "fits must be a dict from a name to the ArviZ data of a fit, got "
@@ -166,16 +168,19 @@ def _check_fits(fits):
         )
     if not fits:
         raise ValueError("fits is empty; give at least one, such as {'NUTS': tree}.")
-    for name, tree in fits.items():
-        if not hasattr(tree, "children"):
+    trees = {name: as_tree(data) for name, data in fits.items()}
+    for name, tree in trees.items():
+        if tree is None:
             raise TypeError(
-                f"Fit '{name}' is not ArviZ data (an xarray.DataTree) but "
-                f"{type(tree).__name__}. Convert it with to_arviz first."
+                f"Fit '{name}' is not ArviZ data (an xarray.DataTree or an "
+                f"arviz.InferenceData) but {type(fits[name]).__name__}. Convert it with "
+                "to_arviz first."
             )
         if "posterior" not in tree.children:
             raise ValueError(
                 f"Fit '{name}' has no group 'posterior', only {sorted(tree.children)}."
             )
+    return trees
 
 
 def _check_same_data(fits, reference):

@@ -76,17 +76,18 @@ def counted(site):
     Whether each of the log densities of :func:`log_prob` counts: False where a mask leaves
     out all that it is of.
     """
-    return jnp.broadcast_to(_unmasked(site["fn"]), jnp.shape(log_prob(site, scaled=False)))
+    return jnp.broadcast_to(unmasked(site["fn"]), jnp.shape(log_prob(site, scaled=False)))
 
 
-def _unmasked(fn):
+def unmasked(fn):
+    """Which entries of its batch shape a distribution does not mask; of events, any."""
     if isinstance(fn, dist.MaskedDistribution):
-        return jnp.asarray(fn._mask) & _unmasked(fn.base_dist)
+        return jnp.logical_and(fn._mask, unmasked(fn.base_dist))
     if isinstance(fn, dist.Independent):
-        inner = jnp.broadcast_to(_unmasked(fn.base_dist), fn.base_dist.batch_shape)
+        inner = jnp.broadcast_to(unmasked(fn.base_dist), fn.base_dist.batch_shape)
         return jnp.any(inner, axis=tuple(range(-fn.reinterpreted_batch_ndims, 0)))
     if isinstance(fn, dist.ExpandedDistribution):
-        return jnp.broadcast_to(_unmasked(fn.base_dist), fn.batch_shape)
+        return jnp.broadcast_to(unmasked(fn.base_dist), fn.batch_shape)
     return jnp.ones(fn.batch_shape, bool)
 
 

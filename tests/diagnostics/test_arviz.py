@@ -3,25 +3,27 @@
 import subprocess
 import sys
 
-import arviz_stats
+import arviz as az
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS, SVI
+from numpyro.infer import HMC, MCMC, NUTS, SVI
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.svi import SVIRunResult
 from scipy import stats
 from scipy.special import gammaln
 
 import numpyro_sgp as sgp
-from numpyro_sgp.diagnostics import to_arviz
-from numpyro_sgp.diagnostics.arviz import _num_free, leave_one_out
+from numpyro_sgp.diagnostics import compare, to_arviz
+from numpyro_sgp.diagnostics.arviz import _num_free, as_tree, leave_one_out
 
 N = 12
 X = jnp.linspace(0.0, 6.0, N)[:, None]
@@ -35,11 +37,21 @@ GROUPS = [
 ]
 
 
-def model(X, y=None):
+MASK = np.arange(N) % 4 > 0
+OLD = az.__version__ < "1"
+# Remarks of ArviZ and pandas, on few draws and on counts.
+_REMARKS = [
+    "ignore::DeprecationWarning",
+    "ignore:Estimated shape parameter of Pareto:UserWarning",
+    "ignore:Variables y in .* look discrete:UserWarning",
+]
+
+
+def model(X, y=None, mask=True):
     offset = numpyro.sample("offset", dist.Normal(0.0, 1.0))
     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
     rate = numpyro.deterministic("rate", jnp.exp(f + offset))
-    with numpyro.plate("data", X.shape[0]):
+    with numpyro.plate("data", X.shape[0]), handlers.mask(mask=mask):
         numpyro.sample("y", dist.Poisson(rate), obs=y)
 
 
@@ -50,6 +62,10 @@ def plain_model(X, y=None, batch_size=None):
     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X_batch))
     with data:
         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y_batch)
+
+
+def elpd_and_se(loo):
+    return (loo.elpd_loo, loo.se) if OLD else (loo.elpd, loo.se)
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +107,25 @@ def mcmc_tree(mcmc):
 
 
 @pytest.fixture(scope="module")
+def masked_tree(mcmc):
+    """As if every fourth row had been masked: the draws are those of all rows."""
+    coords = {"data": 100 + np.arange(N)}
+    return to_arviz(mcmc, X, np.where(MASK, y, 99), MASK, coords=coords)
+
+
+def made(**groups):
+    """ArviZ data of the installed ArviZ, by its own function."""
+    return az.from_dict(**groups) if OLD else az.from_dict(groups)
+
+
+@pytest.fixture(scope="module")
 def svi_tree(svi):
     svi, result = svi
     return to_arviz(svi, X, y, result=result, num_samples=400, khat=False)
 
 
 def test_mcmc_gives_all_groups_with_chains_apart(mcmc, mcmc_tree):
-    assert sorted(mcmc_tree.children) == GROUPS
+    assert sorted(as_tree(mcmc_tree).children) == GROUPS
     samples = mcmc.get_samples(group_by_chain=True)
     assert sorted(mcmc_tree.posterior.data_vars) == ["f", "offset", "rate"]
     for name, values in mcmc_tree.posterior.data_vars.items():
@@ -113,7 +141,7 @@ def test_mcmc_gives_all_groups_with_chains_apart(mcmc, mcmc_tree):
 
 
 def test_white_site_dims_and_coords_on_demand(mcmc, mcmc_tree):
-    coords = {"data": np.asarray(X)[:, 0]}
+    coords = {"data": pd.Index(np.asarray(X)[:, 0], name="day")}
     tree = to_arviz(mcmc, keep_white=True, dims={"f": ["data"]}, coords=coords)
     assert_array_equal(
         tree.posterior["f_white"], mcmc.get_samples(group_by_chain=True)["f_white"]
@@ -126,7 +154,7 @@ def test_white_site_dims_and_coords_on_demand(mcmc, mcmc_tree):
 
 def test_svi_gives_all_groups(svi, svi_tree):
     svi, result = svi
-    assert sorted(svi_tree.children) == GROUPS
+    assert sorted(as_tree(svi_tree).children) == GROUPS
     assert svi_tree.posterior["f"].shape == (1, 400, N)
     assert svi_tree.sample_stats["loss"].dims == ("step",)
     assert_array_equal(svi_tree.sample_stats["loss"], result.losses)
@@ -177,12 +205,152 @@ def test_predictive_draws_follow_the_draws_of_f(which, request):
     assert abs(z.var() - 1) < 0.2
 
 
-@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto:UserWarning")
-def test_loss_trace_does_not_disturb_arviz(svi_tree):
-    assert len(arviz_stats.summary(svi_tree, var_names=["f"])) == N
-    assert leave_one_out(svi_tree).elpd == pytest.approx(
-        float(arviz_stats.loo(svi_tree, pointwise=True).elpd)
-    )
+@pytest.mark.filterwarnings(*_REMARKS)
+@pytest.mark.parametrize("which", ["mcmc_tree", "svi_tree", "masked_tree"])
+def test_the_installed_arviz_takes_its_own_container(which, mcmc, request):
+    data = request.getfixturevalue(which)
+    assert type(data) is type(az.from_numpyro(mcmc))
+    f = data["posterior"]["f"]
+    num_draws = f.sizes["chain"] * f.sizes["draw"]
+    assert len(az.summary(data, var_names=["f"])) == N
+    assert az.extract(data, var_names="f").shape == (N, num_draws)
+    for function in (az.ess, az.hdi, az.rhat):
+        assert "f" in function(data)
+    loo = az.loo(data)
+    assert loo.n_data_points == data["observed_data"]["y"].size
+    # Of several chains, ArviZ 0.23 takes a slightly longer tail.
+    assert_allclose(elpd_and_se(loo), leave_one_out(data)[:2], rtol=1e-3)
+    assert list(az.compare({"a": data, "b": data})["rank"]) == [0, 1]
+    az.plot_trace(data, var_names=["f"])
+    az.plot_forest(data, var_names=["f"])
+    (az.plot_ppc if OLD else az.plot_ppc_dist)(data)
+    (az.plot_posterior if OLD else az.plot_dist)(data, var_names=["f"])
+    plt.close("all")
+
+
+@pytest.mark.parametrize("which", ["mcmc_tree", "svi_tree", "masked_tree"])
+def test_netcdf_keeps_groups_attributes_and_comparisons(which, request, tmp_path):
+    data = request.getfixturevalue(which)
+    data.to_netcdf(str(tmp_path / "fit.nc"))
+    loaded = az.from_netcdf(str(tmp_path / "fit.nc"))
+    assert type(loaded) is type(data)
+    assert loaded.attrs == data.attrs
+    tree, loaded_tree = as_tree(data), as_tree(loaded)
+    assert sorted(loaded_tree.children) == sorted(tree.children)
+    for name, group in tree.children.items():
+        assert loaded_tree[name].to_dataset().identical(group.to_dataset())
+    table = compare({"fit": data, "loaded": loaded}).table
+    assert table.loc["loaded"].drop("elpd_diff").equals(table.loc["fit"].drop("elpd_diff"))
+    assert table.loc["loaded", "elpd_diff"] == 0.0
+    for dataset in loaded_tree.children.values():
+        dataset.close()
+
+
+def test_compare_takes_what_users_converted_themselves(mcmc, mcmc_tree):
+    theirs = az.from_numpyro(mcmc, log_likelihood=True)
+    ours = to_arviz(mcmc, keep_white=True, seconds=2)  # all of these make the mean ESS
+    table = compare({"ours": ours, "theirs": theirs}, var_names=["f"]).table
+    assert_allclose(table.loc["theirs", "elpd_loo"], table.loc["ours", "elpd_loo"])
+    assert_allclose(table.loc["theirs", "w1_sd[f]"], 0.0, atol=1e-9)
+    assert table.loc["ours", "seconds"] == 2.0
+    assert np.isnan(table.loc["theirs", "seconds"])
+    # az.concat makes a list of an attribute that differs.
+    several = as_tree(mcmc_tree)
+    several.attrs["seconds"] = [2.0, 3.0]
+    assert np.isnan(compare({"a": several}).table.loc["a", "seconds"])
+
+
+@pytest.mark.filterwarnings(*_REMARKS)
+def test_loo_of_masked_rows_is_that_of_the_model_without_them(mcmc_tree, masked_tree):
+    values = mcmc_tree["log_likelihood"]["y"].values[..., MASK]
+    posterior = {k: v.values for k, v in mcmc_tree["posterior"].items()}
+    without = made(posterior=posterior, log_likelihood={"y": values})
+    found, expected = az.loo(masked_tree), az.loo(without)
+    assert elpd_and_se(found) == elpd_and_se(expected)
+    assert found.n_data_points == MASK.sum()
+    table = compare({"masked": masked_tree, "without": without}, var_names=["f"]).table
+    columns = ["elpd_loo", "se", "p_loo", "k_max", "k_bad"]
+    assert table.loc["masked", columns].equals(table.loc["without", columns])
+
+
+def test_masked_rows_are_no_data_but_predicted(masked_tree):
+    for group in ("log_likelihood", "observed_data", "posterior_predictive"):
+        assert_array_equal(masked_tree[group]["data"], 100 + np.flatnonzero(MASK))
+    assert_array_equal(masked_tree["observed_data"]["y"], y[MASK])
+    predicted = masked_tree["predictions"]["y"]
+    assert_array_equal(predicted["y_masked_data"], 100 + np.flatnonzero(~MASK))
+    rate = masked_tree["posterior"]["rate"].values[..., ~MASK]
+    # 600 residuals of variance 1, given the draws: standard errors of .04 and about .08.
+    z = (predicted.values - rate) / np.sqrt(rate)
+    assert abs(z.mean()) < 0.2
+    assert abs(z.var() - 1) < 0.4
+
+
+def two_outputs(y, mask):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    with numpyro.plate("outputs", 2, dim=-2), numpyro.plate("data", N):
+        with handlers.mask(mask=mask(w)):
+            numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
+    with numpyro.plate("groups", 3), handlers.scale(scale=7.0):
+        rows = dist.Normal(w, 1.0).expand([3, 2]).mask(jnp.array([[1, 0], [0, 0], [1, 1]]))
+        numpyro.sample("rows", rows.to_event(1), obs=jnp.ones((3, 2)))
+    with handlers.mask(mask=False):
+        numpyro.sample("off", dist.Normal(w, 1.0), obs=0.0)
+
+
+@pytest.fixture(scope="module")
+def two():
+    """Draws of w, and a function from a mask to ArviZ data with them."""
+    Y = np.random.default_rng(0).standard_normal((2, N))
+    kernel = HMC(two_outputs, num_steps=1, trajectory_length=None)
+    mcmc = MCMC(kernel, num_warmup=20, num_samples=100, progress_bar=False)
+    mcmc.run(jax.random.key(0), Y, lambda w: True)
+    w = np.asarray(mcmc.get_samples()["w"])[None, :, None]
+    return w, Y, lambda mask: to_arviz(mcmc, Y, mask)
+
+
+@pytest.mark.filterwarnings(*_REMARKS)
+def test_single_masked_entries_are_listed_with_their_labels(two):
+    w, Y, convert = two
+    mask = np.random.default_rng(1).random((2, N)) < 0.6
+    data = convert(lambda w: jnp.asarray(mask))
+    found = data["log_likelihood"]["y"]
+    expected = stats.norm.logpdf(Y[mask], w)
+    assert_allclose(found, expected, rtol=1e-12)
+    outputs, rows = np.nonzero(mask)
+    assert found.dims == ("chain", "draw", "y_obs")
+    assert_array_equal(found["y_obs_outputs"], outputs)
+    assert_array_equal(found["y_obs_data"], rows)
+    assert_array_equal(data["observed_data"]["y"], Y[mask])
+    assert data["predictions"]["y"].shape == (1, 100, (~mask).sum())
+    by_hand = made(posterior={"w": w[..., 0]}, log_likelihood={"y": expected})
+    loo = az.loo(data, var_name="y")
+    assert_allclose(elpd_and_se(loo), elpd_and_se(az.loo(by_hand)), rtol=1e-9)
+
+
+def test_a_mask_of_whole_columns_keeps_both_dimensions(two):
+    w, Y, convert = two
+    data = convert(lambda w: jnp.asarray(MASK))
+    found = data["log_likelihood"]["y"]
+    assert found.dims == ("chain", "draw", "outputs", "data")
+    assert_array_equal(found["data"], np.flatnonzero(MASK))
+    assert_allclose(found, stats.norm.logpdf(Y[:, MASK], w[..., None]), rtol=1e-12)
+    # Events count where any part is seen, weights do not; a site masked whole is no data.
+    rows = data["log_likelihood"]["rows"]
+    assert_array_equal(rows["groups"], [0, 2])
+    one = stats.norm.logpdf(1.0, w)
+    assert_allclose(rows, np.concatenate([one, 2 * one], axis=-1), rtol=1e-12)
+    assert "off" not in data["observed_data"]
+    assert data["predictions"]["off"].shape == (1, 100)
+
+
+def test_a_mask_that_depends_on_a_latent_value_gives_no_log_likelihood(two):
+    w, Y, convert = two
+    with pytest.warns(UserWarning, match="mask of site 'y' differs between draws"):
+        data = convert(lambda w: jnp.sin(1e4 * w + jnp.arange(N)) > 0.0)
+    assert list(data["log_likelihood"].data_vars) == ["rows"]
+    assert_array_equal(data["observed_data"]["y"], Y)
+    assert leave_one_out(data).pointwise.shape == (2,)
 
 
 def several_sites(X, y=None, counts=None, mask=None):
@@ -210,8 +378,8 @@ def test_masks_params_several_sites_and_several_latents(several):
     tree, data, mask = several
     f = tree.posterior["f"].values
     assert f.shape == (1, 200, 2, N)
-    log_prob = np.where(mask, stats.norm.logpdf(data, f[:, :, 0], 0.2), 0.0)
-    assert_allclose(tree.log_likelihood["y"], log_prob, rtol=1e-9)
+    log_prob = stats.norm.logpdf(data, f[:, :, 0], 0.2)
+    assert_allclose(tree.log_likelihood["y"], log_prob[..., mask], rtol=1e-9)
     rate = np.exp(f[:, :, 1]) + data**2
     assert_allclose(tree.log_likelihood["counts"], stats.poisson.logpmf(y, rate), rtol=1e-9)
 
@@ -220,13 +388,16 @@ def test_plates_name_their_own_axis(several):
     tree, _, _ = several
     for group in ("log_likelihood", "posterior_predictive"):
         assert tree[group]["pair"].dims == ("chain", "draw", "latents", "data")
-        assert tree[group]["y"].dims == ("chain", "draw", "data")
+        # The other sites have all rows.
+        assert tree[group]["y"].dims == ("chain", "draw", "y_obs")
 
 
 def test_predictive_of_a_site_uses_that_of_the_site_before(several):
-    tree, data, _ = several
+    tree, data, mask = several
     f = tree.posterior["f"].values
-    drawn = tree.posterior_predictive["y"].values
+    drawn = np.empty(f[:, :, 0].shape)
+    drawn[..., mask] = tree.posterior_predictive["y"]
+    drawn[..., ~mask] = tree.predictions["y"]
     assert np.abs(drawn - f[:, :, 0]).std() < 0.3
     rate = np.exp(f[:, :, 1]) + drawn**2
     z = (tree.posterior_predictive["counts"].values - rate) / np.sqrt(rate)
@@ -258,7 +429,7 @@ def test_factors_are_no_data_and_undrawable_sites_not_predicted():
     tree = to_arviz(svi, X, y, result=result, num_samples=3, khat=False)
     assert list(tree.log_likelihood.data_vars) == ["y"]
     assert list(tree.observed_data.data_vars) == ["y"]
-    assert "posterior_predictive" not in tree.children
+    assert "posterior_predictive" not in tree
 
 
 def test_errors(svi, mcmc):
