@@ -391,8 +391,8 @@ def _remarks(tree, loo, chains, is_reference):
     if points := attrs.get("point_estimates"):
         yield (
             f"held at points: {', '.join(points)}. So it has no LOO, no k-hat and no bound "
-            "on the evidence (log_joint_bound is on log p(y, point)), and what its draws "
-            "spread is given these values. Use base_guide=AutoNormal or "
+            "on the evidence (log_joint_bound is on log p(y, point)), and all its "
+            "draws are given these values. Use base_guide=AutoNormal or "
             "AutoMultivariateNormal, or NUTS."
         )
     if loo is not None and (bad := int(np.sum(loo.pareto_k > loo.good_k))):
@@ -438,7 +438,8 @@ def _of_training(attrs):
     if np.isinf(nats):
         yield f"q(u) is far from an optimum, where the bound is not concave: {mend}"
     elif nats > ENOUGH_NATS:
-        yield f"about {nats:.2g} nats are left for q(u): {mend}"
+        size = f"{nats:.2g}" if nats < 100 else f"{nats:.0f}"
+        yield f"about {size} nats are left for q(u): {mend}"
     drop, se = attrs.get("loss_drop", 0.0), attrs.get("loss_drop_se", 0.0)
     if drop > max(ENOUGH_NATS, _NUM_ERRORS * se):
         yield (

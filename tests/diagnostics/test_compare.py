@@ -4,11 +4,19 @@ import arviz_base
 import arviz_stats
 import matplotlib.pyplot as plt
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.svi import SVIRunResult
 from scipy import stats
 
+import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics import Comparison, compare
+from tests.helpers import optimal_whitened_q, rbf
 
 S, SIZE = 1000, 20  # draws in each of two chains, entries of f
 SCALE = np.linspace(0.5, 3.0, SIZE)
@@ -282,6 +290,87 @@ def test_bad_pareto_k_is_that_of_arviz_for_few_draws():
     comparison = compare({"a": tree})
     assert comparison.table.loc["a", "k_bad"] == np.mean(k > 0.5)
     assert "observations is above 0.50" in said(comparison, "a")
+
+
+PAIR = np.repeat(np.arange(4), 2)
+
+
+def pairs_model(X, y=None):
+    """One effect for each pair of rows, and a function."""
+    with numpyro.plate("pairs", 4):
+        c = numpyro.sample("c", dist.Normal(0.0, 1.0))
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + c[PAIR], 0.3), obs=y)
+
+
+def test_latents_at_points_have_no_loo_no_khat_and_no_evidence_bound():
+    rng = np.random.default_rng(0)
+    X, noise = np.linspace(0.0, 3.0, 8)[:, None], 0.3
+    y = np.sin(X[:, 0]) + rng.normal(size=4)[PAIR] + noise * rng.normal(size=8)
+    effects = (PAIR[:, None] == np.arange(4)).astype(float)
+    covariance = rbf(X, X) + effects @ effects.T + noise**2 * np.eye(8)
+    inverse = np.linalg.inv(covariance)
+    # By brute force, each row left out of the joint Gaussian of all.
+    exact = sum(
+        stats.norm.logpdf(
+            y[i],
+            covariance[i, rest] @ np.linalg.solve(covariance[rest][:, rest], y[rest]),
+            1 / np.sqrt(inverse[i, i]),
+        )
+        for i in range(8)
+        for rest in [np.delete(np.arange(8), i)]
+    )
+    # The point is the mode, which is the mean; q(f) is exact given it.
+    mode = effects.T @ inverse @ y
+    mu, S = optimal_whitened_q(X, y - mode[PAIR], X, noise)
+    q = {"f_auto_qu_mu": mu, "f_auto_qu_sqrt": np.linalg.cholesky(S)}
+    guesses = {
+        "point": (AutoDelta, {"c_auto_loc": mode}),
+        "draws": (AutoNormal, {"c_auto_loc": mode, "c_auto_scale": np.full(4, 0.2)}),
+    }
+    fits = {}
+    for name, (base, params) in guesses.items():
+        approximation = sgp.SVGP(8, inducing=X, train_inducing=False)
+        guide = sgp.AutoSparseGP(pairs_model, approximation, base)
+        guide.setup(X, y)
+        svi = SVI(pairs_model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+        result = SVIRunResult({**q, **params}, None, None)
+        fits[name] = sgp.to_arviz(svi, X, y, result=result, num_samples=300)
+    point = fits["point"]
+    f = point.posterior["f"].values[0]
+    log_likelihood = stats.norm.logpdf(y, f + mode[PAIR], noise)[None]
+    false = make({"f": f[None]}, log_likelihood, y)
+    # What LOO would say of it, with k below the limit, is far too good.
+    loo = arviz_stats.loo(false)
+    assert loo.elpd > exact + 2.0 and not loo.warning
+    evidence = stats.multivariate_normal(np.zeros(8), covariance).logpdf(y)
+    joint = evidence + stats.multivariate_normal(
+        mode, np.eye(4) - effects.T @ inverse @ effects
+    ).logpdf(mode)
+    assert point.attrs["point_estimates"] == ["c"]
+    assert_allclose(point.attrs["log_joint_bound"], joint, atol=1e-4)  # jitter
+    assert "elbo" not in point.attrs and "khat" not in point.attrs
+    assert "log_likelihood" not in point.children
+    comparison = compare(fits, reference="draws")
+    table = comparison.table
+    hidden = [
+        "elpd_loo",
+        "se",
+        "elpd_diff",
+        "p_loo",
+        "k_max",
+        "k_bad",
+        "elbo",
+        "guide_khat",
+    ]
+    assert table.loc["point", hidden].isna().all()
+    assert table.loc["draws", hidden].notna().all()
+    assert table.loc["draws", "elbo"] < evidence
+    assert "held at points: c. So it has no LOO" in said(comparison, "point")
+    # Also where a log likelihood has been added by hand.
+    point["log_likelihood"] = false["log_likelihood"]
+    assert np.isnan(compare({"a": point}).table.loc["a", "elpd_loo"])
 
 
 def test_text_shows_every_fit_and_what_is_known_of_it(comparison):

@@ -1,5 +1,7 @@
 """Nats left for q(u): against plain NumPy where exact, and converged bounds elsewhere."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ from numpyro.infer.svi import SVIRunResult
 from scipy.linalg import block_diag
 
 import numpyro_sgp as sgp
-from numpyro_sgp.diagnostics import to_arviz
+from numpyro_sgp.diagnostics import compare, optimality, to_arviz
 from numpyro_sgp.diagnostics.optimality import convergence_attrs, loss_drop, nats_left
 from tests.helpers import optimal_whitened_q, rbf
 
@@ -189,3 +191,112 @@ def test_for_other_likelihoods_they_are_close_to_what_the_bound_gains(likelihood
     found = [nats_left(guide, p, X, y, likelihood=likelihood) for p in looks.values()]
     # The quadratic that one step minimises is not the bound itself.
     assert_allclose(found, gain, rtol=0.15)
+
+
+def heteroscedastic(X, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(4.0, 1.0), X))
+    g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.5), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, jnp.exp(g)), obs=y)
+
+
+def test_short_training_is_told_and_long_is_not():
+    rng = np.random.default_rng(0)
+    X = jnp.asarray(np.sort(rng.uniform(0, 6, size=(133, 1)), axis=0))
+    sd = np.exp(-1.5 + 1.2 * np.sin(X[:, 0]))
+    y = jnp.asarray(3 * np.sin(1.5 * X[:, 0]) + sd * rng.normal(size=133))
+    approximation = sgp.SVGP(12, train_inducing=False)
+    fits, losses = {}, {}
+    for name, steps in {"short": 200, "long": 150}.items():
+        guide = sgp.AutoSparseGP(heteroscedastic, approximation)
+        optimiser = optax.adam(0.01)
+        if name == "long":
+            optimiser = sgp.natural_gradients(guide, 0.1, optimiser)
+        svi = SVI(heteroscedastic, guide, optimiser, sgp.TraceGP_ELBO())
+        result = svi.run(jax.random.key(0), steps, X, y, progress_bar=False)
+        losses[name] = float(result.losses[-1])
+        fits[name] = to_arviz(svi, X, y, result=result, num_samples=50, khat=False)
+    assert losses["short"] - losses["long"] > 100
+    assert fits["short"].attrs["nats_left"] > 100
+    assert 0 <= fits["long"].attrs["nats_left"] < 0.01
+    comparison = compare(fits, reference="long")
+    text = " ".join(comparison.remarks)
+    assert "short: about" in text and "nats are left for q(u): not converged" in text
+    assert "short: the mean loss still fell by" in text
+    assert not any("converged" in r for r in comparison.remarks if r.startswith("long"))
+
+
+def test_fall_of_the_loss_is_that_of_the_last_tenths():
+    losses = np.concatenate([np.full(80, 9.0), [3, 5] * 5, [1, 2] * 5])
+    # Standard error: each tenth has ten values, with variances 10/9 and 2.5/9.
+    assert_allclose(loss_drop(losses), (2.5, np.sqrt((10 + 2.5) / 9 / 10)))
+    assert np.isnan(loss_drop(losses[:39])).all()
+    assert np.isnan(loss_drop([*losses[:-1], np.nan])).all()
+
+
+def draws_scale(X, y=None):
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.3))
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(variance), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+
+@pytest.mark.slow
+def test_random_bounds_have_about_the_nats_of_their_average():
+    # At a guide that draws the variance, whose draws are all but equal, with q(u) moved
+    # from the optimum for it by one standard deviation along each axis: M / 2 nats.
+    mu, S = optimal_whitened_q(X, y, Z, NOISE)
+    P = np.linalg.cholesky(S)
+    guide = sgp.AutoSparseGP(draws_scale, sgp.SVGP(M, **OPTIONS), AutoNormal)
+    guide.setup(X, y)
+    params = {"f_auto_qu_mu": mu + P @ np.ones(M), "f_auto_qu_sqrt": P}
+    for scale, tolerance in ((1e-6, 1e-3), (0.05, 0.3)):
+        auto = {"variance_auto_loc": 0.0, "variance_auto_scale": scale}
+        found = nats_left(guide, {**params, **auto}, X, y)
+        assert_allclose(found, M / 2, rtol=tolerance)
+
+
+def test_what_is_not_known_is_nan_with_the_reason():
+    def attrs(model, approximation, X, y, params=None, **options):
+        guide = sgp.AutoSparseGP(model, approximation)
+        svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO(**options))
+        params = svi.get_params(svi.init(jax.random.key(0), X, y))
+        return convergence_attrs(svi, SVIRunResult(params, None, None), (X, y), {})
+
+    def deep(X, y=None):
+        inner = numpyro.sample("inner", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        model(inner[:, None], y)
+
+    def scaled(X, y=None):
+        with numpyro.handlers.scale(scale=0.1):
+            model(X, y)
+
+    for program, approximation, reason in (
+        (model, sgp.ODVGP(3, 3), r"'f' is no Gaussian .*ODVGP"),
+        (model, sgp.MixtureSVGP(3, 2), "MixtureSVGP"),
+        (model, sgp.InverseFreeSVGP(3), "InverseFreeSVGP"),
+        (deep, sgp.SVGP(3), r"\['inner'\] feed others"),
+        (scaled, sgp.SVGP(3), "scaled"),
+    ):
+        found = attrs(program, approximation, X, y)
+        assert np.isnan(found["nats_left"])
+        assert re.search(reason, found["nats_left_unknown"])
+
+
+def test_many_rows_are_left_out_of_reports_only(monkeypatch):
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(M, **OPTIONS))
+    params = random_params(guide, X, y)
+    monkeypatch.setattr(optimality, "MAX_ROWS", N - 1)
+    svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    found = convergence_attrs(svi, SVIRunResult(params, None, None), (X, y), {})
+    assert np.isnan(found["nats_left"])
+    assert "30 rows, more than 29" in found["nats_left_unknown"]
+
+
+def test_errors():
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(M, **OPTIONS))
+    guide.setup(X, y)
+    with pytest.raises(TypeError, match="needs an AutoSparseGP .* got AutoNormal"):
+        nats_left(AutoNormal(model), {}, X, y)
+    with pytest.raises(ValueError, match=r"params lack \['f_auto_qu_mu'"):
+        nats_left(guide, {"other": 1.0}, X, y)
