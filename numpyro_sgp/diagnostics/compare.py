@@ -81,6 +81,7 @@ _LEGEND = {
     "elbo": "bound on the log evidence",
     "log_joint_bound": "bound on log p(y, point) where latents are held at points, which "
     "tells nothing of the evidence",
+    "seconds": "how long the fit took, as to_arviz was told",
     "r_hat": "largest R-hat of all variables, MCMC only",
     "ess_bulk": "smallest effective sample size, MCMC only (ess_tail: that of the tails)",
     "divergences": "number of divergent transitions",
