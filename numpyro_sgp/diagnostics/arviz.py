@@ -19,7 +19,8 @@ from numpyro.infer import MCMC, SVI
 from numpyro.primitives import Messenger
 
 from numpyro_sgp.diagnostics.calibration import Calibration
-from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
+from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap, point_sites
+from numpyro_sgp.diagnostics.optimality import convergence_attrs
 from numpyro_sgp.distributions import sites
 from numpyro_sgp.distributions.sites import unmasked
 
@@ -66,12 +67,26 @@ def to_arviz(
     ``.attrs`` has ``method`` ("MCMC" or "SVI"), ``approximation``,
     ``num_parameters`` (those of the guide; the latent numbers of the sampler) and
     ``seconds`` if given. For SVI it has ``elbo`` and ``elbo_se`` too: mean and standard
-    error of the bound at ``result.params`` over 10 keys, all data. (They differ only
-    where the bound is random, under a base guide that draws or
+    error of the bound on the log evidence at ``result.params`` over 10 keys, all data.
+    (They differ only where the bound is random, under a base guide that draws or
     :class:`~numpyro_sgp.MonteCarlo`.) It may have ``khat``, the PSIS k-hat of the guide
-    (:func:`~numpyro_sgp.diagnostics.khat.guide_khat`): above 0.7, the guide is far from
-    the joint posterior of all latents. And ``sbc_p``, ``sbc_verdict`` and
-    ``sbc_num_simulations`` of a calibration.
+    (:func:`~numpyro_sgp.diagnostics.khat.guide_khat`): above 0.67, the guide is far from
+    the joint posterior of all latents. ``nats_left`` says what q(u) has left to gain
+    (:func:`~numpyro_sgp.diagnostics.optimality.nats_left`; up to 20,000 rows), and
+    ``loss_drop``, ``loss_drop_se`` how much the mean of ``result.losses`` fell from the
+    last tenth but one to the last. And ``sbc_p``, ``sbc_verdict`` and
+    ``sbc_num_simulations`` are of a calibration.
+
+    **Latents at points.** Where a guide holds latents beside f at a point (``AutoDelta``),
+    all draws have the same value of them, f and the predictions are given that value, and
+    its uncertainty is nowhere. ``.attrs["point_estimates"]`` names them. The bound is then
+    on log p(y, point), a density at a point that may be any number beside the evidence, and
+    is kept as ``log_joint_bound``. There is no k-hat, and no group ``log_likelihood``:
+    importance sampling does not reweight what does not vary, so that LOO and WAIC would be
+    those of data that the point has seen, with clean diagnostics. Draw these latents for
+    them (``base_guide=AutoNormal`` or ``AutoMultivariateNormal``, or NUTS). What is no
+    latent, a number or a :func:`numpyro.param` of the model, is taken for known: bound and
+    LOO are given it.
 
     Dimensions are named after plates, ``f_dim_0`` and so on where there is none. A "/" in
     a name (of :class:`numpyro.handlers.scope`) becomes a ".". What is observed at a masked
@@ -100,6 +115,7 @@ def to_arviz(
         O(N^3) for N rows of f(X) (of each draw, where the guide draws hyperparameters);
         if None, where N is at most 1000, or 200 where each draw costs that or in float32.
         It is NaN, with a warning, where the guide's draws cannot be weighted.
+        If None, not where latents are held at points.
     :param calibration: what :func:`~numpyro_sgp.calibrate` found of this SVI.
     :param kwargs: keyword arguments of the model.
     :return: ArviZ data; ``.to_netcdf`` and ``arviz.from_netcdf`` keep all of it.
@@ -161,10 +177,15 @@ def to_arviz(
     trace = _first_trace(found)
     dims = _named_dims(trace, found.draws, dims)
     log_likelihood, predictive, observed, masks = _at_observed_sites(found, trace, k_sites)
+    points = set()
     if isinstance(fit, SVI):
-        found.attrs.update(_elbo(fit, result.params, k_elbo, args, kwargs))
+        latents = [k for k, site in trace.items() if site["type"] == "sample"]
+        flat = {name: values[0] for name, values in found.draws.items()}
+        points = point_sites(fit.guide, flat, latents)
+        found.attrs.update(_elbo(fit, result.params, k_elbo, args, kwargs, points))
+        found.attrs.update(convergence_attrs(fit, result, args, kwargs))
         given = (result.params, fit.model, fit.guide, *args)
-        if khat or (khat is None and is_cheap(*given, **kwargs)):
+        if khat or (khat is None and not points and is_cheap(*given, **kwargs)):
             k_khat = jax.random.fold_in(rng_key, 3)
             found.attrs["khat"] = guide_khat(k_khat, *given, **kwargs)
         if calibration is not None:
@@ -182,7 +203,7 @@ def to_arviz(
     coords = {dim: np.asarray(labels) for dim, labels in (coords or {}).items()}
 
     def group(values, sample_dims=("chain", "draw"), dims=dims, **options):
-        found = arviz_base.dict_to_dataset(
+        return arviz_base.dict_to_dataset(
             values,
             inference_library=numpyro,
             sample_dims=list(sample_dims),
@@ -190,9 +211,6 @@ def to_arviz(
             dims=dims,
             **options,
         )
-        # In a DataTree "/" divides groups; numpyro.handlers.scope puts it into names.
-        names = {str(name) for name in (*found.variables, *found.dims) if "/" in str(name)}
-        return found.rename({name: name.replace("/", ".") for name in names})
 
     hidden = set() if keep_white else _white_sites(trace, found.draws)
     groups = {"posterior": group({k: v for k, v in found.draws.items() if k not in hidden})}
@@ -202,7 +220,8 @@ def to_arviz(
     unseen = {name: _along(f"{name}_masked", whole[name], ~masks[name]) for name in masks}
     groups["posterior_predictive"] = _at(group(predictive), seen)
     groups["predictions"] = _at(group(masked), unseen)
-    groups["log_likelihood"] = _at(whole, seen)
+    if not points:
+        groups["log_likelihood"] = _at(whole, seen)
     if isinstance(fit, MCMC):
         converted = as_tree(arviz.from_numpyro(fit, dims={}, log_likelihood=False))
         if "sample_stats" in converted.children:
@@ -211,11 +230,19 @@ def to_arviz(
         loss = {"loss": np.asarray(result.losses)}
         groups["sample_stats"] = group(loss, (), {"loss": ["step"]})
     groups["observed_data"] = _at(group(observed, ()), seen)
-    tree = DataTree.from_dict({k: v for k, v in groups.items() if v.data_vars})
+    tree = DataTree.from_dict(
+        {k: _without_slashes(v) for k, v in groups.items() if v.data_vars}
+    )
     tree.attrs.update(found.attrs)
     if int(arviz.__version__.split(".")[0]) >= 1:
         return tree
     return arviz.InferenceData.from_datatree(tree)
+
+
+def _without_slashes(dataset) -> Dataset:
+    """In a DataTree "/" divides groups; numpyro.handlers.scope puts it into names."""
+    names = {str(k) for k in (*dataset.variables, *dataset.dims) if "/" in str(k)}
+    return dataset.rename({name: name.replace("/", ".") for name in names})
 
 
 def as_tree(data) -> DataTree | None:
@@ -311,8 +338,11 @@ def _num_free(name, value) -> int:
     return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(value))
 
 
-def _elbo(svi, params, rng_key, args, kwargs) -> dict:
-    """The bound with all of the data: its mean and standard error over some keys."""
+def _elbo(svi, params, rng_key, args, kwargs, points) -> dict:
+    """
+    The bound with all of the data: its mean and standard error over some keys, named after
+    what it is a bound of.
+    """
 
     def bound(key):
         loss = svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
@@ -321,6 +351,12 @@ def _elbo(svi, params, rng_key, args, kwargs) -> dict:
     bounds = jax.lax.map(bound, jax.random.split(rng_key, _NUM_ELBO_KEYS))
     bounds = np.asarray(bounds, dtype=float)
     se = np.std(bounds, ddof=1) / np.sqrt(_NUM_ELBO_KEYS)
+    if points:
+        return {
+            "point_estimates": ", ".join(sorted(points)),
+            "log_joint_bound": float(np.mean(bounds)),
+            "log_joint_bound_se": float(se),
+        }
     return {"elbo": float(np.mean(bounds)), "elbo_se": float(se)}
 
 
@@ -595,6 +631,7 @@ class LOO(NamedTuple):
     :param p_loo: effective number of parameters.
     :param pointwise: the terms of elpd.
     :param pareto_k: shape of the tail of the importance weights, for each observation.
+    :param good_k: largest such k at which they are to be relied on, by the number of draws.
     """
 
     elpd: float
@@ -602,6 +639,7 @@ class LOO(NamedTuple):
     p_loo: float
     pointwise: np.ndarray
     pareto_k: np.ndarray
+    good_k: float
 
 
 def leave_one_out(tree: DataTree) -> LOO | None:
@@ -612,10 +650,15 @@ def leave_one_out(tree: DataTree) -> LOO | None:
     counted.
 
     :param tree: ArviZ data with the groups posterior and log_likelihood.
-    :return: the result; None without a log likelihood.
+    :return: the result; None without a log likelihood, or where latents are held at points
+        (``point_estimates`` in ``tree.attrs``), which weights cannot move.
     """
     tree = as_tree(tree)
-    if "log_likelihood" not in tree.children or not tree["log_likelihood"].data_vars:
+    if (
+        tree.attrs.get("point_estimates")
+        or "log_likelihood" not in tree.children
+        or not tree["log_likelihood"].data_vars
+    ):
         return None
     import arviz_stats
     from xarray import DataArray, Dataset, DataTree
@@ -652,26 +695,73 @@ def leave_one_out(tree: DataTree) -> LOO | None:
         float(loo.p),
         np.asarray(loo.elpd_i),
         np.asarray(loo.pareto_k),
+        float(loo.good_k),
     )
 
 
-def convergence(posterior: Dataset) -> tuple[float, float]:
+class Convergence(NamedTuple):
     """
-    The largest R-hat and the smallest bulk effective sample size of all variables.
+    The worst of all variables of a posterior by MCMC; NaN where there are too few draws or
+    chains.
+
+    :param r_hat: largest R-hat.
+    :param ess_bulk: smallest effective sample size of the bulk.
+    :param ess_tail: smallest effective sample size of the tails.
+    :param where: the entries that they are of, by the names of these.
+    """
+
+    r_hat: float
+    ess_bulk: float
+    ess_tail: float
+    where: dict[str, str]
+
+
+def convergence(posterior: Dataset) -> Convergence:
+    """
+    R-hat and effective sample sizes of the worst entry of all variables.
 
     :param posterior: draws with the dimensions ``chain`` and ``draw``.
-    :return: a pair ``(r_hat, ess_bulk)``; NaN where there are too few draws or chains.
     """
     import arviz_stats
 
-    def values(function, **options) -> np.ndarray:
-        found = function(posterior, **options)
-        return np.concatenate([np.ravel(v) for v in found.data_vars.values()])
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one chain gives NaN
-        r_hat = values(arviz_stats.rhat)
-        ess = values(arviz_stats.ess, method="bulk")
-    if np.isnan(r_hat).all():
-        return float("nan"), float(np.nanmin(ess, initial=np.inf))
-    return float(np.nanmax(r_hat)), float(np.nanmin(ess))
+        found = {
+            "r_hat": _worst(arviz_stats.rhat(posterior), np.nanargmax),
+            "ess_bulk": _worst(arviz_stats.ess(posterior, method="bulk"), np.nanargmin),
+            "ess_tail": _worst(arviz_stats.ess(posterior, method="tail"), np.nanargmin),
+        }
+    where = {name: entry for name, (_, entry) in found.items()}
+    return Convergence(**{name: value for name, (value, _) in found.items()}, where=where)
+
+
+def _worst(found: Dataset, which) -> tuple[float, str]:
+    """Its value, and the entry's name such as ``f[3]``."""
+    parts = {str(name): np.asarray(v, dtype=float) for name, v in found.data_vars.items()}
+    values = np.concatenate([np.ravel(v) for v in parts.values()])
+    if np.isnan(values).all():
+        return float("nan"), ""
+    at = index = int(which(values))
+    for name, part in parts.items():
+        if index < part.size:
+            place = ", ".join(map(str, np.unravel_index(index, part.shape)))
+            return float(values[at]), f"{name}[{place}]" if place else name
+        index -= part.size
+
+
+def mean_and_sd_errors(values) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Monte Carlo standard errors of the mean and of the standard deviation of each entry.
+
+    :param values: a :class:`xarray.DataArray` with the dimensions ``chain`` and ``draw``.
+    :return: two arrays of the shape of an entry; NaN where it does not vary.
+    """
+    import arviz_stats
+
+    dataset = values.transpose("chain", "draw", ...).to_dataset(name="values")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # entries that do not vary
+        return tuple(
+            np.asarray(arviz_stats.mcse(dataset, method=method)["values"], dtype=float)
+            for method in ("mean", "sd")
+        )

@@ -1,6 +1,7 @@
 """The Pareto k-hat of a guide: can its draws be reweighted to the posterior?"""
 
 import warnings
+from collections.abc import Collection
 
 import jax
 import numpy as np
@@ -13,23 +14,27 @@ from numpyro_sgp.distributions import sites
 #: Rows of X up to which k-hat is computed unasked, where the joint covariance of f(X) is
 #: factorised once, and where each draw has its own (or numbers have 7 digits only).
 MAX_ROWS, MAX_ROWS_EACH = 1000, 200
+#: Draws that k-hat is made of.
+NUM_DRAWS = 1000
 _CHUNK_NUMBERS = 3e7
 _MATRICES = 8  # of N x N numbers that a draw needs at the same time
 
 
 def guide_khat(
-    rng_key, params: dict, model, guide, *args, num_particles: int = 1000, **kwargs
+    rng_key, params: dict, model, guide, *args, num_particles: int = NUM_DRAWS, **kwargs
 ) -> float:
     r"""
     PSIS k-hat of a guide: :func:`numpyro.infer.psis_diagnostic` in bounded memory, and NaN
-    with a warning where the guide has no density.
+    with a warning where the guide has no density over all latents.
 
     The weights :math:`p(y, f(X), \theta) / q(f(X), \theta)` are those of joint draws of
-    all latent sites. Below 0.5 they have a variance; above 0.7 the guide is too far from
-    the posterior for them to mend it. That is strict: the marginals, and predictions, may
-    still be good, and where N is large most approximations are above 0.7. Latents that the
-    guide puts at a point (``AutoDelta``) stay there: k-hat is then about the posterior of
-    f given them.
+    all latent sites. Below 0.5 they have a variance; above :func:`good_k` (0.67 for 1000
+    draws) the guide is too far from the posterior for them to mend it. That is strict: the
+    marginals, and predictions, may still be good, and where N is large most approximations
+    are above it. A guide that holds a latent at a point (``AutoDelta``) has no density that
+    weights could be made of: no draw is away from that point, so that weights would say
+    nothing about the posterior of this latent. Hyperparameters that are numbers or
+    :func:`numpyro.param` are part of the model, and k-hat is given them.
 
     Cost :math:`O(N^3)`, of each draw if the guide draws the kernel's hyperparameters. In
     float32 rounding adds noise to the weights of N in the hundreds, which makes k-hat
@@ -42,7 +47,8 @@ def guide_khat(
     :param args: arguments of both, with all of the data.
     :param num_particles: number of draws.
     :param kwargs: keyword arguments of both.
-    :return: k-hat; infinite if a few draws have all the weight.
+    :return: k-hat; infinite if a few draws have all the weight, NaN where latents are held
+        at points.
 
     **References:**
 
@@ -69,6 +75,11 @@ def guide_khat(
         True
     """
     try:
+        if points := _points_of_draws(rng_key, params, guide, args, kwargs):
+            raise ValueError(
+                f"it holds the latents {sorted(points)} at points. Draw them: "
+                "base_guide=AutoNormal or AutoMultivariateNormal"
+            )
         rows, each = _size(params, model, guide, args, kwargs)
         chunk = num_particles
         if each:
@@ -110,20 +121,56 @@ def is_cheap(params: dict, model, guide, *args, **kwargs) -> bool:
     return rows <= (MAX_ROWS_EACH if each or single else MAX_ROWS)
 
 
-def point_sites(guide) -> set[str]:
+def good_k(num_draws: int) -> float:
     """
-    Names of the latent sites that a guide puts at a point.
+    The largest Pareto k at which importance weights of so many draws are to be relied on,
+    :math:`\\min(1 - 1 / \\log_{10} S, 0.7)`, as ArviZ has it.
+
+    :param num_draws: number S of draws.
+    """
+    return min(1.0 - 1.0 / np.log10(max(num_draws, 2)), 0.7)
+
+
+def point_sites(guide, draws: dict | None = None, latents: Collection[str] = ()) -> set:
+    """
+    Names of the latent sites that a guide puts at a point, by its type and by its draws.
 
     :param guide: a guide that is set up.
+    :param draws: draws by site along the first axis; at least two tell something.
+    :param latents: names of the latent sites that are looked at in ``draws``.
     """
     base = getattr(guide, "base_guide", guide)
-    if not isinstance(base, AutoDelta):
-        return set()
-    return {
-        name
-        for name, site in base.prototype_trace.items()
-        if site["type"] == "sample" and not site["is_observed"]
-    }
+    found = set()
+    if isinstance(base, AutoDelta):
+        found = {
+            name
+            for name, site in base.prototype_trace.items()
+            if site["type"] == "sample" and not site["is_observed"]
+        }
+    for name, values in (draws or {}).items():
+        values = np.asarray(values)
+        if name in latents and len(values) > 1 and values[0].size:
+            if np.all(values == values[:1]):
+                found.add(name)
+    return found
+
+
+def _points_of_draws(rng_key, params, guide, args, kwargs) -> set[str]:
+    """Latents beside GP sites that a guide holds at points."""
+
+    def draw(key):
+        seeded = handlers.substitute(handlers.seed(guide, key), data=params)
+        with handlers.block(), handlers.trace() as trace:
+            seeded(*args, **kwargs)
+        return {
+            name: site["value"]
+            for name, site in trace.items()
+            if site["type"] == "sample" and not sites.is_sparse_posterior(site)
+        }
+
+    # Draws of f are not asked for, and so not made.
+    draws = jax.jit(jax.vmap(draw))(jax.random.split(rng_key, 2))
+    return point_sites(guide, draws, draws)
 
 
 def _size(params, model, guide, args, kwargs) -> tuple[int, bool]:

@@ -374,7 +374,7 @@ class _Collapsed(MarginalGP):
                     jnp.eye(factor.shape[-1], dtype=mu.dtype), factor.shape
                 )
                 sqrt = jnp.swapaxes(solve_lower(factor, identity), -1, -2)
-            blocks.append(Block(mu[..., s], sqrt))
+            blocks.append(Block(mu[..., s], sqrt, upper=True))
         return BlockGaussian(tuple(blocks))
 
     def posterior(self, y: Array, X_new: Array) -> SparsePosterior:

@@ -65,6 +65,22 @@ class CoupledPosterior(SparsePosterior):
         super().__init__(prior, (inducing,), q, jitter, validate_args=validate_args)
 
     @property
+    def independent_blocks(self) -> tuple[Block]:
+        """See :attr:`SparsePosterior.independent_blocks`: one over all functions."""
+        (block,) = self.q.blocks
+        mu = jnp.broadcast_to(block.mu, (*self.batch_shape, block.size)).reshape(-1)
+        return (Block(mu, self.joint_sqrt),)
+
+    def with_blocks(self, blocks) -> "CoupledPosterior":
+        """See :meth:`SparsePosterior.with_blocks`."""
+        (joint,) = blocks
+        shape = (*self.batch_shape, self.q.blocks[0].size)
+        rows = joint.sqrt.reshape(*shape, -1)
+        new = super().with_blocks((Block(joint.mu.reshape(shape), rows),))
+        new.joint_sqrt = joint.sqrt
+        return new
+
+    @property
     def _rows(self):
         """``A_q' R_q``, what the joint factor adds at each row: ``(*batch, N, QM)``."""
         (block,) = self.q.blocks
@@ -113,9 +129,8 @@ class CoupledPosterior(SparsePosterior):
 
     def prior_kl(self, rng_key=None) -> Array:
         """KL[q(u) || p(u)] of all latent functions together, shape ``()``."""
-        (block,) = self.q.blocks
-        mu = jnp.broadcast_to(block.mu, (*self.batch_shape, block.size)).reshape(-1)
-        return Block(mu, self.joint_sqrt).kl()
+        (joint,) = self.independent_blocks
+        return joint.kl()
 
     def _joint_log_prob(self, value):
         num, rows = math.prod(self.batch_shape), self.event_shape[0]

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -222,7 +223,7 @@ class MixturePosterior(GPPosterior):
         mu = jnp.broadcast_to(
             block.mu, (self.num_components, *self.batch_shape, block.mu.shape[-1])
         )
-        block = type(block)(mu, block.sqrt)
+        block = replace(block, mu=mu)
         return mixture_kl(block, self.log_weights, self.entropy, rng_key)
 
     def _joint_log_prob(self, value):

@@ -11,7 +11,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior
-from numpyro_sgp.families import BlockGaussian, DualGaussian, SiteGaussian
+from numpyro_sgp.families import Block, BlockGaussian, DualGaussian, SiteGaussian
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky, whitened_solve
 
@@ -136,6 +136,22 @@ class SparsePosterior(GPPosterior):
     def q(self) -> BlockGaussian:
         """q(u) in whitened coordinates."""
         return self._factors()[3]
+
+    @property
+    def independent_blocks(self) -> tuple[Block, ...]:
+        """q(u) in whitened coordinates as Gaussians that are independent of each other."""
+        return self.q.blocks
+
+    def with_blocks(self, blocks: tuple[Block, ...]) -> "SparsePosterior":
+        """
+        The same with other Gaussians in the place of :attr:`independent_blocks`.
+
+        :param blocks: whitened blocks of the same sizes.
+        """
+        q = BlockGaussian(tuple(blocks))
+        new = copy.copy(self)
+        new.given_q, new._kept_factors = q, (*self._factors()[:3], q)
+        return new
 
     def _blocks(self):
         """(A_l, block l) of the sets that this distribution is made of."""

@@ -10,20 +10,24 @@ from jax import Array
 from numpyro_sgp.linalg import solve_lower, triangular_product
 
 
-@jax.tree_util.register_dataclass
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["mu", "sqrt"], meta_fields=["upper"]
+)
 @dataclass(frozen=True)
 class Block:
     """
     A Gaussian over one set of inducing variables, ``N(mu, S)``.
 
     :param mu: mean, shape ``(*batch, M)``.
-    :param sqrt: the lower factor of S, shape ``(*batch, M, M)`` (or its rows of a larger
-        factor, ``(*batch, M, K)``, without a KL of their own); the standard deviations
-        where S is diagonal, shape ``(*batch, M)``; None where S is the prior's.
+    :param sqrt: the triangular factor of S, shape ``(*batch, M, M)`` (or its rows of a
+        larger factor, ``(*batch, M, K)``, without a KL of their own); the standard
+        deviations where S is diagonal, shape ``(*batch, M)``; None where S is the prior's.
+    :param upper: whether the factor is upper triangular, and not lower.
     """
 
     mu: Array
     sqrt: Array | None
+    upper: bool = False
 
     @property
     def size(self) -> int:
@@ -71,6 +75,8 @@ class Block:
             return self.sqrt[..., None] * A
         if self.sqrt.shape[-1] != self.size:
             return jnp.einsum("...mk,...mn->...kn", self.sqrt, A)
+        if self.upper:
+            return triangular_product(self.sqrt.mT, A)
         return triangular_product(self.sqrt, A, transpose=True)
 
     def kl(self) -> Array:

@@ -99,7 +99,8 @@ class DualGaussian:
         L = jnp.broadcast_to(L, (*batch, *L.shape[-2:]))
         linear = jnp.broadcast_to(linear, L.shape[:-1]).astype(L.dtype)
         precision = jnp.broadcast_to(precision, L.shape).astype(L.dtype)
-        return BlockGaussian((Block(*_whitened(self.rate, L, linear, precision)),))
+        mu, sqrt = _whitened(self.rate, L, linear, precision)
+        return BlockGaussian((Block(mu, sqrt, upper=True),))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

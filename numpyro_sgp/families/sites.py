@@ -79,4 +79,4 @@ class SiteGaussian:
         sqrt = solve_lower(C, jnp.broadcast_to(identity, C.shape))
         pull = jnp.einsum("...mk,...kn,...n->...m", sqrt, A, self.linear)
         mu = jnp.einsum("...km,...k->...m", sqrt, pull)
-        return BlockGaussian((Block(mu, jnp.swapaxes(sqrt, -1, -2)),))
+        return BlockGaussian((Block(mu, sqrt.mT, upper=True),))

@@ -1,14 +1,24 @@
 """``compare``: numbers against analytic ones, errors, text and plot."""
 
+import warnings
+
 import arviz_base
 import arviz_stats
 import matplotlib.pyplot as plt
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.svi import SVIRunResult
 from scipy import stats
 
+import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics import Comparison, compare
+from tests.helpers import optimal_whitened_q, rbf
 
 S, SIZE = 1000, 20  # draws in each of two chains, entries of f
 SCALE = np.linspace(0.5, 3.0, SIZE)
@@ -92,6 +102,24 @@ def test_two_fits_of_one_distribution_are_as_far_apart_as_documented(comparison)
     assert (own["mean_diff[f]"], own["sd_ratio[f]"], own["w1_sd[f]"]) == (0, 1, 0)
 
 
+def test_differences_have_the_monte_carlo_errors_of_both_fits(fits, comparison):
+    row = comparison.table.loc["SVGP"]
+    n = 2 * S  # draws, independent
+    # Variances of means are sd^2 / n and of sds sd^2 / 2n. Errors are themselves
+    # estimated, from effective sample sizes with a relative error of some 5 % an entry.
+    expected = np.sqrt((1 + 0.25) / n)
+    assert_allclose(row["mean_diff_mcse[f]"], expected * SCALE.mean(), rtol=0.05)
+    assert_allclose(row["mean_diff_sd_mcse[f]"], expected, rtol=0.05)
+    assert_allclose(row["sd_ratio_mcse[f]"], 0.5 * np.sqrt(2 / (2 * n)), rtol=0.05)
+    reference = comparison.table.loc["NUTS"]
+    assert np.isnan(reference["mean_diff_mcse[f]"])
+    # Draws that repeat each other tell less.
+    f = np.repeat(fits["HMC"].posterior["f"].values[:, ::10], 10, axis=1)
+    sticky = compare({"NUTS": fits["NUTS"], "sticky": make({"f": f})}).table.loc["sticky"]
+    expected = np.sqrt((1 + 10) / n)
+    assert_allclose(sticky["mean_diff_sd_mcse[f]"], expected, rtol=0.15)
+
+
 def test_transformed_variable_keeps_relative_distances(comparison):
     table = comparison.table
     assert_allclose(table["mean_diff[twice]"], 2 * table["mean_diff[f]"], rtol=1e-10)
@@ -103,18 +131,84 @@ def test_attributes_and_convergence_are_in_the_table(comparison):
     table = comparison.table
     assert (table.loc["SVGP", "elbo"], table.loc["SVGP", "seconds"]) == (-7, 3)
     assert table.loc["NUTS", ["elbo", "seconds", "elpd_loo", "k_max"]].isna().all()
-    assert table.loc["SVGP", ["r_hat", "ess_bulk"]].isna().all()
+    assert table.loc["SVGP", ["r_hat", "ess_bulk", "ess_tail"]].isna().all()
     # Independent draws.
     assert table.loc["NUTS", "r_hat"] < 1.02
     assert 0.8 * 2 * S < table.loc["NUTS", "ess_bulk"] < 1.2 * 2 * S
 
 
-def test_chains_that_disagree_have_a_large_r_hat(fits):
+def said(comparison, name):
+    return " ".join(r for r in comparison.remarks if r.startswith(f"{name}: "))
+
+
+def test_nothing_is_said_of_fits_with_which_nothing_is_wrong(comparison):
+    assert comparison.remarks == ()
+
+
+def test_chains_that_disagree_are_told_with_the_variable(fits):
     shifted = fits["NUTS"].posterior["lengthscale"].values + [[0.0], [9.0]]
     tree = make({"f": fits["NUTS"].posterior["f"].values, "lengthscale": shifted})
-    table = compare({"a": tree}).table
-    assert table.loc["a", "r_hat"] > 1.5
-    assert table.loc["a", "ess_bulk"] < 50
+    comparison = compare({"good": fits["HMC"], "bad": tree})
+    row = comparison.table.loc["bad"]
+    assert row["r_hat"] > 1.5
+    assert row["ess_bulk"] < 50
+    text = said(comparison, "bad")
+    assert f"R-hat {row['r_hat']:.3f} of lengthscale is above 1.01" in text
+    assert f"size {row['ess_bulk']:.0f} in the bulk of lengthscale is below 100" in text
+    assert said(comparison, "good") == "" and "reference" not in text
+    assert "this is the reference" in said(compare({"bad": tree}), "bad")
+
+
+def test_sticky_chains_are_told_with_the_entry_bulk_and_tails():
+    rng = np.random.default_rng(0)
+    f = rng.standard_normal((4, 500, 3))
+    f[..., 1] = np.repeat(rng.standard_normal((4, 10)), 50, axis=1)  # 50 draws alike
+    comparison = compare({"NUTS": make({"f": f}, method="MCMC")})
+    row, text = comparison.table.loc["NUTS"], said(comparison, "NUTS")
+    assert row["ess_bulk"] < 100 and row["ess_tail"] < 100
+    assert f"size {row['ess_bulk']:.0f} in the bulk of f[1] is below 100" in text
+    assert f"size {row['ess_tail']:.0f} in the tails of f[1] is below 100" in text
+
+
+def test_divergences_are_counted_and_told(fits):
+    tree = fits["NUTS"].copy()
+    diverging = np.zeros((2, S), bool)
+    diverging[:, :3] = True
+    stats = arviz_base.from_dict({"sample_stats": {"diverging": diverging}})
+    tree["sample_stats"] = stats["sample_stats"]
+    comparison = compare({"NUTS": tree, "HMC": fits["HMC"]})
+    assert comparison.table.loc["NUTS", "divergences"] == 6
+    assert "6 divergent transitions" in said(comparison, "NUTS")
+
+
+def test_fit_that_has_not_converged_is_told_and_its_marginals_are_not_praised():
+    def tree(**attrs):
+        return gaussian(0, method="SVI", khat=0.9, **attrs)
+
+    comparison = compare(
+        {
+            "done": tree(nats_left=0.01, loss_drop=0.4, loss_drop_se=0.01),
+            "noisy": tree(nats_left=0.01, loss_drop=3.0, loss_drop_se=2.0),
+            "short": tree(nats_left=46.2),
+            "far": tree(nats_left=np.inf),
+            "falling": tree(nats_left=0.0, loss_drop=7.2, loss_drop_se=0.2),
+            "mixture": tree(nats_left=np.nan, nats_left_unknown="it is a mixture"),
+        }
+    )
+    assert comparison.table.loc["short", "nats_left"] == 46.2
+    for name in ("done", "noisy", "mixture"):
+        text = said(comparison, name)
+        assert "k-hat 0.90 is above 0.67" in text and "marginals may still be good" in text
+        assert "not converged" not in text
+    for name, words in {
+        "short": "about 46 nats are left for q(u)",
+        "far": "far from an optimum",
+        "falling": "still fell by 7.2 ± 0.2 over the last tenth",
+    }.items():
+        text = said(comparison, name)
+        assert words in text and "not converged" in text
+        assert "k-hat 0.90" in text and "marginals may still be good" not in text
+    assert "not known: it is a mixture" in said(comparison, "mixture")
 
 
 def test_entries_that_do_not_vary_are_left_out(fits):
@@ -179,25 +273,138 @@ def test_bad_pareto_k_is_in_the_table_and_not_a_warning():
     # Weights exp(-log likelihood) have Pareto tails with k = 1.5, 0.1, 0.1 and 0.1.
     log_likelihood = -rng.exponential([1.5, 0.1, 0.1, 0.1], size=(2, S, 4))
     tree = make({"t": rng.standard_normal((2, S, 2))}, log_likelihood, np.zeros(4))
-    table = compare({"a": tree}).table
+    comparison = compare({"a": tree})
     # The standard error of k from the 134 largest of 2000 is (1 + k) / sqrt(134) = 0.2.
-    assert 0.9 < table.loc["a", "k_max"] < 2.5
-    assert table.loc["a", "k_bad"] == 0.25
+    assert 0.9 < comparison.table.loc["a", "k_max"] < 2.5
+    assert comparison.table.loc["a", "k_bad"] == 0.25
+    assert "Pareto k of 1 of 4 observations is above 0.70" in said(comparison, "a")
 
 
-def test_text_shows_every_fit_and_column_whole(comparison):
+def test_bad_pareto_k_is_that_of_arviz_for_few_draws():
+    rng = np.random.default_rng(3)
+    log_likelihood = -rng.exponential(0.65, size=(1, 100, 60))
+    tree = make({"t": rng.standard_normal((1, 100, 2))}, log_likelihood, np.zeros(60))
+    with pytest.warns(UserWarning, match="Pareto"):
+        loo = arviz_stats.loo(tree, pointwise=True)
+    assert loo.good_k == 0.5
+    k = loo.pareto_k.values
+    assert ((k > 0.5) & (k < 0.7)).any()
+    comparison = compare({"a": tree})
+    assert comparison.table.loc["a", "k_bad"] == np.mean(k > 0.5)
+    assert "observations is above 0.50" in said(comparison, "a")
+
+
+PAIR = np.repeat(np.arange(4), 2)
+
+
+def pairs_model(X, y=None):
+    """One effect for each pair of rows, and a function."""
+    with numpyro.plate("pairs", 4):
+        c = numpyro.sample("c", dist.Normal(0.0, 1.0))
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + c[PAIR], 0.3), obs=y)
+
+
+def test_latents_at_points_have_no_loo_no_khat_and_no_evidence_bound():
+    rng = np.random.default_rng(0)
+    X, noise = np.linspace(0.0, 3.0, 8)[:, None], 0.3
+    y = np.sin(X[:, 0]) + rng.normal(size=4)[PAIR] + noise * rng.normal(size=8)
+    effects = (PAIR[:, None] == np.arange(4)).astype(float)
+    covariance = rbf(X, X) + effects @ effects.T + noise**2 * np.eye(8)
+    inverse = np.linalg.inv(covariance)
+    # By brute force, each row left out of the joint Gaussian of all.
+    exact = sum(
+        stats.norm.logpdf(
+            y[i],
+            covariance[i, rest] @ np.linalg.solve(covariance[rest][:, rest], y[rest]),
+            1 / np.sqrt(inverse[i, i]),
+        )
+        for i in range(8)
+        for rest in [np.delete(np.arange(8), i)]
+    )
+    # The point is the mode, which is the mean; q(f) is exact given it.
+    mode = effects.T @ inverse @ y
+    mu, S = optimal_whitened_q(X, y - mode[PAIR], X, noise)
+    q = {"f_auto_qu_mu": mu, "f_auto_qu_sqrt": np.linalg.cholesky(S)}
+    guesses = {
+        "point": (AutoDelta, {"c_auto_loc": mode}),
+        "draws": (AutoNormal, {"c_auto_loc": mode, "c_auto_scale": np.full(4, 0.2)}),
+    }
+    fits = {}
+    for name, (base, params) in guesses.items():
+        approximation = sgp.SVGP(8, inducing=X, train_inducing=False)
+        guide = sgp.AutoSparseGP(pairs_model, approximation, base)
+        guide.setup(X, y)
+        svi = SVI(pairs_model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+        result = SVIRunResult({**q, **params}, None, None)
+        fits[name] = sgp.to_arviz(svi, X, y, result=result, num_samples=300)
+    point = fits["point"]
+    f = point.posterior["f"].values[0]
+    log_likelihood = stats.norm.logpdf(y, f + mode[PAIR], noise)[None]
+    false = make({"f": f[None]}, log_likelihood, y)
+    # What LOO says of it is far too good, and its k are no worse than usual.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loo = arviz_stats.loo(false, pointwise=True)
+    assert loo.elpd > exact + 2.0 and loo.pareto_k.max() < 0.7
+    evidence = stats.multivariate_normal(np.zeros(8), covariance).logpdf(y)
+    joint = evidence + stats.multivariate_normal(
+        mode, np.eye(4) - effects.T @ inverse @ effects
+    ).logpdf(mode)
+    assert point.attrs["point_estimates"] == "c"
+    assert_allclose(point.attrs["log_joint_bound"], joint, atol=1e-4)  # jitter
+    assert "elbo" not in point.attrs and "khat" not in point.attrs
+    assert "log_likelihood" not in point.children
+    comparison = compare(fits, reference="draws")
+    table = comparison.table
+    hidden = [
+        "elpd_loo",
+        "se",
+        "elpd_diff",
+        "p_loo",
+        "k_max",
+        "k_bad",
+        "elbo",
+        "guide_khat",
+    ]
+    assert table.loc["point", hidden].isna().all()
+    assert table.loc["draws", hidden].notna().all()
+    assert table.loc["draws", "elbo"] < evidence
+    assert "held at points: c. So it has no LOO" in said(comparison, "point")
+    # Also where a log likelihood has been added by hand.
+    point["log_likelihood"] = false["log_likelihood"]
+    assert np.isnan(compare({"a": point}).table.loc["a", "elpd_loo"])
+
+
+def test_text_shows_every_fit_and_what_is_known_of_it(comparison):
     text = str(comparison)
     for name in ("SVGP", "NUTS (reference)", "HMC", "f against NUTS"):
         assert name in text
-    for column in comparison.table.columns:
-        assert column.partition("[")[0] in text
+    first, chains, f, *_ = text.split("\n\n")
+    # Columns without a number in any fit are left out.
+    assert first.splitlines()[0].split() == ["fit", "elbo", "seconds"]
+    assert first.splitlines()[1].split() == ["SVGP", "-7.0", "3.0"]
+    assert chains.splitlines()[0].split() == [
+        *("convergence", "r_hat", "ess_bulk", "ess_tail")
+    ]
+    row = comparison.table.loc["SVGP"]
+    expected = f"{row['sd_ratio[f]']:.3f} ± {row['sd_ratio_mcse[f]']:.3f}"
+    assert expected in f.splitlines()[1] and "±" not in f.splitlines()[2]
     assert "..." not in text and "nan" not in text.lower()
     assert max(map(len, text.splitlines())) <= 110
-    row = next(line for line in text.splitlines() if line.startswith("SVGP"))
-    assert row.split() == ["SVGP", *"-------", "-7.0", "3.0", "-", "-"]
-    assert repr(comparison) == text
+    assert repr(comparison) == text and len(text.splitlines()) < 25
+    legend = comparison.legend()
+    assert "r_hat" in legend and "w1_sd" in legend and "elpd_loo" not in legend
+    assert "Wasserstein" not in text and ".legend()" in text
     html = comparison._repr_html_()
-    assert html.startswith("<table") and "sd_ratio[twice]" in html and "SVGP" in html
+    assert html.startswith("<table") and "sd_ratio" in html and "SVGP" in html
+
+
+def test_remarks_are_in_text_and_html():
+    comparison = compare({"a": gaussian(0, method="SVI", nats_left=46.0)})
+    assert "- a: about 46 nats are left" in str(comparison)
+    assert "<li>a: about 46 nats are left" in comparison._repr_html_()
 
 
 def test_plot_has_a_panel_for_each_variable_and_fit_and_one_of_elpd(comparison):

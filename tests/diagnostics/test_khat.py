@@ -18,7 +18,7 @@ from scipy.stats import multivariate_normal
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics import khat
-from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
+from numpyro_sgp.diagnostics.khat import good_k, guide_khat, is_cheap, point_sites
 from tests.helpers import optimal_whitened_q
 
 N, NOISE, DRAWS, JITTER = 8, 0.4, 200, 1e-8
@@ -172,11 +172,27 @@ def test_draws_with_a_covariance_each_go_in_chunks(monkeypatch):
 
     monkeypatch.setattr(khat, "psis_diagnostic", recording)
     monkeypatch.setattr(khat, "_CHUNK_NUMBERS", 50 * khat._MATRICES * N**2)
-    for base_guide in (AutoNormal, AutoDelta):
-        guide = sgp.AutoSparseGP(model, sgp.SVGP(5), base_guide)
-        _, (params, *_) = start(model, guide, X, y)
-        guide_khat(jax.random.key(0), params, model, guide, X, y)
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(5), AutoNormal)
+    _, (params, *_) = start(model, guide, X, y)
+    guide_khat(jax.random.key(0), params, model, guide, X, y)
+    guide_khat(jax.random.key(0), conjugate_params(), fixed_model, exact_guide(), X, y)
     assert chunks == [50, 1000]
+
+
+def test_latents_at_points_have_no_khat():
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(5), AutoDelta)
+    _, (params, *_) = start(model, guide, X, y)
+    with pytest.warns(UserWarning, match=r"no k-hat.*\['lengthscale'\] at points"):
+        found = guide_khat(jax.random.key(0), params, model, guide, X, y)
+    assert np.isnan(found)
+
+
+def test_points_are_found_by_their_draws_too():
+    draws = {"a": np.ones((3, 2)), "b": np.array([1.0, 1.0, 2.0]), "c": np.ones(3)}
+    assert point_sites(None, draws, {"a", "b"}) == {"a"}
+    one = {"a": np.ones((1, 2))}  # tells nothing
+    assert point_sites(None, one, {"a"}) == set()
+    assert good_k(1000) == 1 - 1 / 3 and good_k(100_000) == 0.7
 
 
 def test_it_is_computed_unasked_where_it_is_cheap():
@@ -214,7 +230,7 @@ def test_to_arviz_and_compare_report_it():
     assert comparison.table.loc["narrow", "guide_khat"] > 0.7
     text = str(comparison)
     assert "narrow: guide k-hat" in text and "exact: guide k-hat" not in text
-    assert "is above 0.7" in comparison._repr_html_()
+    assert "is above 0.67" in comparison._repr_html_()
     assert "guide k-hat" not in str(sgp.compare({"exact": fits["exact"], "off": off}))
 
 

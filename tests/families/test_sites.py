@@ -6,7 +6,7 @@ import numpy as np
 from numpy.testing import assert_allclose
 
 import numpyro_sgp as sgp
-from numpyro_sgp.families import SiteGaussian
+from numpyro_sgp.families import DualGaussian, SiteGaussian
 from tests.helpers import rbf
 
 X = np.linspace(-2.0, 2.0, 6)[:, None]
@@ -88,3 +88,29 @@ def test_gaussian_sites_give_the_posterior_of_sparse_gp_regression():
         assert_allclose(covariance[q], expected, rtol=1e-10, atol=1e-12)
         expected = Knz @ np.linalg.solve(precision, Kzx @ y[q]) / noise**2
         assert_allclose(mean[q], expected, rtol=1e-10)
+
+
+def test_variances_of_many_inducing_points_are_dense_ones_for_every_upper_factor():
+    # Products with factors of more than 512 rows are made by blocks.
+    M, rows, noise = 520, 390, 0.3
+    Z = np.linspace(0.0, 60.0, M)[:, None]
+    X_new = np.linspace(0.05, 60.0, rows)[:, None]
+
+    def matern12(A, B):
+        return np.exp(-np.abs(A - B.T))
+
+    A = np.linalg.solve(np.linalg.cholesky(matern12(Z, Z)), matern12(Z, X_new))
+    S = np.linalg.inv(np.eye(M) + A @ A.T / noise**2)
+    expected = 1.0 - np.sum(A**2, axis=0) + np.sum(A * (S @ A), axis=0)
+    prior = sgp.GaussianProcess(sgp.kernels.Matern12(), jnp.asarray(X_new))
+    precision = np.full(rows, noise**-2)
+    by_sites = SiteGaussian(np.zeros(rows), precision, jnp.asarray(X_new), M)
+    # The same Gaussian as one site on u: L^-T (S^-1 - I) L^-1.
+    B = np.linalg.solve(matern12(Z, Z), matern12(Z, X_new))
+    by_dual = DualGaussian(jnp.zeros(M), jnp.asarray(B @ B.T / noise**2))
+    collapsed = sgp.CollapsedSVGP(
+        sgp.kernels.Matern12(), jnp.asarray(X_new), jnp.asarray(Z), noise, jitter=0.0
+    )
+    for q in (by_sites, by_dual, collapsed.optimal_q(jnp.zeros(rows))):
+        posterior = sgp.SparsePosterior(prior, (jnp.asarray(Z),), q, jitter=0.0)
+        assert_allclose(posterior.variance, expected, rtol=1e-7)

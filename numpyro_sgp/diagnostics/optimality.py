@@ -1,0 +1,368 @@
+"""Has a fit converged? What q(u) has left to gain, and whether the loss still falls."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from numpyro_sgp.distributions import SparsePosterior, sites
+from numpyro_sgp.distributions.decoupled_posterior import DecoupledPosterior
+from numpyro_sgp.elbo import TraceGP_ELBO
+from numpyro_sgp.elbo.coupling import feeding
+from numpyro_sgp.families import Block
+from numpyro_sgp.guides import AutoSparseGP
+
+#: Nats above which q(u) has not converged: a mean that is one standard deviation off.
+ENOUGH_NATS = 0.5
+#: Rows up to which :func:`~numpyro_sgp.diagnostics.to_arviz` computes them.
+MAX_ROWS = 20_000
+_NUM_KEYS = 64  # of a random bound
+_MOST_STEPS = 200  # of conjugate gradients
+_FEWEST_LOSSES = 40
+
+
+def nats_left(guide, params: dict, *args, loss=None, rng_key=None, **kwargs) -> float:
+    r"""
+    About how many nats the bound would gain if q(u) went to its optimum, all other
+    parameters as they are: whether training has converged, in the units of the bound.
+
+    With q(u) = N(w, S) in whitened coordinates, the expected log density has slopes
+    :math:`g_n` and curvatures :math:`\lambda_n = -2\, \partial E_n / \partial \sigma_n^2`
+    at each row, and one full natural-gradient step [1] would lead to
+
+    .. math::
+
+        \hat S^{-1} = I + A \Lambda A^\top, \qquad
+        \hat w = \hat S A (g + \Lambda \mu), \qquad A = L^{-1} K_{uf} .
+
+    What is left is about :math:`\mathrm{KL}[q \| \hat q]`: exactly for a Gaussian
+    likelihood, and within some 15 % for Bernoulli and Poisson ones between 0.05 and 50
+    nats. It is made of derivatives of the loss by q(u), so that all data are needed and any
+    likelihood will do; the cost is a few training steps on all data.
+
+    Where q(u) has several independent parts (a diagonal covariance, the sets of SOLVE-GP,
+    several latent functions or GP sites), it is the gain of the best q of that form, the
+    means going to their optimum together, by conjugate gradients. Where the bound is random
+    (a base guide that draws, :class:`~numpyro_sgp.MonteCarlo`), slopes are averaged over 64
+    keys and the parts take a step each, the others fixed, whose gains are summed.
+
+    :param guide: the guide, an :class:`~numpyro_sgp.AutoSparseGP` that is set up.
+    :param params: parameters, ``result.params`` of ``svi.run``.
+    :param args: arguments of the model, with all of the data.
+    :param loss: the loss that was minimised; ``TraceGP_ELBO()`` if None.
+    :param rng_key: random key; ``jax.random.key(0)`` if None.
+    :param kwargs: keyword arguments of the model.
+    :return: nats; infinite where the bound is not concave in q(u) at its present values,
+        far from an optimum. NaN where q(u) is no Gaussian with a covariance of its own
+        (mixtures, inverse-free, ODVGP), for deep GPs, and where GP sites are scaled.
+    :raises TypeError: if the guide is no AutoSparseGP.
+    :raises ValueError: if it is not set up, or ``params`` lack q(u).
+
+    **References:**
+
+    1. Salimbeni, Eleftheriadis, Hensman (2018). Natural Gradients in Practice:
+       Non-Conjugate Variational Inference in Gaussian Process Models. AISTATS.
+       https://arxiv.org/abs/1803.09151
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, optax
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> from numpyro_sgp.diagnostics.optimality import nats_left
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+        >>> X = jnp.linspace(0.0, 3.0, 20)[:, None]
+        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
+        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+        >>> result = svi.run(jax.random.key(0), 10, X, X[:, 0], progress_bar=False)
+        >>> nats_left(guide, result.params, X, X[:, 0]) > 1.0  # ten small steps
+        True
+    """
+    return _nats_left(guide, params, args, kwargs, loss, rng_key)[0]
+
+
+def loss_drop(losses) -> tuple[float, float]:
+    """
+    How much the mean of the losses fell from the last tenth but one to the last, and the
+    standard error of that, as if losses were independent.
+
+    :param losses: recorded losses, one for each step.
+    :return: a pair ``(drop, se)``; NaN with fewer than 40 losses, or where one is not
+        finite.
+    """
+    losses = np.asarray(losses, dtype=float)
+    size = len(losses) // 10
+    tail = losses[len(losses) - 2 * size :]
+    if len(losses) < _FEWEST_LOSSES or not np.isfinite(tail).all():
+        return float("nan"), float("nan")
+    before, after = tail[:size], tail[size:]
+    se = np.sqrt((np.var(before, ddof=1) + np.var(after, ddof=1)) / size)
+    return float(np.mean(before) - np.mean(after)), float(se)
+
+
+def convergence_attrs(svi, result, args, kwargs) -> dict:
+    """
+    What :func:`~numpyro_sgp.diagnostics.to_arviz` keeps of an SVI's convergence:
+    ``nats_left`` of an :class:`~numpyro_sgp.AutoSparseGP`, with ``nats_left_unknown``, the
+    reason, where it is NaN; ``loss_drop`` and ``loss_drop_se`` of enough losses.
+
+    :param svi: the inference problem.
+    :param result: what ``svi.run`` gave.
+    :param args: tuple of the arguments of the model, with all of the data.
+    :param kwargs: dict of its keyword arguments.
+    """
+    attrs = {}
+    if isinstance(svi.guide, AutoSparseGP):
+        loss = svi.loss if isinstance(svi.loss, TraceGP_ELBO) else None
+        try:
+            nats, why = _nats_left(
+                svi.guide, result.params, args, kwargs, loss, None, MAX_ROWS
+            )
+        except Exception as error:  # a likelihood without derivatives, for one
+            nats, why = float("nan"), f"{type(error).__name__}: {error}".splitlines()[0]
+        attrs["nats_left"] = nats
+        if why:
+            attrs["nats_left_unknown"] = why
+    if result.losses is not None:
+        drop, se = loss_drop(result.losses)
+        if np.isfinite(drop):
+            attrs.update(loss_drop=drop, loss_drop_se=se)
+    return attrs
+
+
+def _nats_left(guide, params, args, kwargs, loss, rng_key, max_rows=None):
+    """Nats, and why they are NaN."""
+    if not isinstance(guide, AutoSparseGP):
+        raise TypeError(
+            f"nats_left needs an AutoSparseGP as the guide, got {type(guide).__name__}."
+        )
+    names = guide.parameter_names()
+    own = [full for site in names.values() for k, full in site.items() if k[0] == "q"]
+    missing = [name for name in own if name not in params]
+    if missing:
+        raise ValueError(
+            f"params lack {missing} of this guide; they have {sorted(params)}. Give "
+            "result.params of the SVI that has this guide."
+        )
+    loss = TraceGP_ELBO() if loss is None else loss
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    still, why = _standing_still(guide, params, args, kwargs, max_rows)
+    if why:
+        return float("nan"), why
+
+    def objective(key, steps):
+        def moved(*args, **kwargs):
+            with _Moved(steps):
+                return guide(*args, **kwargs)
+
+        found = loss.loss(key, params, guide.model, moved, *args, **kwargs)
+        return sum(jax.tree.leaves(found))  # by site where it has sum_sites=False
+
+    slopes = jax.jit(jax.value_and_grad(objective, argnums=1))
+    keys = jax.random.split(rng_key, _NUM_KEYS)
+    (value, first), (other, second) = slopes(keys[0], still), slopes(keys[1], still)
+    if not (jnp.isfinite(value) and jnp.isfinite(other)):
+        return float("nan"), "the loss is not finite"
+    if value == other:
+        parts = _parts(first)
+        if len(parts) == 1 and parts[0][1].ndim == 2:
+            return _sum_of_steps(parts), ""
+        return _joint_step(objective, keys[0], still, first), ""
+    each = [first, second, *(slopes(key, still)[1] for key in keys[2:])]
+
+    def of_mean(each):
+        mean = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *each)
+        return _sum_of_steps(_parts(mean))
+
+    # Noise adds to it in proportion to 1 / keys: extrapolated to none.
+    half = _NUM_KEYS // 2
+    whole, halves = of_mean(each), 0.5 * (of_mean(each[:half]) + of_mean(each[half:]))
+    return (max(2.0 * whole - halves, 0.0) if np.isfinite(halves) else whole), ""
+
+
+class _Moved(Messenger):
+    """
+    Moves q(u) at GP sites in its own standardised coordinates: a block N(w, P P') becomes
+    N(w + P v, P (I + T) (I + T)' P').
+
+    :param steps: pairs (v, T) by site, one for each block.
+    """
+
+    def __init__(self, steps):
+        self.steps = steps
+        super().__init__()
+
+    def process_message(self, msg):
+        if not sites.is_sparse_posterior(msg):
+            return
+        posterior, reinterpreted = sites.unwrap(msg["fn"])
+        pairs = zip(posterior.independent_blocks, self.steps[msg["name"]], strict=True)
+        moved = posterior.with_blocks([_moved(block, *step) for block, step in pairs])
+        msg["fn"] = sites.rewrap(moved, reinterpreted)
+
+
+def _moved(block, v, T):
+    sqrt = block.sqrt
+    if block.is_diagonal:
+        return Block(block.mu + sqrt * v, sqrt * (1.0 + T))
+    if block.upper:  # a lower factor of the same covariance
+        sqrt = jnp.linalg.qr(sqrt.mT, mode="r").mT
+    mu = block.mu + jnp.einsum("...mk,...k->...m", sqrt, v)
+    return Block(mu, sqrt + jnp.tril(sqrt @ jnp.tril(T)))
+
+
+def _standing_still(guide, params, args, kwargs, max_rows):
+    """Zeros for :class:`_Moved`, or why there are none."""
+    found, why = {}, []
+
+    def run(params):
+        seeded = handlers.substitute(handlers.seed(guide, jax.random.key(0)), data=params)
+        with handlers.block(), handlers.trace() as trace:
+            seeded(*args, **kwargs)
+        steps = {}
+        for name, site in trace.items():
+            if not sites.is_sparse_posterior(site):
+                continue
+            posterior, _ = sites.unwrap(site["fn"])
+            found[name] = posterior.shape(), posterior.prior.X.dtype
+            gaussian = isinstance(posterior, SparsePosterior)
+            decoupled = isinstance(posterior, DecoupledPosterior)
+            blocks = posterior.independent_blocks if gaussian else ()
+            if not gaussian or decoupled or any(block.is_prior for block in blocks):
+                approximation = type(guide.approximations[name]).__name__
+                why.append(
+                    f"q(u) at '{name}' is no Gaussian with a mean and a covariance of its "
+                    f"own ({approximation})"
+                )
+            elif site["scale"] is not None:
+                why.append(f"GP site '{name}' is scaled (numpyro.handlers.scale)")
+            else:
+                steps[name] = [
+                    (jnp.zeros_like(b.mu), jnp.zeros_like(b.sqrt)) for b in blocks
+                ]
+        return steps
+
+    # The parameters' shapes are known, and nothing is computed.
+    steps = jax.eval_shape(run, params)
+    rows = max(shape[-1] for shape, _ in found.values())
+    if not why and max_rows is not None and rows > max_rows:
+        why.append(f"there are {rows} rows, more than {max_rows}")
+    if not why and len(found) > 1:
+        shapes = {name: shape for name, (shape, _) in found.items()}
+        dtype = jnp.result_type(*(dtype for _, dtype in found.values()))
+        if below := feeding(_trace_at(guide.model, params, args, kwargs), shapes, dtype):
+            why.append(f"GP sites {sorted(below)} feed others (a deep GP)")
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), steps)
+    return zeros, why[0] if why else ""
+
+
+def _trace_at(model, params, args, kwargs):
+    def trace_at(f):
+        def place(site):
+            if not sites.is_latent_gp(site):
+                return None
+            return jnp.reshape(f[site["name"]], site["fn"].shape())
+
+        seeded = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=params)
+        with handlers.block(), handlers.trace() as trace:
+            handlers.substitute(seeded, substitute_fn=place)(*args, **kwargs)
+        return trace
+
+    return trace_at
+
+
+def _parts(slopes):
+    """
+    For each independent Gaussian, the slope r by v, and the Hessian W by v, which that by T
+    tells: shapes ``(M,)`` and ``(M, M)``, or ``(M,)`` for the diagonal of W.
+    """
+    parts = []
+    for r, G in (pair for pairs in slopes.values() for pair in pairs):
+        r, G = np.asarray(r, dtype=float), np.asarray(G, dtype=float)
+        # dL/dS = P^-T (phi + phi') P^-1 / 2, phi the lower triangle of G with half the
+        # diagonal, and the KL has -P^-T P^-1 / 2 in it.
+        if G.ndim == r.ndim:
+            W = 1.0 + G
+        else:
+            phi = np.tril(G) - 0.5 * np.eye(G.shape[-1]) * G
+            W = np.eye(G.shape[-1]) + phi + np.swapaxes(phi, -1, -2)
+        M = r.shape[-1]
+        shape = (-1, M) if G.ndim == r.ndim else (-1, M, M)
+        parts += zip(r.reshape(-1, M), W.reshape(shape), strict=True)
+    return parts
+
+
+def _eigen(W):
+    """Eigenvalues and, unless it is diagonal, eigenvectors."""
+    return (W, None) if W.ndim == 1 else np.linalg.eigh(W)
+
+
+def _sum_of_steps(parts) -> float:
+    """KL from each Gaussian to where its natural step leads, summed."""
+    total = 0.0
+    for r, W in parts:
+        values, V = _eigen(W)
+        if np.min(values) <= 0.0:
+            return float("inf")
+        r = r if V is None else V.T @ r
+        total += 0.5 * np.sum(values - 1.0 - np.log(values)) + 0.5 * np.sum(r**2 / values)
+    return float(total)
+
+
+def _joint_step(objective, key, still, slopes) -> float:
+    """
+    The covariances' share of that, and what all means gain together: half of r' H^-1 r with
+    H the Hessian by all v, preconditioned by its blocks W.
+    """
+    factors = [(*_eigen(W), len(r)) for r, W in _parts(slopes)]
+    if min(np.min(values) for values, *_ in factors) <= 0.0:
+        return float("inf")
+    ends = np.cumsum([size for *_, size in factors])[:-1]
+
+    def means(steps):
+        return {name: [v for v, _ in pairs] for name, pairs in steps.items()}
+
+    def slope(v):
+        steps = {
+            name: [(v, T) for v, (_, T) in zip(v[name], pairs, strict=True)]
+            for name, pairs in still.items()
+        }
+        return means(jax.grad(objective, argnums=1)(key, steps))
+
+    start, unravel = ravel_pytree(means(still))
+
+    @jax.jit
+    def times_hessian(direction):
+        _, Hd = jax.jvp(slope, (means(still),), (unravel(direction),))
+        return ravel_pytree(Hd)[0]
+
+    def precondition(r):
+        solved = []
+        for part, (values, V, _) in zip(np.split(r, ends), factors, strict=True):
+            solved.append(part / values if V is None else V @ (V.T @ part / values))
+        return np.concatenate(solved)
+
+    r = np.asarray(ravel_pytree(means(slopes))[0], dtype=float)
+    z = precondition(r)
+    p, rz, gained = z, r @ z, 0.0
+    for _ in range(_MOST_STEPS):
+        if rz <= 1e-10 * max(gained, 1e-6):
+            break
+        Hp = np.asarray(times_hessian(jnp.asarray(p, start.dtype)), dtype=float)
+        curvature = p @ Hp
+        if curvature <= 0.0:
+            return float("inf")
+        gained += rz * rz / curvature
+        r = r - rz / curvature * Hp
+        z = precondition(r)
+        rz, old = r @ z, rz
+        p = z + rz / old * p
+    spread = sum(np.sum(values - 1.0 - np.log(values)) for values, *_ in factors)
+    return float(0.5 * (spread + gained))
