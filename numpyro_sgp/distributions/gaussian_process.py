@@ -10,6 +10,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.kernels import as_kernel
 from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
@@ -57,7 +58,7 @@ class GaussianProcess(dist.Distribution):
     support = constraints.real_vector
     reparametrized_params = []
     pytree_data_fields = ("kernel", "X", "mean_function")
-    pytree_aux_fields = ("jitter",)
+    pytree_aux_fields = ("jitter", "_rank")
 
     def __init__(
         self,
@@ -70,11 +71,18 @@ class GaussianProcess(dist.Distribution):
     ):
         self.kernel = as_kernel(kernel)
         self.X = _as_inputs(X)
+        self._rank = self.X.ndim
         self.mean_function = as_mean(mean)
         self.jitter = jitter
         kernel_shape = jax.eval_shape(self.kernel.diag, self.X).shape
         mean_shape = jax.eval_shape(self.mean_function, self.X).shape
         num_rows = self.X.shape[-2]
+        if kernel_shape[-1:] != (num_rows,):
+            raise ValueError(
+                "The kernel's diag must return one variance for each row of X, shape "
+                f"(..., {num_rows}), but it returned the shape {kernel_shape}."
+                + (" Use [:, 0]." if kernel_shape[-1:] == (1,) else "")
+            )
         if not mean_shape or mean_shape[-1] not in (1, num_rows):
             raise ValueError(
                 "The mean function must return one value for each row of X, shape "
@@ -185,6 +193,9 @@ class GaussianProcess(dist.Distribution):
         size = jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
         tril, _ = jittered_cholesky(residual, self.jitter, size)
         return dist.MultivariateNormal(loc, scale_tril=tril, validate_args=False)
+
+
+register_stacked(GaussianProcess, lambda process: process.X)
 
 
 def _as_inputs(X) -> Array:

@@ -8,7 +8,9 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from numpyro.distributions import constraints
+from numpyro.distributions.util import validate_sample
 
+from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.function_samples import FunctionSamples, draw_functions
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
 
@@ -40,6 +42,10 @@ class GPPosterior(dist.Distribution):
     # Whether f has the prior's mean, and what the inducing variables leave open.
     _has_mean = True
     _residual = True
+
+    @property
+    def _rank(self) -> int:
+        return self.prior._rank
 
     @property
     def num_components(self) -> int:
@@ -227,6 +233,7 @@ class GPPosterior(dist.Distribution):
         L = self._scale_tril(self.covariance_matrix)
         return gaussian_log_prob(value - self.mean, L)
 
+    @validate_sample
     def log_prob(self, value, intermediates=None) -> Array:
         """
         Joint log density of f(X), O(N^3): for importance weights, as in
@@ -239,6 +246,9 @@ class GPPosterior(dist.Distribution):
         """
         del intermediates
         return _value_only(self._joint_log_prob(value))
+
+
+register_stacked(GPPosterior, lambda posterior: posterior.prior.X)
 
 
 def gaussian_log_prob(centred: Array, L: Array) -> Array:

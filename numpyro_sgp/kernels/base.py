@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
+from numpyro.util import not_jax_tracer
 
 __all__ = ["Kernel", "Product", "Scaled", "Sum"]
 
@@ -211,6 +212,25 @@ def broadcast_batches(owner: Kernel, shapes: dict[str, tuple[int, ...]]) -> None
         ) from None
 
 
+def check_range(owner: Kernel, name: str, zero: bool) -> None:
+    """
+    :param zero: whether zero is allowed.
+    :raises ValueError: if this hyperparameter is known and negative, NaN or zero.
+    """
+    value = getattr(owner, name)
+    if value is None or not not_jax_tracer(value):  # None: the axes of a vmap
+        return
+    value = np.asarray(value)
+    valid = value >= 0 if zero else value > 0
+    if not valid.all():
+        need = "non-negative" if zero else "positive"
+        raise ValueError(
+            f"{type(owner).__name__}: {name} must be {need}, got {value[~valid].flat[0]}"
+            + (f" in an array of shape {value.shape}." if value.ndim else ".")
+            + " Numbers that are learned need a constraint or a prior, as LogNormal."
+        )
+
+
 @frozen_pytree
 class Sum(Kernel):
     """
@@ -307,6 +327,7 @@ class Scaled(Kernel):
     def __post_init__(self):
         batch, scale = batch_shape_of(self.kernel), np.shape(self.scale)
         broadcast_batches(self, {"kernel": batch, "scale": scale})
+        check_range(self, "scale", zero=True)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -383,6 +404,9 @@ class InputKernel(Kernel):
 
     Subclasses list the hyperparameters of shape ``batch`` in ``_per_kernel``, and those
     of shape ``batch`` or ``(*batch, D)`` in ``_per_column``.
+
+    :raises ValueError: if shapes do not fit together, or known hyperparameters are not
+        positive. Traced ones cannot be looked at: give them priors on positive numbers.
     """
 
     _per_kernel: ClassVar[tuple[str, ...]] = ()
@@ -399,6 +423,8 @@ class InputKernel(Kernel):
             dims = normalise_active_dims(type(self).__name__, self.active_dims)
             object.__setattr__(self, "active_dims", dims)
         self._check()
+        for name in self._hyperparameters:
+            check_range(self, name, zero=name == "offset")
 
     @property
     def _hyperparameters(self) -> tuple[str, ...]:
