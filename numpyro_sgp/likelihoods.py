@@ -20,6 +20,7 @@ seismic inversion                       ``dist.Normal(seismic_travel_times(d, v)
 where ``s`` has shape ``(P, 1)``, one standard deviation for each interface.
 """
 
+import copy
 from functools import partial
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 from numpyro.distributions.util import array_equiv, validate_sample
 
+from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.linalg import gauss_hermite
 
 __all__ = [
@@ -155,23 +157,8 @@ class TanhWarp(Transform):
     sign = 1
 
     def __init__(self, a: ArrayLike, b: ArrayLike, c: ArrayLike):
-        known = not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((a, b)))
-        self.a, self.b, self.c = (jnp.atleast_1d(_floating(value)) for value in (a, b, c))
-        shapes = self.a.shape, self.b.shape, self.c.shape
-        try:
-            jnp.broadcast_shapes(*shapes)
-        except ValueError:
-            raise ValueError(
-                f"TanhWarp: a, b and c of shapes {shapes} do not broadcast; give each one "
-                "value for each tanh term, in the last axis."
-            ) from None
-        # By NumPy, which also looks at constants while jit traces the model around them.
-        if known and not (np.asarray(a) * np.asarray(b) >= 0).all():
-            raise ValueError(
-                "TanhWarp: the warp increases only if a * b >= 0 in every term, got "
-                f"a = {np.asarray(a)} and b = {np.asarray(b)}. If they were stored as "
-                "logarithms, give their exponentials."
-            )
+        self.a, self.b, self.c = _terms(a, b, c)
+        _check_increases(a, b)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -219,6 +206,32 @@ class TanhWarp(Transform):
         return [jnp.asarray(value, dtype) for value in values]
 
 
+def _terms(a, b, c):
+    """Parameters of a warp as arrays with an axis of terms."""
+    terms = [jnp.atleast_1d(_floating(value)) for value in (a, b, c)]
+    shapes = tuple(value.shape for value in terms)
+    try:
+        jnp.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ValueError(
+            f"TanhWarp: a, b and c of shapes {shapes} do not broadcast; give each one "
+            "value for each tanh term, in the last axis."
+        ) from None
+    return terms
+
+
+def _check_increases(a, b):
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((a, b))):
+        return
+    # By NumPy, which also looks at constants while jit traces the model around them.
+    if not (np.asarray(a) * np.asarray(b) >= 0).all():
+        raise ValueError(
+            "TanhWarp: the warp increases only if a * b >= 0 in every term, got "
+            f"a = {np.asarray(a)} and b = {np.asarray(b)}. If they were stored as "
+            "logarithms, give their exponentials."
+        )
+
+
 class WarpedNormal(dist.Distribution):
     r"""
     Likelihood of a warped Gaussian process [1]: :math:`t(y) \sim N(f, \sigma^2)`.
@@ -239,7 +252,7 @@ class WarpedNormal(dist.Distribution):
     :param a: heights of the steps of the warp, a number or shape ``(*batch, I)``.
     :param b: their steepness, likewise.
     :param c: minus their places, likewise.
-    :raises ValueError: as :class:`TanhWarp`.
+    :raises ValueError: as :class:`TanhWarp`; without ``validate_args`` for shapes only.
 
     >>> import jax.numpy as jnp
     >>> warped = WarpedNormal(jnp.zeros(3), 0.5, a=1.0, b=2.0, c=0.0)
@@ -276,16 +289,17 @@ class WarpedNormal(dist.Distribution):
         *,
         validate_args: bool | None = None,
     ):
-        warp = TanhWarp(a, b, c)
-        batch_shape = jnp.broadcast_shapes(
-            jnp.shape(loc), jnp.shape(scale), warp.batch_shape
-        )
+        terms = _terms(a, b, c)
+        if self._validate_args if validate_args is None else validate_args:
+            _check_increases(a, b)
+        shapes = (jnp.shape(loc), jnp.shape(scale), *(x.shape[:-1] for x in terms))
+        batch_shape = jnp.broadcast_shapes(*shapes)
         self.loc = jnp.broadcast_to(_floating(loc), batch_shape)
         self.scale = jnp.broadcast_to(_floating(scale), batch_shape)
         # As many axes as loc, so that a distribution that vmap returns stays in line.
         self.a, self.b, self.c = (
             value.reshape((1,) * (len(batch_shape) + 1 - value.ndim) + value.shape)
-            for value in (warp.a, warp.b, warp.c)
+            for value in terms
         )
         super().__init__(batch_shape, validate_args=validate_args)
 
@@ -301,7 +315,7 @@ class WarpedNormal(dist.Distribution):
         return self.warp.inv(self.loc + self.scale * noise)
 
     @validate_sample
-    def log_prob(self, value: ArrayLike) -> Array:
+    def log_prob(self, value: ArrayLike, intermediates=None) -> Array:
         """log N(t(value); loc, scale^2) + log t'(value)."""
         y, *warp = self.warp._common_dtype(value)
         return _log_density(y, self.loc, self.scale, *warp)
@@ -431,6 +445,7 @@ class RobustMax(dist.Distribution):
     reparametrized_params = []
     pytree_data_fields = ("f", "epsilon")
     pytree_aux_fields = ("num_points",)
+    _rank = 2  # axes of f
 
     def __init__(
         self,
@@ -463,9 +478,29 @@ class RobustMax(dist.Distribution):
         return (jnp.argmax(self.f, axis=0) + jnp.where(wrong, other, 0)) % num
 
     @validate_sample
-    def log_prob(self, value: ArrayLike) -> Array:
-        """log p(y | f), of the shape of ``value`` broadcast with ``(N,)``."""
-        return self._log_prob(jnp.argmax(self.f, axis=0) == value)
+    def log_prob(self, value: ArrayLike, intermediates=None) -> Array:
+        """log p(y | f), of the shape of ``value`` broadcast with ``batch_shape``."""
+        shape = jnp.broadcast_shapes(jnp.shape(value), self.batch_shape)
+        right = jnp.argmax(self.f, axis=0) == value
+        return self._log_prob(jnp.broadcast_to(right, shape))
+
+    @classmethod
+    def infer_shapes(cls, f, epsilon=None, num_points=None):
+        """The shapes of the distribution of an ``f`` of this shape."""
+        return tuple(f[1:]), ()
+
+    def expand(self, batch_shape) -> dist.Distribution:
+        """
+        The same likelihood for several sets of labels; nothing is copied.
+
+        :param batch_shape: ends in the number of rows.
+        """
+        batch_shape = tuple(batch_shape)
+        if not self.batch_shape == batch_shape[len(batch_shape) - len(self.batch_shape) :]:
+            return super().expand(batch_shape)
+        expanded = copy.copy(self)
+        expanded._batch_shape = batch_shape
+        return expanded
 
     def _log_prob(self, probability: Array) -> Array:
         """Its mean where the largest function is that of the class with a probability."""
@@ -481,12 +516,18 @@ class RobustMax(dist.Distribution):
 
         :param mean: shape ``(C, N)``.
         :param variance: shape ``(C, N)``.
-        :param value: classes, shape ``(N,)``.
-        :return: shape ``(N,)``.
+        :param value: classes, shape ``(..., *batch_shape)``.
+        :return: shape ``(..., *batch_shape)``.
         """
-        label = jnp.asarray(value, int)
-        largest = _largest_probability(mean, variance, label, self.num_points)
-        return self._log_prob(largest)
+        shape = jnp.broadcast_shapes(jnp.shape(value), self.batch_shape)
+        labels = jnp.broadcast_to(jnp.asarray(value, int), shape).reshape(-1, shape[-1])
+        largest = jax.vmap(_largest_probability, (None, None, 0, None))(
+            mean, variance, labels, self.num_points
+        )
+        return self._log_prob(largest).reshape(shape)
+
+
+register_stacked(RobustMax, lambda likelihood: likelihood.f)
 
 
 def robust_max_probabilities(

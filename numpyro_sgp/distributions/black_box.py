@@ -1,5 +1,6 @@
 """Likelihoods that are only a function to call: not JAX, not differentiable."""
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -10,6 +11,9 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from numpyro.distributions import constraints
+
+from numpyro_sgp._stacked import register_stacked
+from numpyro_sgp.kernels.base import broadcasts_to
 
 
 class BlackBoxError(ValueError):
@@ -62,7 +66,8 @@ class BlackBox(dist.Distribution):
     arg_constraints = {}
     reparametrized_params = []
     pytree_data_fields = ("f", "parameters")
-    pytree_aux_fields = ("function", "sampler")
+    pytree_aux_fields = ("function", "sampler", "_rank")
+    has_rsample = False
 
     def __init__(
         self,
@@ -80,6 +85,7 @@ class BlackBox(dist.Distribution):
         self.function = log_prob
         self.sampler = sample
         self.f = jnp.asarray(f)
+        self._rank = self.f.ndim
         if self.f.ndim < 1:
             raise ValueError("f must have the rows of data along its last axis.")
         self.parameters = tuple(jnp.asarray(p) for p in parameters)
@@ -92,19 +98,47 @@ class BlackBox(dist.Distribution):
 
     def log_prob(self, value, intermediates=None) -> Array:
         """
-        The function's values.
+        The function's values, in one call for all axes of ``value`` before the rows.
 
-        :param value: shape ``(N, *event_shape)``.
-        :return: shape ``(N,)``.
+        :param value: shape ``(..., *batch_shape, *event_shape)``; the last axis of the
+            batch is that of the N rows.
+        :return: shape ``(..., *batch_shape)``.
         """
         del intermediates
         value = jnp.asarray(value)
-        if value.shape != self.shape():
+        table = (self.f.shape[-1], *self.event_shape)
+        if value.shape[max(value.ndim - len(table), 0) :] != table:
             raise ValueError(
                 f"The black-box likelihood of {self.f.shape[-1]} rows needs y of shape "
                 f"{self.shape()}, got {value.shape}. (event_shape is the shape of one row.)"
             )
-        return _evaluate(self.function, value, self.f, *self.parameters)
+        shape = jnp.broadcast_shapes(value.shape, self.shape())
+        lead = shape[: len(shape) - len(table)]
+
+        def evaluate(value):
+            return _evaluate(self.function, value, self.f, *self.parameters)
+
+        if not lead:
+            return evaluate(value)
+        values = jnp.broadcast_to(value, shape).reshape(-1, *table)
+        return jax.vmap(evaluate)(values).reshape(*lead, table[0])
+
+    def expand(self, batch_shape) -> "BlackBox":
+        """
+        The same likelihood for several sets of data; nothing is copied.
+
+        :param batch_shape: ends in the number of rows.
+        """
+        batch_shape = tuple(batch_shape)
+        rows_stay = batch_shape[-1:] == self.batch_shape[-1:]
+        if not (rows_stay and broadcasts_to(self.batch_shape, batch_shape)):
+            raise ValueError(
+                f"A black-box likelihood of batch shape {self.batch_shape} cannot be "
+                f"expanded to {batch_shape}: the last axis is that of the rows of f."
+            )
+        expanded = copy.copy(self)
+        expanded._batch_shape = batch_shape
+        return expanded
 
     def sample(self, key, sample_shape=()):
         """
@@ -113,8 +147,9 @@ class BlackBox(dist.Distribution):
         """
         if self.sampler is None:
             return jnp.full(self.shape(sample_shape), jnp.nan, self.f.dtype)
-        count = math.prod(sample_shape)
-        shape = jax.ShapeDtypeStruct((count, *self.shape()), self.f.dtype)
+        table = (self.f.shape[-1], *self.event_shape)
+        count = math.prod((*sample_shape, *self.batch_shape[:-1]))
+        shape = jax.ShapeDtypeStruct((count, *table), self.f.dtype)
 
         def draw(key_data, f, *parameters):
             rng = np.random.default_rng(np.asarray(key_data))
@@ -127,6 +162,9 @@ class BlackBox(dist.Distribution):
             draw, shape, key_data, self.f, *self.parameters, vmap_method="sequential"
         )
         return draws.reshape(self.shape(sample_shape))
+
+
+register_stacked(BlackBox, lambda likelihood: likelihood.f)
 
 
 def _evaluate(function, y, f, *parameters):

@@ -10,6 +10,7 @@ from jax import Array
 from numpyro.distributions import constraints
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.relaxation import (
     block_cost,
@@ -110,6 +111,10 @@ class MarginalGP(dist.Distribution):
             self.prior.batch_shape, self.prior.event_shape, validate_args=validate_args
         )
 
+    @property
+    def _rank(self) -> int:
+        return self.prior._rank
+
     def expand(self, batch_shape) -> "MarginalGP":
         """
         Independent responses of functions with the same prior; nothing is copied.
@@ -167,11 +172,11 @@ class MarginalGP(dist.Distribution):
                 f"shape {jnp.shape(y)}. Give one response for each row, of shape (N,)"
                 + (" (use y[:, 0])." if jnp.shape(y)[-1:] == (1,) else ".")
             )
-        if not_jax_tracer(y) and (bad := np.isnan(np.asarray(y))).any():
+        if not_jax_tracer(y) and (bad := ~np.isfinite(np.asarray(y))).any():
             rows = np.unique(np.nonzero(bad)[-1])
             raise ValueError(
-                f"{type(self).__name__}: y has NaN in {rows.size} rows (first: "
-                f"{rows[:5].tolist()}). Leave these rows out of X and y."
+                f"{type(self).__name__}: y has NaN or infinite values in {rows.size} rows "
+                f"(first: {rows[:5].tolist()}). Leave these rows out of X and y."
             )
         dtype = jax.eval_shape(self.prior.kernel.diag, self.prior.X).dtype
         return (jnp.asarray(y, dtype) - self.prior.mean) / self._rows_noise
@@ -245,6 +250,9 @@ class MarginalGP(dist.Distribution):
                 f"noise is a standard deviation and must be positive, got {noise}."
             )
         return dist.Normal(f.mean, jnp.sqrt(f.variance + jnp.asarray(noise) ** 2))
+
+
+register_stacked(MarginalGP, lambda marginal: marginal.prior.X)
 
 
 class _Collapsed(MarginalGP):

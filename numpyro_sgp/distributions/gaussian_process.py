@@ -13,6 +13,7 @@ from numpyro.infer.util import _unconstrain_params
 from numpyro.primitives import _PYRO_STACK
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.kernels import as_kernel
 from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
@@ -59,7 +60,7 @@ class GaussianProcess(dist.Distribution):
     arg_constraints = {}
     reparametrized_params = []
     pytree_data_fields = ("kernel", "X", "mean_function")
-    pytree_aux_fields = ("jitter",)
+    pytree_aux_fields = ("jitter", "_rank")
 
     def __init__(
         self,
@@ -72,11 +73,18 @@ class GaussianProcess(dist.Distribution):
     ):
         self.kernel = as_kernel(kernel)
         self.X = _as_inputs(X)
+        self._rank = self.X.ndim
         self.mean_function = as_mean(mean)
         self.jitter = jitter
         kernel_shape = jax.eval_shape(self.kernel.diag, self.X).shape
         mean_shape = jax.eval_shape(self.mean_function, self.X).shape
         num_rows = self.X.shape[-2]
+        if kernel_shape[-1:] != (num_rows,):
+            raise ValueError(
+                "The kernel's diag must return one variance for each row of X, shape "
+                f"(..., {num_rows}), but it returned the shape {kernel_shape}."
+                + (" Use [:, 0]." if kernel_shape[-1:] == (1,) else "")
+            )
         if not mean_shape or mean_shape[-1] not in (1, num_rows):
             raise ValueError(
                 "The mean function must return one value for each row of X, shape "
@@ -207,6 +215,9 @@ class GaussianProcess(dist.Distribution):
         loc = mean + jnp.einsum("...nm,...m->...n", A, white[..., 0])
         tril = L[..., num_rows:, num_rows:]
         return dist.MultivariateNormal(loc, scale_tril=tril, validate_args=False)
+
+
+register_stacked(GaussianProcess, lambda process: process.X)
 
 
 def _as_inputs(X) -> Array:

@@ -52,7 +52,8 @@ class MixturePosterior(GPPosterior):
     """
 
     pytree_data_fields = ("components", "logits", "prior", "relaxation")
-    pytree_aux_fields = ("entropy",)
+    pytree_aux_fields = ("entropy_bound",)
+    has_rsample = False  # no derivative by the weights
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class MixturePosterior(GPPosterior):
                 )
         self.prior = prior
         self.logits = logits
-        self.entropy = entropy
+        self.entropy_bound = entropy
         expanded = prior.expand((K, *prior.batch_shape))
         self.components = SparsePosterior(expanded, (inducing,), q, jitter)
         super().__init__(prior.batch_shape, prior.event_shape, validate_args=validate_args)
@@ -224,7 +225,7 @@ class MixturePosterior(GPPosterior):
             block.mu, (self.num_components, *self.batch_shape, block.mu.shape[-1])
         )
         block = replace(block, mu=mu)
-        return mixture_kl(block, self.log_weights, self.entropy, rng_key)
+        return mixture_kl(block, self.log_weights, self.entropy_bound, rng_key)
 
     def _joint_log_prob(self, value):
         """Over all latent functions together: the batch shape is in the mixture."""

@@ -8,7 +8,9 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from numpyro.distributions import constraints
+from numpyro.distributions.util import validate_sample
 
+from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.function_samples import FunctionSamples, draw_functions
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
 
@@ -56,6 +58,10 @@ class GPPosterior(dist.Distribution):
         if self.relaxation is not None:
             parts.append(f"tight bound ({self.relaxation.kind})")
         return f"<{type(self).__name__}: {', '.join(parts)}>"
+
+    @property
+    def _rank(self) -> int:
+        return self.prior._rank
 
     @property
     def num_components(self) -> int:
@@ -245,6 +251,7 @@ class GPPosterior(dist.Distribution):
         L = self._scale_tril(self.covariance_matrix)
         return gaussian_log_prob(value - self.mean, L)
 
+    @validate_sample
     def log_prob(self, value, intermediates=None) -> Array:
         """
         Joint log density of f(X), O(N^3): for importance weights, as in
@@ -257,6 +264,9 @@ class GPPosterior(dist.Distribution):
         """
         del intermediates
         return _value_only(self._joint_log_prob(value))
+
+
+register_stacked(GPPosterior, lambda posterior: posterior.prior.X)
 
 
 def gaussian_log_prob(centred: Array, L: Array) -> Array:

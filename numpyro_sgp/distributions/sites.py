@@ -10,8 +10,10 @@ from numpyro.distributions.util import scale_and_mask
 from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._stacked import Stacked
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior
+from numpyro_sgp.kernels.adapters import check_kernel
 from numpyro_sgp.kernels.base import broadcasts_to
 
 
@@ -45,6 +47,13 @@ def is_latent_gp(site) -> bool:
                 "the observed sites only: the prior of f does not depend on which "
                 "observations are missing."
             )
+    if isinstance(fn, Stacked) and isinstance(fn.base, GaussianProcess):
+        raise ValueError(
+            f"GP site '{site['name']}' is inside control_flow.scan (or vmap), where each "
+            "step has a process of its own. Write the steps as a Python loop with a site "
+            "name for each, or sample the model as it is by NUTS, without whiten or "
+            "sparsify."
+        )
     return isinstance(fn, GaussianProcess)
 
 
@@ -118,7 +127,8 @@ def check_whole_plates(trace, why: str) -> None:
 
 def check_inputs(name: str, prior: GaussianProcess) -> None:
     """
-    :raises ValueError: if the inputs are known and not finite.
+    :raises ValueError: if the inputs are known and not finite, or a kernel of another hand
+        is known and does not agree with itself.
     """
     if not not_jax_tracer(prior.X):
         return
@@ -130,6 +140,9 @@ def check_inputs(name: str, prior: GaussianProcess) -> None:
             f"{rows.size} of {bad.shape[-1]} rows (first: {rows[:5].tolist()}). Drop or "
             "impute these rows before the model sees them."
         )
+    if all(map(not_jax_tracer, jax.tree.leaves(prior.kernel))):
+        with known_inside_jit():
+            check_kernel(name, prior.kernel, prior.X)
 
 
 def check_plates(trace) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -72,6 +73,74 @@ def as_kernel(kernel: Any) -> Any:
         "covariance matrix of shape (N1, N2), and diag(X), which returns its diagonal "
         f"of shape (N,).{mend}"
     )
+
+
+def check_kernel(name: str, kernel: Any, X: Array) -> None:
+    """
+    Check a kernel that is not of this package at a few of its inputs: that ``diag`` is the
+    diagonal of the matrix, and that the matrix has its shape and is symmetric. Sparse
+    approximations take variances from ``diag`` alone, so that a wrong one shows nowhere.
+
+    :param name: of the GP site, for the message.
+    :param kernel: a kernel, with known hyperparameters.
+    :param X: known inputs, shape ``(*b, N, D)``.
+    :raises ValueError: naming the kernel, what it returned and the mend.
+    """
+    if _is_ours(kernel):
+        return
+    rows = np.unique(np.linspace(0, X.shape[-2] - 1, 4).astype(int))
+    num = max(1, len(rows) - 1)
+    some, fewer = X[..., rows, :], X[..., rows[:num], :]
+    own = f"The kernel {_own_name(kernel)} of GP site '{name}'"
+    K, cross, diag = kernel(some, some), kernel(some, fewer), kernel.diag(some)
+    for what, found, shape in (
+        ("kernel(X1, X2)", cross, (len(rows), num)),
+        ("kernel(X, X)", K, (len(rows), len(rows))),
+        ("kernel.diag(X)", diag, (len(rows),)),
+    ):
+        if jnp.shape(found)[-len(shape) :] != shape:
+            raise ValueError(
+                f"{own}: {what} returned the shape {jnp.shape(found)} where it must end in "
+                f"{shape}, with X and X1 of {len(rows)} rows and X2 of {num}."
+            )
+    tolerance = np.sqrt(jnp.finfo(K.dtype).eps) * np.max(np.abs(K))
+
+    def differ(a, b):
+        difference = np.abs(np.asarray(a) - np.asarray(b))
+        return bool(np.any(difference > tolerance))
+
+    diagonal = jnp.diagonal(K, axis1=-2, axis2=-1)
+    if differ(diag, diagonal):
+        raise ValueError(
+            f"{own}: kernel.diag(X) is {np.asarray(diag).tolist()} at the rows "
+            f"{rows.tolist()} of X, but the diagonal of kernel(X, X) is "
+            f"{np.asarray(diagonal).tolist()}. Make diag return the latter: the variance "
+            "k(x, x) at each row."
+        )
+    if differ(K, jnp.swapaxes(K, -1, -2)) or differ(
+        cross, jnp.swapaxes(kernel(fewer, some), -1, -2)
+    ):
+        raise ValueError(
+            f"{own} is not symmetric: kernel(X1, X2) must be the transpose of "
+            f"kernel(X2, X1); at the rows {rows.tolist()} of X the matrix is "
+            f"{np.asarray(K).tolist()}."
+        )
+
+
+def _is_ours(kernel: Any) -> bool:
+    """Whether a kernel, and those that it is made of, are of this package."""
+    if type(kernel).__module__.split(".")[0] != __name__.split(".")[0]:
+        return False
+    names = ("left", "right", "kernel", "base", "locations")
+    parts = (getattr(kernel, name, None) for name in names)
+    return not isinstance(kernel, ObjectKernel) and all(
+        _is_ours(part) for part in parts if part is not None
+    )
+
+
+def _own_name(kernel: Any) -> str:
+    boxed = kernel.box.value if isinstance(kernel, ObjectKernel) else kernel
+    return type(boxed).__name__
 
 
 def _matrix(function: Any, X1: ArrayLike, X2: ArrayLike | None) -> Array:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
+from numpyro.util import not_jax_tracer
 
 __all__ = ["Kernel", "Product", "Scaled", "Sum"]
 
@@ -212,6 +214,25 @@ def broadcast_batches(owner: Kernel, shapes: dict[str, tuple[int, ...]]) -> None
         ) from None
 
 
+def check_range(owner: Kernel, name: str, zero: bool) -> None:
+    """
+    :param zero: whether zero is allowed.
+    :raises ValueError: if this hyperparameter is known and negative, NaN or zero.
+    """
+    value = getattr(owner, name)
+    if value is None or not not_jax_tracer(value):  # None: the axes of a vmap
+        return
+    value = np.asarray(value)
+    valid = value >= 0 if zero else value > 0
+    if not valid.all():
+        need = "non-negative" if zero else "positive"
+        raise ValueError(
+            f"{type(owner).__name__}: {name} must be {need}, got {value[~valid].flat[0]}"
+            + (f" in an array of shape {value.shape}." if value.ndim else ".")
+            + " Numbers that are learned need a constraint or a prior, as LogNormal."
+        )
+
+
 @frozen_pytree
 class Sum(Kernel):
     """
@@ -308,6 +329,7 @@ class Scaled(Kernel):
     def __post_init__(self):
         batch, scale = batch_shape_of(self.kernel), np.shape(self.scale)
         broadcast_batches(self, {"kernel": batch, "scale": scale})
+        check_range(self, "scale", zero=True)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -384,6 +406,9 @@ class InputKernel(Kernel):
 
     Subclasses list the hyperparameters of shape ``batch`` in ``_per_kernel``, and those
     of shape ``batch`` or ``(*batch, D)`` in ``_per_column``.
+
+    :raises ValueError: if shapes do not fit together, or known hyperparameters are not
+        positive. Traced ones cannot be looked at: give them priors on positive numbers.
     """
 
     _per_kernel: ClassVar[tuple[str, ...]] = ()
@@ -400,6 +425,8 @@ class InputKernel(Kernel):
             dims = normalise_active_dims(type(self).__name__, self.active_dims)
             object.__setattr__(self, "active_dims", dims)
         self._check()
+        for name in self._hyperparameters:
+            check_range(self, name, zero=name == "offset")
 
     @property
     def _hyperparameters(self) -> tuple[str, ...]:
@@ -518,43 +545,117 @@ def inner_products(X1: Array, X2: Array) -> Array:
     return jnp.matmul(X1, columns, precision=PRECISION)
 
 
-def squared_distances(X1: Array, X2: Array | None = None) -> Array:
-    r"""
-    Squared Euclidean distances between all pairs of points.
+# Up to so many columns, differences cost about as much as a matrix product; and columns in
+# one pass over the differences of more.
+_COLUMNS = 16
+# A squared distance from a matrix product has an error of a few units in the last place of
+# the squared norms: below this share of them, it has lost a digit.
+_NEAR = 0.1
 
-    One column is differenced directly. More columns go through
+
+def squared_distances(
+    X1: Array, X2: Array | None = None, lengthscale: ArrayLike = 1.0
+) -> Array:
+    r"""
+    Scaled squared distances :math:`\sum_d (x_d - x'_d)^2 / \ell_d^2` between all pairs of
+    points, right to a few units in their last place, also where points (nearly) coincide
+    and are far from the origin: the square root of a distance of matrix products, as
+    Matérn kernels take it, keeps half of the digits at most.
+
+    Up to 16 columns are differenced. More columns go through
 
     .. math::
 
         \|x - y\|^2 = \|x\|^2 + \|y\|^2 - 2\, x \cdot y
 
-    after both sets are centred, which keeps the cancellation relative to their spread
-    rather than to their place. Costs :math:`O(N_1 N_2 D)` time and
+    for centred points, unless some pair is so near that this has lost a digit; then all are
+    differenced, which takes three times as long. Derivatives are those of this formula,
+    whose cost is that of matrix products. :math:`O(N_1 N_2 D)` time and
     :math:`O(N_1 N_2)` memory: no array of shape ``(N1, N2, D)`` is formed.
 
     :param X1: points, shape ``(*b1, N1, D)``.
-    :param X2: points, shape ``(*b2, N2, D)``; None means the points ``X1`` themselves,
-        whose distances to themselves are exactly zero.
-    :return: non-negative, shape ``(*broadcast(b1, b2), N1, N2)``.
+    :param X2: points, shape ``(*b2, N2, D)``; None means the points ``X1`` themselves.
+    :param lengthscale: broadcastable to ``(*batch, 1, D)``.
+    :return: shape ``(*broadcast(b1, b2, batch), N1, N2)``.
     """
     same = X2 is None
-    X2 = X1 if X2 is None else X2
+    X2 = X1 if same else X2
+    dtype = jnp.result_type(X1, X2, lengthscale)
+    X1, X2, lengthscale = (jnp.asarray(value, dtype) for value in (X1, X2, lengthscale))
     if X1.shape[-1] == 1:
-        return (X1 - jnp.swapaxes(X2, -1, -2)) ** 2
+        return ((X1 - jnp.swapaxes(X2, -1, -2)) / lengthscale) ** 2
+    return _squared_distances(same, X1, X2, 1.0 / lengthscale)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _squared_distances(same, X1, X2, inverse):
+    if X1.shape[-1] <= _COLUMNS or 0 in (X1.shape[-2], X2.shape[-2]):
+        return _by_differences(X1, X2, inverse)
+    r2, norms = _by_products(X1, X2, inverse)
+    near = r2 < _NEAR * norms
+    if same:
+        itself = jnp.eye(X1.shape[-2], dtype=bool)
+        r2, near = jnp.where(itself, 0.0, r2), near & ~itself
+    return jax.lax.cond(jnp.any(near), lambda: _by_differences(X1, X2, inverse), lambda: r2)
+
+
+@_squared_distances.defjvp
+def _squared_distances_jvp(same, primals, tangents):
+    def expanded(*args):
+        return _by_products(*args)[0]
+
+    _, dr2 = jax.jvp(expanded, primals, tangents)
+    return _squared_distances(same, *primals), dr2
+
+
+def _by_differences(X1, X2, inverse):
+    D = X1.shape[-1]
+    inverse = jnp.broadcast_to(inverse, (*inverse.shape[:-1], D))
+    # Rows of their own, which are read one after the other.
+    X2 = jax.lax.optimization_barrier(jnp.swapaxes(X2, -1, -2))
+
+    def add(r2, X1, X2, inverse):
+        for d in range(X1.shape[-1]):
+            scaled = (X1[..., d, None] - X2[..., None, d, :]) * inverse[..., d, None]
+            r2 = r2 + scaled**2
+        return r2
+
+    first = D % _COLUMNS or min(D, _COLUMNS)
+    r2 = add(0.0, X1[..., :first], X2[..., :first, :], inverse[..., :first])
+    if first == D:
+        return r2
+
+    def step(i, r2):
+        def part(array, axis):
+            return jax.lax.dynamic_slice_in_dim(array, first + i * _COLUMNS, _COLUMNS, axis)
+
+        return add(r2, part(X1, -1), part(X2, -2), part(inverse, -1))
+
+    return jax.lax.fori_loop(0, D // _COLUMNS - (first == _COLUMNS), step, r2)
+
+
+def _by_products(X1, X2, inverse):
+    """Squared distances, and the sums of the squared norms that they are made of."""
     if X2.shape[-2] > 0:  # the mean of no points is NaN, and so would be the gradient
         # The distances do not depend on the centre, so its gradient may be dropped.
         centre = jax.lax.stop_gradient(jnp.mean(X2, axis=-2, keepdims=True))
         X1, X2 = X1 - centre, X2 - centre
-    norms1 = jnp.sum(X1**2, axis=-1)[..., :, None]
-    norms2 = jnp.sum(X2**2, axis=-1)[..., None, :]
-    # Rounding leaves a small number of either sign where two points coincide.
-    r2 = jnp.maximum(norms1 + norms2 - 2.0 * inner_products(X1, X2), 0.0)
-    if same:
-        r2 = jnp.where(jnp.eye(X1.shape[-2], dtype=bool), 0.0, r2)
-    return r2
+    X1, X2 = X1 * inverse, X2 * inverse
+    norms = jnp.sum(X1**2, axis=-1)[..., :, None] + jnp.sum(X2**2, axis=-1)[..., None, :]
+    return norms - 2.0 * inner_products(X1, X2), norms
 
 
+@jax.custom_jvp
 def safe_sqrt(r2: Array) -> Array:
     """Square root whose derivative at zero is zero (a subgradient) instead of inf."""
-    positive = r2 > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, r2, 1.0)), 0.0)
+    return jnp.sqrt(r2)
+
+
+@safe_sqrt.defjvp
+def _safe_sqrt_jvp(primals, tangents):
+    # In terms of the root alone: XLA computes cheap terms again for each of their uses, and
+    # counts the sum of many squares as cheap, but not a root.
+    r = safe_sqrt(*primals)
+    positive = r > 0.0
+    slope = jnp.where(positive, 0.5 / jnp.where(positive, r, 1.0), 0.0)
+    return r, slope * tangents[0]

@@ -69,12 +69,13 @@ class Stationary(InputKernel):
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
         if X2 is None or X2 is X1:
-            (X1,) = self._inputs(X1)
-            r2 = squared_distances(self._scaled(X1))
+            X1, X2 = *self._inputs(X1), None
         else:
             X1, X2 = self._inputs(X1, X2)
-            r2 = squared_distances(self._scaled(X1), self._scaled(X2))
-        return append_axes(self.variance, 2) * self._of_r2(r2)
+        return append_axes(self.variance, 2) * self._of_r2(self._r2(X1, X2))
+
+    def _r2(self, X1: Array, X2: Array | None) -> Array:
+        return squared_distances(X1, X2, self._per_point("lengthscale"))
 
     def diag(self, X: ArrayLike) -> Array:
         (X,) = self._inputs(X)
@@ -99,6 +100,31 @@ def _cosines(kernel, frequency, phase, X):
     angle = jnp.einsum("...fd,...nd->...fn", frequency, X, precision=PRECISION)
     scale = jnp.sqrt(2.0 * append_axes(kernel.variance, 2))
     return scale * jnp.cos(angle + phase[..., None])
+
+
+@jax.custom_jvp
+def _matern32(r2):
+    r = math.sqrt(3.0) * safe_sqrt(r2)
+    return (1.0 + r) * jnp.exp(-r)
+
+
+@_matern32.defjvp
+def _matern32_jvp(primals, tangents):
+    # By the rules of calculus, a difference of equal terms over a small distance.
+    r = math.sqrt(3.0) * safe_sqrt(*primals)
+    return _matern32(*primals), -1.5 * jnp.exp(-r) * tangents[0]
+
+
+@jax.custom_jvp
+def _matern52(r2):
+    r = math.sqrt(5.0) * safe_sqrt(r2)
+    return (1.0 + r + r**2 / 3.0) * jnp.exp(-r)
+
+
+@_matern52.defjvp
+def _matern52_jvp(primals, tangents):
+    r = math.sqrt(5.0) * safe_sqrt(*primals)
+    return _matern52(*primals), -5.0 / 6.0 * (1.0 + r) * jnp.exp(-r) * tangents[0]
 
 
 def _student(rng_key, shape, dtype, degrees):
@@ -193,8 +219,7 @@ class Matern32(Stationary):
     """
 
     def _of_r2(self, r2: Array) -> Array:
-        r = math.sqrt(3.0) * safe_sqrt(r2)
-        return (1.0 + r) * jnp.exp(-r)
+        return _matern32(r2)
 
     def _frequencies(self, rng_key, shape, dtype):
         return _student(rng_key, shape, dtype, 3)
@@ -222,8 +247,7 @@ class Matern52(Stationary):
     """
 
     def _of_r2(self, r2: Array) -> Array:
-        r = math.sqrt(5.0) * safe_sqrt(r2)
-        return (1.0 + r + (5.0 / 3.0) * r2) * jnp.exp(-r)
+        return _matern52(r2)
 
     def _frequencies(self, rng_key, shape, dtype):
         return _student(rng_key, shape, dtype, 5)
@@ -297,15 +321,42 @@ class Periodic(Stationary):
 
     period: ArrayLike = 1.0
 
+    def _on_circles(self, X: Array) -> Array:
+        angle = 2.0 * math.pi * _turns(X, self._per_point("period"))
+        return jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=-1)
+
+    def _circle_lengthscale(self, D: int) -> Array:
+        """The lengthscale of each column of :meth:`_on_circles`."""
+        lengthscale = jnp.asarray(self._per_point("lengthscale"))
+        if lengthscale.ndim == 0 or lengthscale.shape[-1] != D:
+            return lengthscale
+        return jnp.concatenate([lengthscale, lengthscale], axis=-1)
+
     def _scaled(self, X: Array) -> Array:
-        angle = 2.0 * math.pi * (X / self._per_point("period"))
-        lengthscale = self._per_point("lengthscale")
+        return self._on_circles(X) / self._circle_lengthscale(X.shape[-1])
+
+    def _r2(self, X1: Array, X2: Array | None) -> Array:
         # |cos a - cos b|² + |sin a - sin b|² = 4 sin²((a - b) / 2)
-        circle = [jnp.cos(angle) / lengthscale, jnp.sin(angle) / lengthscale]
-        return jnp.concatenate(circle, axis=-1)
+        circles = [None if X is None else self._on_circles(X) for X in (X1, X2)]
+        return squared_distances(*circles, self._circle_lengthscale(X1.shape[-1]))
 
     def _of_r2(self, r2: Array) -> Array:
         return jnp.exp(-0.5 * r2)
 
     def _frequencies(self, rng_key, shape, dtype):
         return jax.random.normal(rng_key, shape, dtype)
+
+
+@jax.custom_jvp
+def _turns(X: Array, period: ArrayLike) -> Array:
+    """
+    ``X / period`` without its whole turns, of which no digit is lost where there are many.
+    """
+    # Not jnp.remainder, which adds a period to negative numbers and rounds.
+    return jnp.fmod(X, period) / period
+
+
+@_turns.defjvp
+def _turns_jvp(primals, tangents):
+    _, tangent = jax.jvp(jnp.divide, primals, tangents)
+    return _turns(*primals), tangent

@@ -32,6 +32,19 @@ def _jitter_range(dtype):
     return _JITTER_RANGE[name]
 
 
+def _checked_range(jitter, dtype):
+    """First relative jitter, the default one if None, and the largest."""
+    first, largest = _jitter_range(dtype)
+    if jitter is None:
+        return first, largest
+    if not 0 <= jitter < math.inf:
+        raise ValueError(
+            f"jitter must be a number of at least zero, relative to the mean of a diagonal "
+            f"({first} for {jnp.dtype(dtype).name} if None), got {jitter}."
+        )
+    return jitter, largest
+
+
 def with_jitter(K: Array, jitter: float | None = None) -> Array:
     """
     K with its diagonal raised by a multiple of its mean, where nothing is factorised.
@@ -44,7 +57,7 @@ def with_jitter(K: Array, jitter: float | None = None) -> Array:
     [[1.5 1. ]
      [1.  1.5]]
     """
-    jitter = default_jitter(K.dtype) if jitter is None else jitter
+    jitter, _ = _checked_range(jitter, K.dtype)
     if jitter == 0:
         return K
     scale = jitter * jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
@@ -77,11 +90,11 @@ def jittered_cholesky(
     >>> bool(jnp.isfinite(L).all() and jitter > 0)
     True
     """
-    first, largest = _jitter_range(K.dtype)
+    jitter, largest = _checked_range(jitter, K.dtype)
     if scale is None:
         scale = jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
     scale = jnp.broadcast_to(scale, K.shape[:-2]).astype(K.dtype)
-    L, level = _cholesky_retry(K, scale, first if jitter is None else jitter, largest)
+    L, level = _cholesky_retry(K, scale, jitter, largest)
     return L, level * scale
 
 
@@ -133,9 +146,9 @@ def whitened_solve(
     >>> bool(jnp.allclose(L @ A, 1.0))
     True
     """
-    first, largest = _jitter_range(K.dtype)
+    jitter, largest = _checked_range(jitter, K.dtype)
     scale = jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
-    L, level, A = _whitened(K, scale, B, first if jitter is None else jitter, largest)
+    L, level, A = _whitened(K, scale, B, jitter, largest)
     return L, level * scale, A
 
 
