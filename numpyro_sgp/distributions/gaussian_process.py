@@ -10,6 +10,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp.distributions.arguments import as_numbers
 from numpyro_sgp.kernels import as_kernel
 from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
@@ -196,7 +197,7 @@ def _as_inputs(X) -> Array:
 
 
 def _as_table(X) -> Array:
-    X = jnp.asarray(X)
+    X = jnp.asarray(as_numbers(X, "X of GaussianProcess"))
     if X.ndim < 2:
         raise ValueError(
             "GaussianProcess needs inputs X of shape (N, D), one row for each value of f, "

@@ -14,7 +14,9 @@ from numpyro.primitives import Messenger
 from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp.distributions import SparsePosterior, sites
+from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
 from numpyro_sgp.distributions.relaxation import check_block_size
+from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.elbo.coupling import couples_rows, feeding, log_likelihood
 from numpyro_sgp.elbo.curvature import check_gaussian, check_log_concave
 from numpyro_sgp.guides.approximations import MeanKernel, check_approximations
@@ -133,6 +135,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._constants = {}
         self._setup_inputs = {}
         self._setup_args = None
+        self._takes_rows = False  # by the index of a plate
         #: Whether the likelihood ties rows of X together; known after the set-up.
         self.couples_rows = False
         self._combines_rows = False  # rows of a site become one row of another
@@ -145,8 +148,11 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         :return: the values of all latent sites by name.
         """
+        given, (args, kwargs) = (args, kwargs), as_arrays(self.model, args, kwargs)
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
+        if self._takes_rows:
+            check_indexable(self.model, *given)
         with handlers.trace() as base_trace:
             values = {} if self.base_guide is None else self.base_guide(*args, **kwargs)
         values = {name: values[name] for name in self._latents}
@@ -214,6 +220,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         :param args: arguments of the model, with the training data.
         :raises ValueError: as the class says.
         """
+        args, kwargs = as_arrays(self.model, args, kwargs)
         if self.prototype_trace is None:
             with handlers.block(), handlers.seed(rng_seed=0):
                 self._setup_prototype(*args, **kwargs)
@@ -269,6 +276,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     def _structure(self, *args, **kwargs):
         """The model's trace with GP sites at their prior means, checked."""
+        self._takes_rows = check_row_indices(self.model, args, kwargs)
         placeholder = _AtGPSites(_at_prior_mean)
         with handlers.trace() as trace, placeholder, _seeded(jax.random.key(0)):
             with _OnePlateEach():
@@ -545,6 +553,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             are, in the shape of the sites.
         """
         self._check_params(params)
+        args, kwargs = as_arrays(self.model, args, kwargs)
         found, values = {}, {}
 
         def at_site(site):
@@ -574,6 +583,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         :param params: parameters of the guide.
         :param args: arguments of the model.
         """
+        args, kwargs = as_arrays(self.model, args, kwargs)
         with handlers.block(), handlers.substitute(data=params):
             return self._base_values(params, None, args, kwargs)
 
@@ -726,7 +736,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     def _default_args(self, args, kwargs):
         if args or kwargs:
-            return args, kwargs
+            return as_arrays(self.model, args, kwargs)
         self._check_set_up()
         if self._setup_args is None:
             raise ValueError(
