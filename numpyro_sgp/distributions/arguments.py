@@ -80,8 +80,8 @@ def named_arguments(model, args, kwargs):
         parameters = inspect.signature(model).parameters.values()
     except (TypeError, ValueError):
         parameters = ()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in parameters if p.kind in positional][: len(args)]
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in by_place][: len(args)]
     names += [str(i) for i in range(len(names), len(args))]
     yield from zip(names, args, strict=True)
     yield from kwargs.items()
@@ -169,9 +169,11 @@ def _row_counts(values) -> set:
 
 
 def _shape(leaf):
-    """The shape of an array or of a list that is surely data, or ()."""
+    """The shape of an array of numbers, or of a list that is surely data, or ()."""
     if _is_list(leaf):
         return () if all(isinstance(v, int) for v in leaf) else np.shape(leaf)
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in _NUMBERS:
+        return ()
     return np.shape(leaf) if hasattr(leaf, "shape") else ()
 
 

@@ -1,4 +1,4 @@
-"""Whether the arrays that a model takes rows of, ``y[idx]``, have as many as their plate."""
+"""Whether arrays that a model takes rows of, ``y[idx]``, have as many as their plate."""
 
 import weakref
 from typing import NamedTuple
@@ -195,9 +195,7 @@ def _taken_inside(eqn, found, values, known):
         if len(inner.invars) != len(found):
             continue
         seen, arrays = {}, {}
-        for var, outer, told, array in zip(
-            inner.invars, atoms, found, values, strict=True
-        ):
+        for var, outer, told, array in zip(inner.invars, atoms, found, values, strict=True):
             sliced = var.aval.shape != outer.aval.shape
             if told is not None and (sliced or name != "scan"):  # what is carried changes
                 seen[var] = told

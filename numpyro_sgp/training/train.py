@@ -515,7 +515,8 @@ def _check_validation(svi, validation, patience):
         )
     arrays, shapes = (), None
     if isinstance(validation, tuple):
-        arrays = [as_numbers(a, f"Array {i} of validation") for i, a in enumerate(validation)]
+        numbered = enumerate(validation)
+        arrays = [as_numbers(a, f"Array {i} of validation") for i, a in numbered]
         arrays = [a if isinstance(a, jax.Array) else np.asarray(a) for a in arrays]
         shapes = [a.shape for a in arrays]
     if not shapes or () in shapes or len({s[0] for s in shapes}) != 1 or not shapes[0][0]:
