@@ -12,6 +12,7 @@ from jax import Array
 from jax.scipy.special import ndtr, ndtri
 
 from numpyro_sgp._programs import join_static, program, split_static
+from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.rows import sites_on_f
 from numpyro_sgp.likelihoods import RobustMax
@@ -177,6 +178,7 @@ def predict(
     if batch_size < 1:
         raise ValueError(f"batch_size must be positive, got {batch_size}.")
     rng_key = jax.random.key(0) if rng_key is None else rng_key
+    args, kwargs = as_arrays(guide.model, args, kwargs)
     arrays, static = split_static((args, kwargs))
     run = program(guide, _predict)
     static = static, levels, num_draws

@@ -11,6 +11,8 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_sgp.distributions import sites
+from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.coupling import made_of
 from numpyro_sgp.elbo.rows import by_row, sites_on_f
@@ -86,6 +88,8 @@ def log_predictive_density(
         >>> sgp.log_predictive_density(guide, result.params, X, y)["y"].shape
         (5,)
     """
+    args, kwargs = as_arrays(guide.model, args, kwargs)
+    check_row_indices(guide.model, args, kwargs)
     density, observed = batch_log_density(
         guide, params, args, kwargs, expectation, rng_key, num_draws, whole=True
     )
@@ -397,8 +401,8 @@ class GPPredictive:
             )
         self.model = model
         self.posterior_samples = dict(posterior_samples)
-        self.train_args = train_args
-        self.train_kwargs = train_kwargs or {}
+        train = as_arrays(model, train_args, train_kwargs or {})
+        self.train_args, self.train_kwargs = train
         self.return_sites = (
             [return_sites] if isinstance(return_sites, str) else return_sites
         )
@@ -421,6 +425,7 @@ class GPPredictive:
         :param args: arguments of the model at the new inputs, such as ``X_new``.
         :return: values by site, with a leading axis of the samples.
         """
+        args, kwargs = as_arrays(self.model, args, kwargs)
         first = jax.tree.map(lambda x: x[0], self.posterior_samples)
         numbers = self._check(first, args, kwargs)
         chunk = self.batch_size or int(np.clip(3e7 // numbers, 1, self.num_samples))

@@ -14,6 +14,7 @@ from numpyro.primitives import _PYRO_STACK
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._stacked import register_stacked
+from numpyro_sgp.distributions.arguments import as_numbers
 from numpyro_sgp.kernels import as_kernel
 from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
@@ -229,7 +230,7 @@ def _as_inputs(X) -> Array:
 
 
 def _as_table(X) -> Array:
-    X = jnp.asarray(X)
+    X = jnp.asarray(as_numbers(X, "X of GaussianProcess"))
     if X.ndim < 2:
         raise ValueError(
             "GaussianProcess needs inputs X of shape (N, D), one row for each value of f, "

@@ -11,6 +11,7 @@ from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._stacked import Stacked
+from numpyro_sgp.distributions.arguments import as_numbers
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.kernels.adapters import check_kernel
@@ -238,7 +239,7 @@ def check_observations(trace) -> None:
 
 def _check_finite(name, site):
     """Refuses known observations that are NaN and not masked."""
-    value = site["value"]
+    value = as_numbers(site["value"], f"The value of observed site '{name}'")
     masked = isinstance(unwrap(site["fn"])[0], dist.MaskedDistribution)
     known = not_jax_tracer(value) and hasattr(value, "dtype") and not masked
     if known and value.size and jnp.issubdtype(value.dtype, jnp.floating):

@@ -18,6 +18,7 @@ from numpyro.util import (
 )
 
 from numpyro_sgp.distributions import sites
+from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo.coupling import log_likelihood
 from numpyro_sgp.elbo.curvature import row_precisions
 from numpyro_sgp.elbo.expectation import (
@@ -99,6 +100,7 @@ class TraceGP_ELBO(ELBO):
 
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         """See :meth:`numpyro.infer.ELBO.loss_with_mutable_state`."""
+        args, kwargs = as_arrays(model, args, kwargs)
         if getattr(guide, "prototype_trace", ...) is None and hasattr(guide, "setup"):
             guide.setup(*args, **kwargs)  # not inside eval_shape, where X is unknown
 
@@ -132,6 +134,7 @@ class TraceGP_ELBO(ELBO):
         """
         if self.num_particles != 1:
             raise ValueError("marginal_gradients needs num_particles=1.")
+        args, kwargs = as_arrays(model, args, kwargs)
 
         def elbo(shift):
             terms, _, marginals = self._particle(

@@ -18,7 +18,9 @@ from numpyro.primitives import Messenger
 from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp.distributions import SparsePosterior, sites
+from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
 from numpyro_sgp.distributions.relaxation import check_block_size
+from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.elbo.coupling import couples_rows, feeding, log_likelihood
 from numpyro_sgp.elbo.curvature import check_gaussian, check_log_concave
 from numpyro_sgp.guides.approximations import MeanKernel, check_approximations
@@ -167,6 +169,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._shapes_of_params = {}
         self._description = {}
         self._saved = None
+        self._takes_rows = False  # by the index of a plate
         #: Whether the likelihood ties rows of X together; known after the set-up.
         self.couples_rows = False
         self._combines_rows = False  # rows of a site become one row of another
@@ -179,9 +182,12 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         :return: the values of all latent sites by name.
         """
+        given, (args, kwargs) = (args, kwargs), as_arrays(self.model, args, kwargs)
         base_key, is_new = numpyro.prng_key(), self.prototype_trace is None
         if is_new:
             self._setup_prototype(base_key, args, kwargs)
+        if self._takes_rows:
+            check_indexable(self.model, *given)
         starts = None
         if base_key is not None and not (is_new and not_jax_tracer(base_key)):
             starts = functools.cache(lambda: self._starts(base_key, args, kwargs))
@@ -201,8 +207,8 @@ class AutoSparseGP(autoguide.AutoGuide):
                 starts_here = not params.started.isdisjoint(names)
                 return posterior, sites.prior_mean(site) if starts_here else None
 
-            given = {**values, **plates.values}
-            f = self._run_model(at_site, given, rng_key, args, kwargs)
+            found = {**values, **plates.values}
+            f = self._run_model(at_site, found, rng_key, args, kwargs)
         return {**values, **f}
 
     def _run_model(self, at_site, given, rng_key, args, kwargs):
@@ -273,6 +279,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         :param args: arguments of the model, with the training data.
         :raises ValueError: as the class says.
         """
+        args, kwargs = as_arrays(self.model, args, kwargs)
         if self.prototype_trace is None:
             with handlers.block(), handlers.seed(rng_seed=0):
                 self._setup_prototype(numpyro.prng_key(), args, kwargs)
@@ -369,6 +376,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     def _structure(self, *args, **kwargs):
         """The model's trace with GP sites at their prior means, checked."""
+        self._takes_rows = check_row_indices(self.model, args, kwargs)
         placeholder = _AtGPSites(_at_prior_mean)
         with handlers.trace() as trace, placeholder, _seeded(jax.random.key(0)):
             with _OnePlateEach():
@@ -659,6 +667,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             are, in the shape of the sites.
         """
         self.check_params(params)
+        args, kwargs = as_arrays(self.model, args, kwargs)
         found, values = {}, {}
 
         def at_site(site):
@@ -851,7 +860,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     def _default_args(self, args, kwargs):
         if args or kwargs:
-            return args, kwargs
+            return as_arrays(self.model, args, kwargs)
         self._check_set_up()
         if self._setup_args is None:
             raise ValueError(
@@ -938,6 +947,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         :param rng_key: key for a draw; None for their medians.
         """
         self.check_params(params)
+        args, kwargs = as_arrays(self.model, args, kwargs)
         with handlers.block(), handlers.substitute(data=params):
             return self._base_values(params, rng_key, args, kwargs)
 

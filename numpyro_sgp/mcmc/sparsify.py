@@ -12,6 +12,8 @@ from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions import SparsePosterior, sites
+from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.coupling import couples_rows
 from numpyro_sgp.elbo.expectation import default_expectation
@@ -128,6 +130,8 @@ class _Sparsified:
 
     def __call__(self, *args, **kwargs):
         """Run the model: with its data for inference, without for predictions."""
+        args, kwargs = as_arrays(self.model, args, kwargs)
+        check_row_indices(self.model, args, kwargs)
         if not self.inducing:
             self._set_up(args, kwargs)
         trace = self._run(sites.prior_mean, {}, args, kwargs)
@@ -162,6 +166,8 @@ class _Sparsified:
         :param args: arguments of the model, with the data.
         :return: this model.
         """
+        args, kwargs = as_arrays(self.model, args, kwargs)
+        check_row_indices(self.model, args, kwargs)
         if not self.inducing:
             self._set_up(args, kwargs)
         return self

@@ -9,6 +9,8 @@ from numpyro.infer.reparam import Reparam
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions import GaussianProcess, sites
+from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.distributions.row_indices import check_row_indices
 
 
 class WhitenReparam(Reparam):
@@ -81,6 +83,8 @@ class _Whitened:
         self.model = model
 
     def __call__(self, *args, **kwargs):
+        args, kwargs = as_arrays(self.model, args, kwargs)
+        check_row_indices(self.model, args, kwargs)
         with handlers.reparam(config=_reparam), _Check():
             return self.model(*args, **kwargs)
 

@@ -13,6 +13,8 @@ from scipy.optimize import minimize
 from tqdm import tqdm
 
 from numpyro_sgp.distributions import sites
+from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.parameters import GROUPS, parameter_blocks
@@ -48,12 +50,6 @@ class FitInterrupted(RuntimeError):
     def __init__(self, message: str, result: SVIRunResult | None = None):
         super().__init__(message)
         self.result = result
-
-
-def describe(error: BaseException) -> str:
-    """The class of an error and its message, which Ctrl-C has not."""
-    name = type(error).__name__
-    return f"{name}: {error}" if str(error) else f"{name}."
 
 
 def fit_lbfgs(
@@ -146,6 +142,8 @@ def fit_lbfgs(
     """
     if init_params is not None and init_state is not None:
         raise ValueError("Give init_params or init_state, not both.")
+    args, kwargs = as_arrays(svi.model, args, kwargs)
+    check_row_indices(svi.model, args, {**kwargs, **svi.static_kwargs})
     state = init_state
     if state is None or svi.constrain_fn is None:
         fresh = svi.init(rng_key, *args, init_params=init_params, **kwargs)
@@ -181,12 +179,19 @@ def fit_lbfgs(
     except (Exception, KeyboardInterrupt) as error:
         raise FitInterrupted(
             f"Training stopped after {len(descent.losses) - 1} iterations by "
-            f"{describe(error)}\nThe best parameters so far (loss "
+            f"{cause(error)}\nThe best parameters so far (loss "
             f"{descent.loss:.6g}) are in the attribute 'result' of this error; go on from "
             "them with init_state=error.result.state.",
             descent.result(),
         ) from error
     return descent.result()
+
+
+def cause(error: BaseException) -> str:
+    """What stopped a training, the end of a sentence."""
+    if isinstance(error, KeyboardInterrupt):
+        return "the user (Ctrl-C)."
+    return f"{type(error).__name__}: {error}" if str(error) else f"{type(error).__name__}."
 
 
 class _Descent:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
+from numpyro_sgp.distributions.arguments import as_numbers
 from numpyro_sgp.training.devices import Devices
 
 _ROUNDS = 6  # of the Feistel cipher
@@ -115,6 +116,7 @@ class Rows:
     """
 
     def __init__(self, data, batch_size, shuffle, seed, devices=None):
+        data = [as_numbers(a, f"Array {i} of data") for i, a in enumerate(data)]
         data = tuple(a if hasattr(a, "shape") else np.asarray(a) for a in data)
         for i, array in enumerate(data):
             check_dtype(f"Array {i} of data", array)

@@ -21,11 +21,12 @@ from numpyro.util import not_jax_tracer
 from tqdm import tqdm
 
 from numpyro_sgp._programs import join_static, program, split_static
+from numpyro_sgp.distributions.arguments import as_numbers
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive import batch_log_density
 from numpyro_sgp.training.checkpoint import Checkpoints, is_key
 from numpyro_sgp.training.devices import Devices, copied
-from numpyro_sgp.training.lbfgs import FitInterrupted, describe
+from numpyro_sgp.training.lbfgs import FitInterrupted, cause
 from numpyro_sgp.training.rows import (
     Rows,
     check_dtype,
@@ -292,12 +293,14 @@ def fit(
         with suppress(OSError):  # the result is more than its file
             save()
         is_saved = checkpoints is not None and saved == training.step
-        kept = " (and in the newest checkpoint)" if is_saved else ""
+        kept, how = "", "go on from it with init_state=error.result.state."
+        if is_saved:
+            kept = " (and in the newest checkpoint)"
+            how = "go on by the same call, or with init_state=error.result.state."
         raise FitInterrupted(
             f"Training stopped after {training.step} of {num_steps} steps by "
-            f"{describe(error)}\nThe last good state is in the attribute "
-            f"'result' of this error{kept}; go on from it with "
-            "init_state=error.result.state.",
+            f"{cause(error)}\nThe last good state is in the attribute 'result' of this "
+            f"error{kept}; {how}",
             result(f"interrupted by {type(error).__name__}"),
         ) from error
     finally:
@@ -559,7 +562,9 @@ def _check_validation(svi, validation, patience):
         )
     arrays, shapes = (), None
     if isinstance(validation, tuple):
-        arrays = [a if isinstance(a, jax.Array) else np.asarray(a) for a in validation]
+        numbered = enumerate(validation)
+        arrays = [as_numbers(a, f"Array {i} of validation") for i, a in numbered]
+        arrays = [a if isinstance(a, jax.Array) else np.asarray(a) for a in arrays]
         shapes = [a.shape for a in arrays]
     if not shapes or () in shapes or len({s[0] for s in shapes}) != 1 or not shapes[0][0]:
         raise ValueError(

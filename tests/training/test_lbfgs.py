@@ -320,6 +320,7 @@ def test_the_user_may_interrupt(monkeypatch):
     monkeypatch.setattr("numpyro_sgp.training.lbfgs._show", show)
     with pytest.raises(sgp.FitInterrupted, match="after 2 iterations") as caught:
         fit(fragile_svi(calls=0))
+    assert "by the user (Ctrl-C).\nThe best parameters" in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyboardInterrupt)
     assert_allclose(caught.value.result.losses[1:], shown)
 

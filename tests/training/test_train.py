@@ -474,6 +474,9 @@ def test_the_user_may_interrupt(plain, data, tmp_path, monkeypatch):
         patch.setattr(Rows, "block", block)
         with pytest.raises(sgp.FitInterrupted, match="after 8 of 40 steps") as caught:
             fit(plain, data, 40, checkpoint=tmp_path)
+    told = str(caught.value)
+    assert "by the user (Ctrl-C).\nThe last good state" in told
+    assert "in the newest checkpoint); go on by the same call, or with init_state" in told
     assert_same(caught.value.result, fit(plain, data, 8))
     assert not any(thread.is_alive() for thread in calls)
     assert_same(fit(plain, data, 40, checkpoint=tmp_path), fit(plain, data, 40))

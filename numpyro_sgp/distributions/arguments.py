@@ -1,0 +1,207 @@
+"""What users pass to models: NumPy arrays, frames and lists where JAX arrays are meant."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_NUMBERS = "biuf"  # kinds of dtypes
+_WHAT_TO_WRITE = {
+    "M": "Give the time since a fixed one as a number: (t - t.min()) / np.timedelta64(1, "
+    "'D') is in days.",
+    "m": "Give durations as numbers: dt / np.timedelta64(1, 'D') is in days.",
+    "c": "Give real and imaginary parts as columns of their own.",
+}
+_ENCODE = (
+    "Convert numbers by .astype(float), and encode categories as whole numbers: "
+    "df['g'].astype('category').cat.codes, say."
+)
+
+
+class _Data(np.ndarray):
+    """
+    A NumPy array that may be indexed by what JAX traces, such as a plate's index inside of
+    jit. All else is NumPy's: ``int(group.max()) + 1`` is a known number everywhere.
+    """
+
+    _in_jax = None
+
+    def __getitem__(self, index):
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(index)):
+            return self.in_jax()[index]
+        return super().__getitem__(index)
+
+    def __array_wrap__(self, array, context=None, return_scalar=False):
+        # NumPy's reductions of a subclass would be arrays without axes, not numbers.
+        if np.ndim(array) == 0:
+            return np.asarray(array)[()]
+        return super().__array_wrap__(array, context)
+
+    def in_jax(self):
+        """The same as a JAX array, made once."""
+        if self._in_jax is None:
+            with jax.ensure_compile_time_eval():
+                self._in_jax = jnp.asarray(self)
+        return self._in_jax
+
+
+def as_arrays(model, args, kwargs):
+    """
+    Arguments of a model as it can use them inside of jit: NumPy arrays, frames, series and
+    lists of numbers become NumPy arrays that a traced index may be applied to. All else
+    stays as it is; so does a flat list of whole numbers that has not as many entries as an
+    array has rows, which may be an option (sizes of layers).
+
+    :param args: tuple of arguments.
+    :param kwargs: dict of keyword arguments.
+    :return: both, converted.
+    :raises TypeError: for a frame or series with strings, categories or times, and for an
+        array with masked values.
+    :raises ValueError: if the first array has no rows.
+    """
+    named = list(named_arguments(model, args, kwargs))
+    rows = _row_counts(value for _, value in named)
+    found = [_converted(value, f"Argument '{name}'", rows) for name, value in named]
+    for (name, _), value in zip(named, found, strict=True):
+        if shapes := [shape for leaf in _leaves(value) if (shape := np.shape(leaf))]:
+            if shapes[0][0] == 0:
+                raise ValueError(
+                    f"Argument '{name}' of the model has no rows (shape {shapes[0]}). Give "
+                    "at least one."
+                )
+            break
+    return tuple(found[: len(args)]), dict(zip(kwargs, found[len(args) :], strict=True))
+
+
+def named_arguments(model, args, kwargs):
+    """Pairs of the name and the value of each argument; unnamed ones have their number."""
+    try:
+        parameters = inspect.signature(model).parameters.values()
+    except (TypeError, ValueError):
+        parameters = ()
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in by_place][: len(args)]
+    names += [str(i) for i in range(len(names), len(args))]
+    yield from zip(names, args, strict=True)
+    yield from kwargs.items()
+
+
+def check_indexable(model, args, kwargs) -> None:
+    """
+    For models that take rows by a plate's index, which NumPyro's SVI runs with the
+    arguments as they are.
+
+    :raises TypeError: if data are a frame, a series or a list.
+    """
+    named = list(named_arguments(model, args, kwargs))
+    rows = _row_counts(value for _, value in named)
+    for name, value in named:
+        for leaf in _leaves(value):
+            if _is_frame(leaf) or (_is_list(leaf) and len(leaf) in rows):
+                mend = f"{name}.to_numpy()" if _is_frame(leaf) else f"np.asarray({name})"
+                raise TypeError(
+                    f"Argument '{name}' of the model is a {type(leaf).__name__}, of which "
+                    "NumPyro's SVI cannot take rows by a plate's index. Give an array: "
+                    f"{mend}."
+                )
+
+
+def as_numbers(value, what: str):
+    """
+    A frame, series or list of numbers as a NumPy array; arrays and all else as they are.
+
+    :param what: what it is, the beginning of a message.
+    :raises TypeError: if its entries are not numbers, or masked.
+    """
+    if _is_frame(value):
+        return _frame_as_numbers(value, what)
+    if _is_list(value):
+        value = np.asarray(value)
+    if isinstance(value, np.ma.MaskedArray):
+        if np.ma.is_masked(value):
+            raise TypeError(
+                f"{what} is a masked array, whose mask JAX would not see. Give it "
+                ".filled(0.0), and, if these are observations, leave the masked ones out "
+                "with numpyro.handlers.mask(mask=...) around their site."
+            )
+        return value.data
+    if isinstance(value, np.ndarray) and value.dtype.kind not in _NUMBERS:
+        kind = value.dtype.kind
+        raise TypeError(
+            f"{what} has the dtype {value.dtype}, which are no real numbers. "
+            f"{_WHAT_TO_WRITE.get(kind, _ENCODE)}"
+        )
+    return value
+
+
+def _converted(value, what, rows):
+    """An argument with its arrays converted; itself if there is nothing to convert."""
+    leaves, structure = jax.tree.flatten(value, is_leaf=_is_list)
+    found = [_leaf_as_data(leaf, what, rows) for leaf in leaves]
+    if all(new is old for new, old in zip(found, leaves, strict=True)):
+        return value
+    return jax.tree.unflatten(structure, found)
+
+
+def _leaf_as_data(leaf, what, rows):
+    if _is_list(leaf):
+        is_option = all(isinstance(v, int) for v in leaf) and len(leaf) not in rows
+        return leaf if is_option else np.asarray(leaf).view(_Data)
+    if isinstance(leaf, np.ndarray) and not isinstance(leaf, np.ma.MaskedArray):
+        # A model may encode strings by itself, and a number is no data.
+        if leaf.ndim == 0 or leaf.dtype.kind not in _NUMBERS or isinstance(leaf, _Data):
+            return leaf
+    found = as_numbers(leaf, what)
+    if not isinstance(found, np.ndarray):
+        return found
+    return found.astype(found.dtype.newbyteorder("="), copy=False).view(_Data)
+
+
+def _leaves(value):
+    return jax.tree.leaves(value, is_leaf=_is_list)
+
+
+def _row_counts(values) -> set:
+    """Lengths of the first axes of arrays."""
+    leaves = (leaf for value in values for leaf in _leaves(value))
+    return {shape[0] for leaf in leaves if (shape := _shape(leaf))}
+
+
+def _shape(leaf):
+    """The shape of an array of numbers, or of a list that is surely data, or ()."""
+    if _is_list(leaf):
+        return () if all(isinstance(v, int) for v in leaf) else np.shape(leaf)
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in _NUMBERS:
+        return ()
+    return np.shape(leaf) if hasattr(leaf, "shape") else ()
+
+
+def _is_list(value) -> bool:
+    """Whether it is a list of numbers, or of such lists of one length."""
+    if not isinstance(value, list) or not value:
+        return False
+    if all(isinstance(v, list) for v in value):
+        return len({len(v) for v in value}) == 1 and all(_is_list(v) for v in value)
+    return all(isinstance(v, int | float | np.number | np.bool_) for v in value)
+
+
+def _is_frame(value) -> bool:
+    """Whether it is a frame or a series of pandas, or the like."""
+    return hasattr(value, "to_numpy") and hasattr(value, "shape")
+
+
+def _frame_as_numbers(frame, what):
+    what = f"{what} is a {type(frame).__name__} and"
+    dtypes = getattr(frame, "dtypes", getattr(frame, "dtype", None))
+    columns = dtypes.items() if hasattr(dtypes, "items") else [(None, dtypes)]
+    for column, dtype in columns:
+        kind = getattr(dtype, "kind", "f")
+        if kind not in _NUMBERS:
+            where = "has" if column is None else f"its column {column!r} has"
+            mend = _WHAT_TO_WRITE.get(kind, _ENCODE)
+            raise TypeError(f"{what} {where} the dtype {dtype}: no numbers. {mend}")
+    found = frame.to_numpy()
+    if found.dtype.kind not in _NUMBERS:  # columns of several types, or missing values
+        found = frame.to_numpy(dtype=np.float64, na_value=np.nan)
+    return found

@@ -1,0 +1,221 @@
+"""Whether arrays that a model takes rows of, ``y[idx]``, have as many as their plate."""
+
+import weakref
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal, Primitive, jaxprs_in_params
+from numpyro import handlers
+from numpyro.infer import init_to_sample
+from numpyro.primitives import Messenger
+
+from numpyro_sgp.distributions import sites
+from numpyro_sgp.distributions.arguments import named_arguments
+
+_PLATE_INDEX = Primitive("plate_index")  # marks the index of a plate in a program
+_PLATE_INDEX.def_abstract_eval(
+    lambda _, *, plate, size, length: jax.core.ShapedArray((length,), jnp.result_type(int))
+)
+# What leaves numbers as they are.
+_SAME = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze")
+_CALLS = ("jit", "pjit", "closed_call", "checkpoint", "custom_jvp_call", "custom_vjp_call")
+_NEVER = object()  # whether an index is negative
+_CHECKED = weakref.WeakKeyDictionary()
+
+
+class _Index(NamedTuple):
+    """The index of a plate."""
+
+    plate: str
+    size: int
+
+
+def check_row_indices(model, args, kwargs) -> bool:
+    """
+    JAX clamps indices: in ``y[idx]`` a y that is shorter than the plate repeats its last
+    value, and of a longer one the tail is never used. So the model's program is looked at
+    for arrays that are indexed by the index of a plate, as it is, and have another length.
+    What is computed from the index (``y[idx + 1]``) is not looked at. Nothing is compiled,
+    and each combination of model and shapes is looked at once.
+
+    :return: whether rows of arrays are taken by the index of a plate.
+    :raises ValueError: naming the array, its length, the plate and its size.
+    """
+    key = _shapes(args, kwargs)
+    try:
+        checked = _CHECKED.setdefault(model, {})
+    except TypeError:  # a model without a hash
+        checked = {}
+    if key not in checked:
+        checked[key] = _check(model, args, kwargs)
+    return checked[key]
+
+
+def _check(model, args, kwargs):
+    def run(flag):
+        with handlers.block(), handlers.substitute(substitute_fn=_start):
+            with handlers.seed(rng_seed=0), _Mark(flag), jax.ensure_compile_time_eval():
+                model(*args, **kwargs)
+
+    try:
+        closed = jax.make_jaxpr(run)(True)
+    except Exception:  # it runs with known indices only, or will fail and tell why
+        return False
+    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    taken = list(_taken(closed.jaxpr, {}, constants))
+    for index, array, shape, axis in taken:
+        # More rows than a plate has are a mistake of data only.
+        if shape[axis] < index.size or (shape[axis] > index.size and array is not None):
+            raise ValueError(
+                _told(index, shape, axis, _name(model, args, kwargs, array, shape))
+            )
+    return bool(taken)
+
+
+def _told(index, shape, axis, name):
+    what = f"an array of shape {shape}" if name is None else f"argument '{name}'"
+    length = f"{shape[axis]} rows" if axis == 0 else f"length {shape[axis]} in axis {axis}"
+    wrong = (
+        "its last value would be repeated"
+        if shape[axis] < index.size
+        else f"all after the first {index.size} would be left out"
+    )
+    return (
+        f"The model takes rows of {what} by the index of plate '{index.plate}', which has "
+        f"the size {index.size}, but {what} has {length}: {wrong}, without an error from "
+        "JAX. Give data with as many rows as the plate has. (Where the model is given "
+        "batches of rows, as by fit, it needs no index.)"
+    )
+
+
+def _name(model, args, kwargs, array, shape):
+    """The name of the argument that an array is, or may be by its shape."""
+    leaves = [
+        (name, leaf)
+        for name, value in named_arguments(model, args, kwargs)
+        for leaf in jax.tree.leaves(value)
+    ]
+    same = [n for n, v in leaves if array is not None and getattr(v, "_in_jax", v) is array]
+    alike = [n for n, v in leaves if np.shape(v) == shape]
+    return same[0] if same else alike[0] if len(alike) == 1 else None
+
+
+class _Mark(Messenger):
+    """
+    Marks the indices of plates, and hides the values of parameters and latents, so that
+    what is known in the program is data.
+
+    :param flag: what is traced.
+    """
+
+    def __init__(self, flag):
+        self.flag = flag
+        super().__init__()
+
+    def process_message(self, msg):
+        if msg["type"] != "plate":
+            return
+        size, length = msg["args"]
+        length = size if length is None else length
+        if length == size or msg["value"] is None:  # or a handler chose the rows
+            msg["value"] = _PLATE_INDEX.bind(
+                self.flag, plate=msg["name"], size=int(size), length=int(length)
+            )
+
+    def postprocess_message(self, msg):
+        if msg["type"] == "param" or (msg["type"] == "sample" and not msg["is_observed"]):
+            msg["value"] = jax.tree.map(lambda v: jnp.where(self.flag, v, v), msg["value"])
+
+
+def _start(site):
+    """Values of latents; no joint draw of a GP."""
+    if site["type"] != "sample" or site["is_observed"]:
+        return None
+    return sites.prior_mean(site) if sites.is_latent_gp(site) else init_to_sample(site)
+
+
+def _taken(jaxpr, known, constants):
+    """
+    Index, array (if it is known), its shape and the axis, wherever entries of an array are
+    taken by a plate's index.
+
+    :param known: what is known of the variables: an :class:`_Index`, :data:`_NEVER`, or a
+        list of what is known of the columns; added to.
+    :param constants: arrays by variable.
+    """
+
+    def of(atom):
+        return None if isinstance(atom, Literal) else known.get(atom)
+
+    def value(atom):
+        return atom.val if isinstance(atom, Literal) else constants.get(atom)
+
+    for eqn in jaxpr.eqns:
+        name, params, inputs = eqn.primitive.name, eqn.params, eqn.invars
+        found = [of(atom) for atom in inputs]
+        if name == _PLATE_INDEX.name:
+            known[eqn.outvars[0]] = _Index(params["plate"], params["size"])
+        elif not any(v is not None for v in found):
+            continue
+        elif name in _SAME and not isinstance(found[0], list):
+            known[eqn.outvars[0]] = found[0]
+        elif name == "lt" and isinstance(found[0], _Index):
+            zero = value(inputs[1])
+            if zero is not None and not np.any(zero):
+                known[eqn.outvars[0]] = _NEVER
+        elif name == "select_n" and found[0] is _NEVER:
+            known[eqn.outvars[0]] = found[1]
+        elif name == "concatenate" and all(v.aval.shape[-1:] == (1,) for v in inputs):
+            if params["dimension"] == len(inputs[0].aval.shape) - 1:
+                known[eqn.outvars[0]] = found
+        elif name in ("gather", "dynamic_slice"):
+            if name == "gather":
+                axes = params["dimension_numbers"].start_index_map
+                indices = found[1] if isinstance(found[1], list) else [found[1]]
+            else:
+                axes, indices = range(len(found) - 1), found[1:]
+            if len(axes) == len(indices):
+                shape = inputs[0].aval.shape
+                for axis, index in zip(axes, indices, strict=True):
+                    if isinstance(index, _Index) and params["slice_sizes"][axis] == 1:
+                        yield index, value(inputs[0]), shape, axis
+        elif name in _CALLS or name in ("scan", "cond"):
+            yield from _taken_inside(eqn, found, [value(a) for a in inputs], known)
+
+
+def _taken_inside(eqn, found, values, known):
+    """The same of a program inside of the program."""
+    name, params = eqn.primitive.name, eqn.params
+    atoms = eqn.invars
+    if name == "cond":
+        atoms, found, values = atoms[1:], found[1:], values[1:]
+    for inner in jaxprs_in_params(params):
+        if len(inner.invars) != len(found):
+            continue
+        seen, arrays = {}, {}
+        for var, outer, told, array in zip(inner.invars, atoms, found, values, strict=True):
+            sliced = var.aval.shape != outer.aval.shape
+            if told is not None and (sliced or name != "scan"):  # what is carried changes
+                seen[var] = told
+            if array is not None and not sliced:
+                arrays[var] = array
+        yield from _taken(inner, seen, arrays)
+        if name in _CALLS:
+            for out, atom in zip(eqn.outvars, inner.outvars, strict=True):
+                if not isinstance(atom, Literal) and atom in seen:
+                    known[out] = seen[atom]
+
+
+def _shapes(args, kwargs):
+    """Shapes of the arrays among arguments, and all else by value."""
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    told = []
+    for leaf in leaves:
+        try:
+            told.append(leaf.shape if hasattr(leaf, "shape") else (type(leaf), leaf))
+            hash(told[-1])
+        except TypeError:
+            told[-1] = type(leaf)
+    return structure, tuple(told)

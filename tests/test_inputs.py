@@ -1,0 +1,344 @@
+"""What users pass to models: kinds of arrays, and data of other lengths than plates."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pandas as pd
+import pytest
+from numpy.testing import assert_allclose
+from numpyro.infer import SVI
+from numpyro.infer.util import log_density
+
+import numpyro_sgp as sgp
+from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.distributions.row_indices import check_row_indices
+from numpyro_sgp.training.rows import make_source
+from tests.helpers import gaussian_model, regression_data
+
+N = 12
+X, y = (np.asarray(a) for a in regression_data(N))
+BACKWARDS = np.arange(N)[::-1]  # labels of a frame that has been sorted
+
+
+def svi_of(model=gaussian_model):
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    return SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """A guide that is set up, and its parameters."""
+    svi = svi_of()
+    state = svi.init(jax.random.key(0), jnp.asarray(X), jnp.asarray(y))
+    return svi.guide, svi.get_params(state)
+
+
+def without_index(X, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+# ---- kinds of arrays --------------------------------------------------------------------
+
+KINDS = {
+    "NumPy": (X, y),
+    "another order of bytes": (X.astype(">f8"), y.astype(">f8")),
+    "a frame and a series": (
+        pd.DataFrame({"a": X[:, 0]}, index=BACKWARDS),
+        pd.Series(y, index=BACKWARDS),
+    ),
+    "nullable types": (
+        pd.DataFrame({"a": X[:, 0]}).astype("Float64"),
+        pd.Series(y, dtype="Float64"),
+    ),
+    "lists": (X.tolist(), y.tolist()),
+    "a masked array without a mask": (np.ma.masked_array(X), np.ma.masked_array(y)),
+}
+
+
+def posterior_mean(guide, params, X, y):
+    return guide.posterior(params, X)["f"].mean
+
+
+def draws(guide, params, X, y):
+    return guide.sample_posterior(jax.random.key(0), params, X)["f"]
+
+
+def predictive_density(guide, params, X, y):
+    return sgp.log_predictive_density(guide, params, X, y)["y"]
+
+
+def whitened_density(guide, params, X, y):
+    values = {"f_white": jnp.linspace(-1.0, 1.0, N)}
+    # inside of jit, where the index of the plate is not known
+    return jax.jit(lambda v: log_density(sgp.whiten(gaussian_model), (X, y), {}, v)[0])(
+        values
+    )
+
+
+def predictions(guide, params, X, y):
+    samples = {"f": jnp.ones((2, N))}
+    predictive = sgp.GPPredictive(gaussian_model, samples, train_args=(X, y))
+    return predictive(jax.random.key(0), X)["f"]
+
+
+def steps_of_lbfgs(guide, params, X, y):
+    return sgp.fit_lbfgs(
+        svi_of(), jax.random.key(0), X, y, max_iterations=1, progress_bar=False
+    ).losses
+
+
+JAX = jnp.asarray(X), jnp.asarray(y)
+ENTRIES = [
+    posterior_mean,
+    draws,
+    predictive_density,
+    whitened_density,
+    predictions,
+    steps_of_lbfgs,
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_arrays_give_what_jax_arrays_give(fitted, entry, kind):
+    assert_allclose(entry(*fitted, *KINDS[kind]), entry(*fitted, *JAX), rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sparsified_model_takes_other_arrays(kind):
+    points = sgp.SVGP(inducing=JAX[0][:3])
+
+    def density(X, y):
+        sparse = sgp.sparsify(gaussian_model, points)
+        values = {"f_u_white": jnp.linspace(-1.0, 1.0, 3)}
+        return jax.jit(lambda v: log_density(sparse, (X, y), {}, v)[0])(values)
+
+    assert_allclose(density(*KINDS[kind]), density(*JAX), rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        (gaussian_model, KINDS["NumPy"]),
+        (without_index, KINDS["a frame and a series"]),
+        (without_index, (X, y.tolist())),
+    ],
+)
+def test_a_step_of_svi_takes_other_arrays(model, data):
+    def loss(*data):
+        svi = svi_of(model)
+        state = svi.init(jax.random.key(0), *data)
+        return jax.jit(lambda state: svi.evaluate(state, *data))(state)
+
+    assert_allclose(loss(*data), loss(*JAX), rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["a frame and a series", "lists"])
+def test_svi_says_what_to_write_in_place_of_a_frame_or_list(kind):
+    with pytest.raises(TypeError, match=r"'X' of the model is a .* an array: .*X"):
+        svi_of().init(jax.random.key(0), *KINDS[kind])
+
+
+def test_batches_of_a_frame_are_those_of_its_numbers():
+    source = make_source((pd.DataFrame(X), y.tolist()), 5, True, (0,))
+    plain = make_source((X, y), 5, True, (0,))
+    for found, wanted in zip(source.batch(2), plain.batch(2), strict=True):
+        assert_allclose(found, wanted, rtol=0)
+
+
+def test_columns_of_several_types_become_one_table():
+    frame = pd.DataFrame({"a": [1.5, 2.0], "b": [True, False], "c": [3, 4]})
+    ((found,), _) = as_arrays(without_index, (frame,), {})
+    assert_allclose(np.asarray(found), [[1.5, 1.0, 3.0], [2.0, 0.0, 4.0]])
+    frame["c"] = pd.array([3, None], dtype="Int64")
+    ((found,), _) = as_arrays(without_index, (frame,), {})
+    assert np.isnan(found[1, 2]) and found[0, 2] == 3.0
+
+
+def test_a_numpy_array_stays_numpys_but_for_indices_of_jax():
+    group = np.array([0, 2, 1, 2])
+
+    def of(i):
+        ((found,), _) = as_arrays(without_index, (group,), {})
+        assert int(found.max()) + 1 == 3 and isinstance(found.mean(), float)
+        return (found - 1)[i] + jnp.zeros(found.max() + 1)[found[i]]
+
+    assert_allclose(jax.jit(of)(jnp.arange(3)), group[:3] - 1)
+
+
+def test_what_is_no_data_stays_as_it_is():
+    options = {"widths": [8, 8], "name": "rbf", "size": np.array(3), "none": None, "f": len}
+    strings, pair = np.array(["a", "b"]), (1, 2)
+    args, kwargs = as_arrays(without_index, (X, strings, pair), options)
+    assert args[1] is strings and args[2] is pair
+    assert all(kwargs[name] is value for name, value in options.items())
+    (found, counts), _ = as_arrays(without_index, (X, [1] * N), {})
+    assert isinstance(counts, np.ndarray)  # as many as rows: data
+
+
+def frame_with(column):
+    return pd.DataFrame({"a": X[:, 0], "b": column})
+
+
+@pytest.mark.parametrize(
+    ("X", "told"),
+    [
+        (frame_with(["u", "v"] * (N // 2)), "'X' is a DataFrame.*'b'.*cat.codes"),
+        (frame_with(pd.Categorical(["u"] * N)), "'b'.*category.*cat.codes"),
+        (frame_with(pd.Timestamp("2020-01-01")), "'b'.*datetime64.*t.min()"),
+        (np.ma.masked_less(X, 0.0), "'X' is a masked array.*handlers.mask"),
+        (X.astype(object), r"X of GaussianProcess has the dtype object.*astype\(float\)"),
+        (np.full((N, 1), "u"), "X of GaussianProcess has the dtype <U1.*cat.codes"),
+        (np.zeros((N, 1), "datetime64[D]"), "datetime64.*timedelta64"),
+    ],
+)
+def test_what_is_no_number_is_refused_with_what_to_write(fitted, X, told):
+    guide, params = fitted
+    with pytest.raises(TypeError, match=told):
+        guide.posterior(params, X)
+
+
+def test_observations_that_are_no_numbers_are_refused():
+    with pytest.raises(TypeError, match="value of observed site 'y' has the dtype <U1"):
+        svi_of(without_index).guide.setup(X, np.full(N, "u"))
+
+
+@pytest.mark.parametrize("X_new", [X[:0], jnp.asarray(X[:0]), pd.DataFrame(X)[:0]])
+def test_no_rows_are_refused(fitted, X_new):
+    guide, params = fitted
+    with pytest.raises(ValueError, match=r"'X' .* has no rows \(shape \(0, 1\)\)"):
+        guide.posterior(params, X_new)
+    samples = {"f": jnp.zeros((2, N))}
+    predictive = sgp.GPPredictive(without_index, samples, train_args=(X, y))
+    with pytest.raises(ValueError, match="'X' of the model has no rows"):
+        predictive(jax.random.key(0), X_new)
+
+
+# ---- data of another length than the plate --------------------------------------------
+
+
+def set_up(model, X, y):
+    sgp.AutoSparseGP(model, sgp.SVGP(3)).setup(X, y)
+
+
+def set_up_on_batches(model, X, y):
+    if model is gaussian_model:
+        sgp.AutoSparseGP(model, sgp.SVGP(3)).setup(X, y, batch_size=5)
+    else:
+        sgp.AutoSparseGP(model, sgp.SVGP(3)).setup(X, y)
+
+
+def density_of(wrapped):
+    def density(model, X, y):
+        model = numpyro.handlers.seed(wrapped(model), 0)
+        numpyro.handlers.trace(model).get_trace(X, y)
+
+    return density
+
+
+def elliptical(model, X, y):
+    sgp.EllipticalSlice(model).init(jax.random.key(0), 1, model_args=(X, y))
+
+
+def lbfgs(model, X, y):
+    sgp.fit_lbfgs(svi_of(model), jax.random.key(0), X, y, progress_bar=False)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        set_up,
+        set_up_on_batches,
+        density_of(sgp.whiten),
+        density_of(lambda model: sgp.sparsify(model, sgp.SVGP(3))),
+        elliptical,
+        lbfgs,
+    ],
+)
+@pytest.mark.parametrize("kind", [jnp.asarray, np.asarray])
+@pytest.mark.parametrize(("rows", "responses"), [(N, N - 2), (N - 2, N)])
+def test_responses_of_another_length_are_refused(entry, kind, rows, responses):
+    data = kind(X[:rows]), kind(y[:responses])
+    told = f"plate 'data'.* size {rows}, but argument 'y' has {responses} rows"
+    with pytest.raises(ValueError, match=told):
+        entry(gaussian_model, *data)
+    with pytest.raises(ValueError, match="'y' has values of shape"):
+        entry(without_index, *data)
+
+
+def test_held_out_responses_of_another_length_are_refused(fitted):
+    with pytest.raises(ValueError, match=f"argument 'y' has {N - 1} rows"):
+        sgp.log_predictive_density(*fitted, X, y[1:])
+
+
+def test_svi_refuses_responses_of_another_length():
+    with pytest.raises(ValueError, match=f"argument 'y' has {N - 1} rows"):
+        svi_of().init(jax.random.key(0), jnp.asarray(X), jnp.asarray(y[1:]), batch_size=5)
+
+
+def takes(body, batch=None):
+    """A model that does something with the index of a plate of the rows of X."""
+
+    def model(X, y, other=None):
+        with numpyro.plate("data", X.shape[0], subsample_size=batch) as index:
+            body(y, other, index)
+
+    return model
+
+
+LENGTHS = jnp.arange(N) % 3
+RIGHT = {
+    "numbers of groups": (True, lambda y, other, i: other[y[i]], LENGTHS, jnp.zeros(3)),
+    "a remainder": (False, lambda y, other, i: y[i % 5], jnp.zeros(5), None),
+    "the next row": (False, lambda y, other, i: y[i + 1], jnp.zeros(N + 1), None),
+    "another axis": (True, lambda y, other, i: y[:, i], jnp.zeros((3, N)), None),
+    "two indices": (True, lambda y, other, i: y[i, other[i]], jnp.zeros((N, 3)), LENGTHS),
+    "a longer table of parameters": (
+        True,
+        lambda y, other, i: numpyro.param("w", jnp.zeros(2 * N))[i],
+        jnp.zeros(N),
+        None,
+    ),
+    "NumPy's functions": (True, lambda y, _, i: y[i][: len(np.unique(y))], LENGTHS, None),
+}
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+@pytest.mark.parametrize("name", RIGHT)
+def test_arrays_that_are_not_rows_of_the_plate_are_left_alone(name, batch):
+    seen, body, *data = RIGHT[name]
+    assert check_row_indices(takes(body, batch), (JAX[0], *data), {}) is seen
+
+
+WRONG = {
+    "take": lambda y, other, i: jnp.take(y, i, axis=0),
+    "a step of map": lambda y, other, i: jax.lax.map(lambda k: y[k], i),
+    "vmap": lambda y, other, i: jax.vmap(lambda k: y[k])(i),
+    "jit": lambda y, other, i: jax.jit(lambda y, k: 2 * y[k])(y, i),
+    "a column": lambda y, other, i: y[i, 0],
+    "another axis": lambda y, other, i: y.T[:, i],
+    "what is computed from it": lambda y, other, i: (y - y.mean())[i],
+    "entries of a dict": lambda y, other, i: other["y"][i],
+}
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("rows", [N - 1, N + 1])
+def test_rows_are_counted_however_they_are_taken(name, batch, rows):
+    data = JAX[0], jnp.zeros((rows, 2)), {"y": jnp.zeros((rows, 2))}
+    with pytest.raises(ValueError, match=f"plate 'data'.* size {N}, but .*{rows}"):
+        check_row_indices(takes(WRONG[name], batch), data, {})
+
+
+def test_a_table_of_parameters_that_is_too_short_is_refused():
+    def body(y, other, i):
+        return numpyro.param("w", jnp.zeros(3))[i]
+
+    with pytest.raises(ValueError, match=r"an array of shape \(3,\) has 3 rows"):
+        check_row_indices(takes(body), JAX, {})
