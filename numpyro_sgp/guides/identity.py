@@ -116,6 +116,8 @@ def shape_and_dtype(x) -> jax.ShapeDtypeStruct:
     """
     :raises TypeError: if ``x`` is no array of numbers.
     """
+    if not isinstance(x, jax.Array | np.ndarray | np.generic | int | float | complex):
+        raise TypeError(f"{type(x).__name__} is no array.")
     return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
 
 
