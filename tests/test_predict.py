@@ -11,6 +11,7 @@ from numpyro.infer import Predictive
 
 from numpyro_sgp import GaussianProcess, GPPredictive, whiten
 from numpyro_sgp.kernels import RBF
+from tests.helpers import primitives
 
 N, S = 5, 20_000
 X = np.array([0.0, 0.7, 1.5, 2.0, 3.1])[:, None]
@@ -209,6 +210,22 @@ def test_draws_depend_on_the_key_and_the_sample_and_not_on_the_batches():
         assert_allclose(again[name], draws[name], rtol=1e-9)
     other = whole(jax.random.key(1), X_NEW)["f"]
     assert len(np.unique(np.concatenate([draws["f"], other]).round(9))) == 36
+
+
+def test_covariances_of_all_sites_and_functions_count_for_the_batches():
+    def model(X, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal())
+        f = numpyro.sample("f", gp(X, np.ones(5), lengthscale * np.ones(5)))
+        g = numpyro.sample("g", gp(X, 0.5, lengthscale))
+        observe(f.sum(0) + g, y)
+
+    rows = np.linspace(0.0, 9.0, 400)[:, None]
+    samples = {"f": (60, 5, 400), "g": (60, 400), "lengthscale": (60,)}
+    samples = {name: np.ones(shape) for name, shape in samples.items()}
+    predictive = GPPredictive(model, samples, train_args=(rows,))
+    jaxpr = jax.make_jaxpr(lambda key: predictive(key, rows[:200]))(KEY)
+    sizes = [np.prod(s[0]) for name, s in primitives(jaxpr.jaxpr) if name == "cholesky"]
+    assert 1e7 < max(sizes) <= 3e7  # of 6 x 60 x 600^2, or 1.3e8, numbers in all
 
 
 def test_keyword_arguments_reach_the_model():

@@ -133,12 +133,12 @@ class GaussianProcess(dist.Distribution):
             for handler in _PYRO_STACK
         ):
             warnings.warn(
-                f"The {self.event_shape[0]} values of a GaussianProcess are sampled as they "
-                "are, where HMC and NUTS seldom mix: they are strongly correlated, and "
-                "hyperparameters that are sampled too are tied to them. Whiten the model: "
-                "NUTS(numpyro_sgp.whiten(model)).",
+                f"The {self.event_shape[0]} values of a GaussianProcess are sampled as "
+                "they are, where HMC and NUTS seldom mix: they are strongly correlated, "
+                "and hyperparameters that are sampled too are tied to them. Whiten the "
+                "model: NUTS(numpyro_sgp.whiten(model)).",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=1,  # of one place, so that Python shows it once
             )
         return constraints.real_vector
 

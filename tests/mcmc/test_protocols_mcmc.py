@@ -47,7 +47,7 @@ def sparse(model=model):
     return sparsify(model, SVGP(inducing=X)).setup(X, Y)
 
 
-# ---- models that are not whitened ---------------------------------------------------------
+# ---- models that are not whitened ------------------------------------------------------
 
 
 def latent_functions(X, y):
@@ -76,6 +76,11 @@ def svi():
     return Predictive(guide, params={}, num_samples=2)
 
 
+def predict():
+    samples = {"f": Y[None], "slope": jnp.ones(1)}
+    return GPPredictive(model, samples, train_args=(X, Y))(jax.random.key(0), X)
+
+
 @pytest.mark.parametrize(
     "run",
     [
@@ -86,9 +91,7 @@ def svi():
         svi,
         lambda: Predictive(model, num_samples=2)(jax.random.key(0), X),
         lambda: log_density(model, (X, Y), {}, {"f": Y, "slope": 1.0}),
-        lambda: GPPredictive(model, {"f": Y[None], "slope": jnp.ones(1)}, train_args=(X, Y))(
-            jax.random.key(0), X
-        ),
+        predict,
         lambda: GaussianProcess(RBF(), X, validate_args=True).log_prob(Y),
     ],
 )

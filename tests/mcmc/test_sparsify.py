@@ -399,6 +399,32 @@ def test_other_inputs_and_sites_than_at_the_set_up():
         handlers.seed(model, 0)(X, more=True)
 
 
+def test_sites_with_data_are_those_of_the_set_up():
+    def model(X, y=None, more=False):
+        gaussian_model(X, y)
+        if more:
+            numpyro.deterministic("more", X.sum())
+
+    model = sparse(model).setup(X, Y)
+    with pytest.raises(ValueError, match=r"Sites \['more'\] were not .* set up"):
+        handlers.seed(model, 0)(X, Y, more=True)
+    assert "more" in handlers.trace(handlers.seed(model, 0)).get_trace(X, more=True)
+
+
+def test_enumerated_latents_are_refused():
+    def model(X, y):
+        z = numpyro.sample("z", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+        gaussian_model(X, y, noise=0.3 + z)
+
+    model = sparse(model).setup(X, Y)
+    values = {"f_u_white": jnp.ones(len(Z))}
+    with pytest.raises(ValueError, match="'z' is enumerated, .*DiscreteHMCGibbs"):
+        log_density(model, (X, Y), {}, {**values, "z": jnp.arange(2)})
+    # As DiscreteHMCGibbs does.
+    fixed = handlers.condition(model, data={"z": jnp.array(1)})
+    assert np.isfinite(log_density(fixed, (X, Y), {}, values)[0])
+
+
 def test_arguments_that_are_refused():
     with pytest.raises(ValueError, match="one set of inducing points"):
         sparsify(hyper, SOLVEGP(3, 2))
