@@ -81,13 +81,13 @@ guide = sgp.AutoSparseGP(model, sgp.SVGP(6), AutoNormal)
 params = sgp.load({str(path)!r}, guide, np.zeros((1, 1)), np.zeros(1))
 X = np.linspace(-2.0, 2.0, 20)[:, None]
 q = guide.posterior(params, X + 0.1)["f"]
-np.savez({str(tmp_path / "found.npz")!r}, mean=q.mean, variance=q.variance, **params)
+np.savez({str(tmp_path / "found.npz")!r}, q_mean=q.mean, q_variance=q.variance, **params)
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)
     with np.load(tmp_path / "found.npz") as found:
-        assert_array_equal(found["mean"], q.mean)
-        assert_array_equal(found["variance"], q.variance)
-        assert sorted(found) == sorted([*params, "mean", "variance"])
+        assert_array_equal(found["q_mean"], q.mean)
+        assert_array_equal(found["q_variance"], q.variance)
+        assert sorted(found) == sorted([*params, "q_mean", "q_variance"])
         for name, value in params.items():
             assert_array_equal(found[name], value)
 
