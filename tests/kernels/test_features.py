@@ -109,7 +109,7 @@ class BrownianTree(Brownian):
     [
         (White(), "White has no random features: its"),
         (RBF() + White(0.1), "White"),
-        (as_kernel(Brownian()) * RBF(), "ObjectKernel"),
+        (as_kernel(Brownian()) * RBF(), "^Brownian"),
         (2.0 * (RBF() + BrownianTree()), "BrownianTree"),
     ],
 )
