@@ -13,6 +13,9 @@ from jax.typing import ArrayLike
 
 from numpyro_sgp.kernels.base import (
     Kernel,
+    Product,
+    Scaled,
+    Sum,
     batch_shape_of,
     features_of,
     frozen_pytree,
@@ -86,6 +89,11 @@ def check_kernel(name: str, kernel: Any, X: Array) -> None:
     :param X: known inputs, shape ``(*b, N, D)``.
     :raises ValueError: naming the kernel, what it returned and the mend.
     """
+    if isinstance(kernel, Scaled):
+        return check_kernel(name, kernel.kernel, X)
+    if isinstance(kernel, Sum | Product):
+        check_kernel(name, kernel.left, X)
+        return check_kernel(name, kernel.right, X)
     if _is_ours(kernel):
         return
     rows = np.unique(np.linspace(0, X.shape[-2] - 1, 4).astype(int))
@@ -131,11 +139,9 @@ def _is_ours(kernel: Any) -> bool:
     """Whether a kernel, and those that it is made of, are of this package."""
     if type(kernel).__module__.split(".")[0] != __name__.split(".")[0]:
         return False
-    names = ("left", "right", "kernel", "base", "locations")
-    parts = (getattr(kernel, name, None) for name in names)
-    return not isinstance(kernel, ObjectKernel) and all(
-        _is_ours(part) for part in parts if part is not None
-    )
+    parts = (getattr(kernel, name, None) for name in ("base", "locations"))
+    foreign = isinstance(kernel, ObjectKernel | TinygpKernel | GPJaxKernel)
+    return not foreign and all(_is_ours(part) for part in parts if part is not None)
 
 
 def _own_name(kernel: Any) -> str:

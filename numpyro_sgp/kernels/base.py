@@ -220,7 +220,7 @@ def check_range(owner: Kernel, name: str, zero: bool) -> None:
     :raises ValueError: if this hyperparameter is known and negative, NaN or zero.
     """
     value = getattr(owner, name)
-    if value is None or not not_jax_tracer(value):  # None: the axes of a vmap
+    if value is None or not not_jax_tracer(value):
         return
     value = np.asarray(value)
     valid = value >= 0 if zero else value > 0
@@ -425,6 +425,8 @@ class InputKernel(Kernel):
             dims = normalise_active_dims(type(self).__name__, self.active_dims)
             object.__setattr__(self, "active_dims", dims)
         self._check()
+        if any(getattr(self, name) is None for name in self._hyperparameters):
+            return  # the axes of a vmap
         for name in self._hyperparameters:
             check_range(self, name, zero=name == "offset")
 

@@ -343,3 +343,17 @@ def test_bad_arguments_are_refused():
         sgp.BlackBox(F, cubic)
     with pytest.raises(ValueError, match="f must have the rows of data along its last"):
         sgp.BlackBox(cubic, 0.0)
+
+
+def test_several_data_sets_are_one_call_for_samples_and_expansions():
+    function = Counted(cubic)
+    y = jnp.asarray(rng.normal(size=(2, 3, N)))
+    expected = cubic(np.asarray(y), np.asarray(F[0, 0]))
+    likelihood = sgp.BlackBox(function, F[0, 0])
+    assert_array_equal(likelihood.log_prob(y), expected)
+    assert_array_equal(likelihood.expand((3, N)).log_prob(y), expected)
+    assert function.shapes == [((6 * N,), (6 * N,))] * 2
+    assert likelihood.expand((3, N)).log_prob(y[0, 0]).shape == (3, N)
+    assert not likelihood.has_rsample
+    with pytest.raises(ValueError, match="rows of f"):
+        likelihood.expand((3, N + 1))

@@ -411,7 +411,9 @@ def test_bad_input_is_told():
         svgp.expand([10]).log_prob(y)
     with pytest.raises(ValueError, match="y is None"):
         svgp.posterior(None, X)
-    with pytest.raises(ValueError, match=r"NaN in 1 rows \(first: \[4\]\)"):
+    with pytest.raises(
+        ValueError, match=r"NaN or infinite values in 1 rows \(first: \[4\]\)"
+    ):
         svgp.log_prob(y.at[4].set(jnp.nan))
     with pytest.raises(ValueError, match="jax.vmap for several"):
         svgp.posterior(jnp.stack([y, y]), X)

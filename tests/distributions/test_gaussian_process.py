@@ -4,13 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
+import optax
 import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
+from numpyro.infer import SVI
+from numpyro.infer.util import initialize_model, potential_energy
 
+import numpyro_sgp as sgp
 from numpyro_sgp import GaussianProcess, kernels, means
 from numpyro_sgp.kernels import RBF
 
@@ -395,3 +401,46 @@ def test_kernels_of_every_kind_make_a_process():
     got = GaussianProcess(kernel, X, jitter=JITTER).log_prob(value)
     expected = scipy.stats.multivariate_normal(np.zeros(5), K).logpdf(value)
     assert_allclose(got, expected, rtol=1e-9)
+
+
+def test_a_site_inside_scan_has_the_density_and_slope_of_a_loop():
+    # A state that decays, with innovations from a process of its own size each step.
+    T, X = 3, jnp.linspace(0.0, 1.0, 4)[:, None]
+    y = jnp.sin(jnp.arange(12.0)).reshape(T, 4)
+
+    def step(state, y_t, name, variance):
+        size = variance * (1.0 + jnp.mean(state**2))
+        process = sgp.GaussianProcess(sgp.kernels.Matern32(size, 0.5), X)
+        state = 0.8 * state + numpyro.sample(f"innovation{name}", process)
+        numpyro.sample(f"y{name}", dist.Normal(state, 0.3).to_event(1), obs=y_t)
+        return state, None
+
+    def scanned():
+        variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+        scan(lambda c, y_t: step(c, y_t, "", variance), jnp.zeros(4), y)
+
+    def unrolled():
+        state, variance = jnp.zeros(4), numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+        for t in range(T):
+            state, _ = step(state, y[t], t, variance)
+
+    def energy(params):
+        return potential_energy(scanned, (), {}, params)
+
+    def reference(params):
+        steps = {f"innovation{t}": params["innovation"][t] for t in range(T)}
+        params = {"variance": params["variance"], **steps}
+        return potential_energy(unrolled, (), {}, params)
+
+    params = {"variance": jnp.array(0.3), "innovation": 0.5 * jnp.cos(y)}
+    found, slope = jax.value_and_grad(energy)(params)
+    expected, expected_slope = jax.value_and_grad(reference)(params)
+    assert_allclose(found, expected, rtol=1e-10)
+    for name in params:
+        assert_allclose(slope[name], expected_slope[name], rtol=1e-8, atol=1e-10)
+    start = initialize_model(jax.random.key(0), scanned).param_info.z  # as NUTS starts
+    assert start["innovation"].shape == (T, 4)
+
+    guide = sgp.AutoSparseGP(scanned, sgp.SVGP(2))
+    with pytest.raises(ValueError, match="'innovation' is inside control_flow.scan"):
+        SVI(scanned, guide, optax.adam(0.1), sgp.TraceGP_ELBO()).init(jax.random.key(0))

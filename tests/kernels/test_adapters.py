@@ -5,9 +5,14 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from numpyro.infer import SVI
 
+import numpyro_sgp as sgp
 from numpyro_sgp.kernels import (
     RBF,
     Constant,
@@ -202,3 +207,59 @@ class WithoutDiag:
 def test_stranger_is_told_what_a_kernel_must_have(stranger, match):
     with pytest.raises(TypeError, match=match):
         as_kernel(stranger)
+
+
+class Shaped:
+    """A kernel by protocol that is right, but for what is changed."""
+
+    def __init__(self, **changed):
+        self.__dict__.update(changed)
+
+    def __call__(self, X1, X2):
+        return self.matrix(X1, X2)
+
+    def matrix(self, X1, X2):
+        return jnp.exp(-jnp.abs(X1[..., :1] - X2[..., None, :, 0]))
+
+    def diag(self, X):
+        return jnp.ones(X.shape[:-1])
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        (
+            {"diag": lambda X: jnp.full(X.shape[:-1], 0.1)},
+            r"Shaped of GP site 'f': kernel.diag\(X\) is \[0.1.*diagonal .* is \[1.0",
+        ),
+        (
+            {"matrix": lambda X1, X2: jnp.exp(X1[:, :1] - X2[None, :, 0])},
+            "Shaped of GP site 'f' is not symmetric",
+        ),
+        (
+            {"matrix": lambda X1, X2: jnp.exp(-jnp.abs(X1[:, 0] - X2[:1, 0]))},
+            r"kernel\(X1, X2\) returned the shape \(4,\).*end in \(4, 3\)",
+        ),
+    ],
+)
+def test_a_kernel_that_does_not_agree_with_itself_is_refused_at_setup(changed, match):
+    X = points(10)
+
+    def model(kernel):
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        numpyro.sample("y", dist.Normal(f, 0.1).to_event(1), obs=X[:, 0])
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    with pytest.raises(ValueError, match=match):
+        svi.init(jax.random.key(0), RBF() + Shaped(**changed))
+    with numpyro.handlers.seed(rng_seed=0), pytest.raises(ValueError, match=match):
+        sgp.whiten(model)(Shaped(**changed))
+    with numpyro.handlers.seed(rng_seed=0):
+        sgp.whiten(model)(Shaped())
+
+
+def test_a_diag_that_is_a_column_names_the_kernel():
+    kernel = Shaped(diag=lambda X: jnp.ones((len(X), 1)))
+    with pytest.raises(ValueError, match=r"kernel's diag .* shape \(10, 1\). Use \[:, 0\]"):
+        sgp.GaussianProcess(kernel, points(10))

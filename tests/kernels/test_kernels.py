@@ -762,3 +762,32 @@ def test_no_array_is_larger_than_the_matrix(kernel):
     args = kernel, points(N, D), points(N, D, seed=1)
     sizes = [a.size for a in avals(jax.make_jaxpr(value_and_gradient)(*args).jaxpr)]
     assert max(sizes) == N * N
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: RBF(1.0, -1.0), "RBF: lengthscale must be positive, got -1.0"),
+        (lambda: Matern32(1.0, np.array([1.0, 0.0])), r"got 0.0 in an array of shape \(2,"),
+        (lambda: Matern12(-2), "Matern12: variance must be positive, got -2"),
+        (lambda: Linear(math.nan), "Linear: variance must be positive, got nan"),
+        (lambda: Periodic(period=0.0), "Periodic: period must be positive"),
+        (
+            lambda: RationalQuadratic(alpha=-0.5),
+            "RationalQuadratic: alpha must be positive",
+        ),
+        (lambda: Polynomial(offset=-1.0), "Polynomial: offset must be non-negative"),
+        (lambda: White(np.float64(-0.1)), "White: variance must be positive"),
+        (lambda: -1.0 * RBF(), "Scaled: scale must be non-negative, got -1.0"),
+    ],
+)
+def test_known_hyperparameters_out_of_range_are_refused(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
+    # Also where a model makes it of known numbers while it is traced.
+    with pytest.raises(ValueError, match=match):
+        jax.jit(lambda x: make()(x))(points(2))
+
+
+def test_traced_hyperparameters_are_taken_as_they_are():
+    assert jnp.isfinite(jax.jit(lambda ell: RBF(1.0, ell)(points(2)))(-1.0)).all()

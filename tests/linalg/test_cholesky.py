@@ -1,5 +1,7 @@
 """The jittered factor and its derivatives, against NumPy and plain automatic ones."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from numpyro_sgp.linalg import (
     jittered_cholesky,
     max_jitter,
     solve_lower,
+    with_jitter,
 )
 
 factor = jax.jit(jittered_cholesky, static_argnames="jitter")
@@ -252,3 +255,10 @@ def test_solve_lower_broadcasts_batches(left, right):
         rtol=1e-9,
         atol=1e-12,
     )
+
+
+@pytest.mark.parametrize("jitter", [-1e-6, math.nan, math.inf])
+def test_a_jitter_that_is_no_size_is_refused(jitter):
+    for function in (with_jitter, jittered_cholesky):
+        with pytest.raises(ValueError, match="jitter must be a number of at least zero"):
+            function(jnp.eye(2), jitter)
