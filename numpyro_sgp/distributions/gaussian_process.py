@@ -126,17 +126,18 @@ class GaussianProcess(dist.Distribution):
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     def support(self):
-        """Any vector; with a warning where HMC asks for it, to sample f as it is."""
+        """Any vector; with a warning where HMC or an autoguide takes f as it is."""
         if any(
             isinstance(handler, _unconstrain_params)
             and self.shape() in [jnp.shape(value) for value in handler.params.values()]
             for handler in _PYRO_STACK
         ):
             warnings.warn(
-                f"The {self.event_shape[0]} values of a GaussianProcess are sampled as "
-                "they are, where HMC and NUTS seldom mix: they are strongly correlated, "
-                "and hyperparameters that are sampled too are tied to them. Whiten the "
-                "model: NUTS(numpyro_sgp.whiten(model)).",
+                f"The {self.event_shape[0]} values of a GaussianProcess are taken as they "
+                "are, strongly correlated and tied to hyperparameters that are sampled: "
+                "HMC and NUTS seldom mix there, and NumPyro's autoguides are far off. Use "
+                "NUTS(numpyro_sgp.whiten(model)) or numpyro_sgp.AutoSparseGP(model, "
+                "numpyro_sgp.SVGP(50)).",
                 UserWarning,
                 stacklevel=1,  # of one place, so that Python shows it once
             )

@@ -10,7 +10,8 @@ import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose
 from numpyro import handlers
-from numpyro.infer import HMC, MCMC, NUTS, SVI, Predictive
+from numpyro.infer import HMC, MCMC, NUTS, SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.infer.reparam import TransformReparam
 from numpyro.infer.util import log_density, potential_energy
 from numpyro.optim import Adam
@@ -62,6 +63,13 @@ def test_hmc_on_function_values_hints_at_whitening(kernel, model):
     mcmc = MCMC(kernel(model), num_warmup=1, num_samples=1, progress_bar=False)
     with pytest.warns(UserWarning, match=r"6 values .* NUTS\(numpyro_sgp.whiten\(model\)"):
         mcmc.run(jax.random.key(0), X, Y)
+
+
+@pytest.mark.parametrize("autoguide", [AutoNormal, AutoMultivariateNormal])
+def test_autoguides_of_function_values_hint_at_the_sparse_guide(autoguide):
+    svi = SVI(model, autoguide(model), Adam(0.01), Trace_ELBO())
+    with pytest.warns(UserWarning, match=r"far off. Use .* numpyro_sgp.AutoSparseGP"):
+        svi.init(jax.random.key(0), X, Y)
 
 
 def evidence(X, y):
