@@ -181,6 +181,32 @@ def test_what_is_no_data_stays_as_it_is():
     assert isinstance(counts, np.ndarray)  # as many as rows: data
 
 
+def by_column(frame, y=None):
+    """A model that takes a frame apart by itself."""
+    town = jnp.asarray(frame["town"].astype("category").cat.codes.to_numpy())
+    table = jnp.asarray(frame[["a"]].to_numpy())
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), table))
+    mean = f + jnp.array([0.3, -0.2])[town] + 0.1 * jnp.asarray(frame["a"].values)
+    with numpyro.plate("data", len(frame)):
+        numpyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
+@pytest.mark.parametrize("town", [["u", "v"] * (N // 2), [0, 1] * (N // 2)])
+def test_a_model_may_take_a_frame_apart_by_its_columns(town):
+    frame = pd.DataFrame({"a": X[:, 0], "town": town})
+    if isinstance(town[0], int):
+        ((table,), _) = as_arrays(by_column, (frame,), {})
+        assert_allclose(table["a"].values, X[:, 0])
+        assert_allclose(table[["town", "a"]].to_numpy()[:, 1], X[:, 0])
+        with pytest.raises(KeyError, match="no column 'b', only"):
+            table["b"]
+        return
+    guide = sgp.AutoSparseGP(by_column, sgp.SVGP(3))
+    svi = SVI(by_column, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), frame, y))
+    assert guide.posterior(params, frame)["f"].mean.shape == (N,)
+
+
 def frame_with(column):
     return pd.DataFrame({"a": X[:, 0], "b": column})
 

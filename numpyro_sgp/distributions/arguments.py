@@ -1,5 +1,6 @@
 """What users pass to models: NumPy arrays, frames and lists where JAX arrays are meant."""
 
+import functools
 import inspect
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _NUMBERS = "biuf"  # kinds of dtypes
+_WHAT = "numpyro_sgp argument"  # among the attributes of a frame
 _WHAT_TO_WRITE = {
     "M": "Give the time since a fixed one as a number: (t - t.min()) / np.timedelta64(1, "
     "'D') is in days.",
@@ -22,15 +24,37 @@ _ENCODE = (
 class _Data(np.ndarray):
     """
     A NumPy array that may be indexed by what JAX traces, such as a plate's index inside of
-    jit. All else is NumPy's: ``int(group.max()) + 1`` is a known number everywhere.
+    jit, and by the names of columns that a frame had. All else is NumPy's:
+    ``int(group.max()) + 1`` is a known number everywhere.
     """
 
     _in_jax = None
 
+    #: Names of the columns, for the whole array of a frame only.
+    columns = ()
+
     def __getitem__(self, index):
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(index)):
             return self.in_jax()[index]
+        if isinstance(index, str):
+            return self[:, self._column(index)]
+        if isinstance(index, list) and index and all(isinstance(i, str) for i in index):
+            return self[:, [self._column(name) for name in index]]
         return super().__getitem__(index)
+
+    def _column(self, name):
+        if name not in self.columns:
+            raise KeyError(f"There is no column {name!r}, only {list(self.columns)}.")
+        return self.columns.index(name)
+
+    @property
+    def values(self):
+        """The numbers, as a frame or a series has them."""
+        return np.asarray(self)
+
+    def to_numpy(self):
+        """As :attr:`values`."""
+        return np.asarray(self)
 
     def __array_wrap__(self, array, context=None, return_scalar=False):
         # NumPy's reductions of a subclass would be arrays without axes, not numbers.
@@ -51,13 +75,14 @@ def as_arrays(model, args, kwargs):
     Arguments of a model as it can use them inside of jit: NumPy arrays, frames, series and
     lists of numbers become NumPy arrays that a traced index may be applied to. All else
     stays as it is; so does a flat list of whole numbers that has not as many entries as an
-    array has rows, which may be an option (sizes of layers).
+    array has rows, which may be an option (sizes of layers). A frame becomes its matrix,
+    whose columns keep their names (``X["age"]``); one of pandas with strings, categories or
+    times stays a frame, and is refused where its rows are taken as numbers.
 
     :param args: tuple of arguments.
     :param kwargs: dict of keyword arguments.
     :return: both, converted.
-    :raises TypeError: for a frame or series with strings, categories or times, and for an
-        array with masked values.
+    :raises TypeError: for an array with masked values.
     :raises ValueError: if the first array has no rows.
     """
     named = list(named_arguments(model, args, kwargs))
@@ -152,10 +177,48 @@ def _leaf_as_data(leaf, what, rows):
         # A model may encode strings by itself, and a number is no data.
         if leaf.ndim == 0 or leaf.dtype.kind not in _NUMBERS or isinstance(leaf, _Data):
             return leaf
+    if _is_pandas(leaf):
+        if isinstance(leaf, _with_rows(type(leaf))):
+            return leaf
+        try:
+            as_numbers(leaf, what)
+        except TypeError:  # a model may take it apart by itself
+            mixed = _with_rows(type(leaf))(leaf)
+            mixed.attrs = {**leaf.attrs, _WHAT: what}
+            return mixed
     found = as_numbers(leaf, what)
     if not isinstance(found, np.ndarray):
         return found
-    return found.astype(found.dtype.newbyteorder("="), copy=False).view(_Data)
+    found = found.astype(found.dtype.newbyteorder("="), copy=False).view(_Data)
+    found.columns = tuple(getattr(leaf, "columns", ()))
+    return found
+
+
+def _is_pandas(value) -> bool:
+    """Whether it is a frame or a series of pandas, which is not imported for it."""
+    return type(value).__module__.split(".")[0] == "pandas"
+
+
+@functools.cache
+def _with_rows(kind):
+    """A frame or series of strings and so on that says what to write for its rows."""
+    if getattr(kind, "_takes_rows", False):
+        return kind
+
+    class Mixed(kind):
+        _takes_rows = True
+
+        @property
+        def _constructor(self):
+            return kind
+
+        def __getitem__(self, index):
+            if isinstance(index, jax.Array):
+                return jnp.asarray(as_numbers(self, ""))[index]
+            return super().__getitem__(index)
+
+    Mixed.__name__, Mixed.__module__ = kind.__name__, kind.__module__
+    return Mixed
 
 
 def _leaves(value):
@@ -188,10 +251,12 @@ def _is_list(value) -> bool:
 
 def _is_frame(value) -> bool:
     """Whether it is a frame or a series of pandas, or the like."""
-    return hasattr(value, "to_numpy") and hasattr(value, "shape")
+    known = hasattr(value, "to_numpy") and hasattr(value, "shape")
+    return known and not isinstance(value, _Data)
 
 
 def _frame_as_numbers(frame, what):
+    what = getattr(frame, "attrs", {}).get(_WHAT, what)
     what = f"{what} is a {type(frame).__name__} and"
     dtypes = getattr(frame, "dtypes", getattr(frame, "dtype", None))
     columns = dtypes.items() if hasattr(dtypes, "items") else [(None, dtypes)]

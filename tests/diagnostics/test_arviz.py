@@ -444,7 +444,7 @@ def test_errors(svi, mcmc):
         to_arviz(svi, X, y)
     with pytest.raises(ValueError, match="num_samples must be positive, got 0"):
         to_arviz(svi, X, y, result=result, num_samples=0)
-    with pytest.raises(ValueError, match="no 'f_auto_Z'.*another guide"):
+    with pytest.raises(ValueError, match="'f_auto_Z'.*missing.*another guide"):
         to_arviz(svi, X, y, result=result._replace(params={"a": jnp.zeros(2)}))
     with pytest.raises(ValueError, match=r"minibatch of plate 'data' \(4 of 12 rows\)"):
         to_arviz(svi, X, y, batch_size=4, result=result, num_samples=2)
