@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import arviz as az
+import arviz_base
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -88,9 +89,9 @@ def make_svi(model, base_guide=AutoNormal, num_inducing=5):
     return SVI(model, guide, optax.adam(0.05), sgp.TraceGP_ELBO())
 
 
-def start(model, *args, **kwargs):
+def start(model, *args, num_inducing=5, **kwargs):
     """An SVI at its first parameters, and a result that says so."""
-    svi = make_svi(model)
+    svi = make_svi(model, num_inducing=num_inducing)
     state = svi.init(jax.random.key(0), *args, **kwargs)
     return svi, SVIRunResult(svi.get_params(state), state, np.array([2.0, 1.0]))
 
@@ -392,6 +393,50 @@ def test_plates_name_their_own_axis(several):
         assert tree[group]["y"].dims == ("chain", "draw", "y_obs")
 
 
+def with_plates(X, y=None):
+    with numpyro.plate("groups", 2):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("functions", X.shape[0]):  # as many as rows
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.deterministic("twice", 2 * f)
+    with numpyro.plate("data", X.shape[0]):
+        mean = numpyro.deterministic("mean", f.sum(0) + z.sum())
+        numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def short_run(kernel, *args):
+    mcmc = MCMC(kernel, num_warmup=1, num_samples=2, progress_bar=False)
+    mcmc.run(jax.random.key(0), *args)
+    return mcmc
+
+
+def dims(data, group="posterior"):
+    return {name: values.dims for name, values in data[group].items()}
+
+
+def test_mcmc_and_svi_name_dimensions_alike_and_as_from_numpyro():
+    inputs, observed = X[:2], jnp.ones(2)
+    svi, result = start(with_plates, inputs, observed, num_inducing=2)
+    by_svi = to_arviz(svi, inputs, observed, result=result, num_samples=2, khat=False)
+    white = HMC(sgp.whiten(with_plates), num_steps=1, trajectory_length=None)
+    mcmc = short_run(white, inputs, observed)
+    by_mcmc = to_arviz(mcmc, keep_white=True)
+    first = ("chain", "draw")
+    expected = {
+        "z": (*first, "groups", "z_dim_0"),
+        "f": (*first, "functions", "f_dim_0"),
+        "twice": (*first, "functions", "twice_dim_0"),
+        "mean": (*first, "data"),
+    }
+    white = {"f_white": (*first, "functions", "f_white_dim_0")}
+    assert dims(by_svi) == expected
+    assert dims(by_mcmc) == expected | white
+    # ArviZ 0.23 numbers the axes without a name otherwise: by where they stand.
+    assert dims(arviz_base.from_numpyro(mcmc)) == expected | white
+    for group in ("log_likelihood", "observed_data", "posterior_predictive"):
+        assert dims(by_mcmc, group) == dims(by_svi, group)
+
+
 def test_predictive_of_a_site_uses_that_of_the_site_before(several):
     tree, data, mask = several
     f = tree.posterior["f"].values
@@ -479,15 +524,32 @@ def test_white_values_of_a_sampler_that_whitens_are_left_out():
     y = jnp.array([1, 2, 4, 2])
 
     def model(X, y=None):
-        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("functions", 2):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
         with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+            numpyro.sample("y", dist.Poisson(jnp.exp(f.sum(0))), obs=y)
 
-    kernel = sgp.EllipticalSlice(model)
-    mcmc = MCMC(kernel, num_warmup=5, num_samples=10, progress_bar=False)
-    mcmc.run(jax.random.key(0), X, y)
-    tree = sgp.to_arviz(mcmc, X, y)
-    assert set(tree.posterior.data_vars) == {"f"}
+    mcmc = short_run(sgp.EllipticalSlice(model), X, y)
+    assert set(to_arviz(mcmc)["posterior"].data_vars) == {"f"}
+    assert dims(to_arviz(mcmc, keep_white=True)) == {
+        "f": ("chain", "draw", "functions", "f_dim_0"),
+        "f_white": ("chain", "draw", "functions", "f_white_dim_0"),
+    }
+
+
+def test_inducing_values_of_a_sparsified_model_have_its_plates():
+    def model(X, y=None):
+        with numpyro.plate("functions", 2):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f.sum(0), 1.0), obs=y)
+
+    sparse = sgp.sparsify(model, sgp.SVGP(3))
+    mcmc = short_run(HMC(sparse, num_steps=1, trajectory_length=None), X, jnp.ones(N))
+    data = to_arviz(mcmc)
+    assert dims(data) == {"f_u_white": ("chain", "draw", "functions", "f_u_white_dim_0")}
+    assert dims(data) == dims(arviz_base.from_numpyro(mcmc))
+    assert "observed_data" not in data  # hidden in a factor
 
 
 def test_parameters_are_counted_without_upper_triangles_of_factors():
