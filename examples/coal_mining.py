@@ -302,11 +302,11 @@ def intensity_moments(fits, marginals, num_bins, nugget=0.0):
 
 def mixing(fit):
     """Largest R-hat, and smallest and median bulk effective sample size, over f."""
-    f = fit["posterior"].to_dataset()[["f"]]
+    f = fit["posterior"]["f"]
     if fit.attrs["method"] == "SVI":
         return np.nan, f.sizes["draw"], f.sizes["draw"]
-    r_hat = arviz_stats.rhat(f)["f"].to_numpy()
-    ess = arviz_stats.ess(f, method="bulk")["f"].to_numpy()
+    r_hat = arviz_stats.rhat(f).to_numpy()
+    ess = arviz_stats.ess(f, method="bulk").to_numpy()
     return r_hat.max(), ess.min(), np.median(ess)
 
 

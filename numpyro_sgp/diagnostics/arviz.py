@@ -22,6 +22,7 @@ from numpyro_sgp.diagnostics.calibration import Calibration
 from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap, point_sites
 from numpyro_sgp.diagnostics.optimality import convergence_attrs
 from numpyro_sgp.distributions import sites
+from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.distributions.sites import unmasked
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def to_arviz(
       are left out, and so are predictive draws of a distribution that cannot be
       sampled. Weights of :func:`numpyro.handlers.scale` are not in the log likelihood.
     - ``predictions``: predictive draws of what :func:`numpyro.handlers.mask` hides.
-      Masked values are no observations, and in none of the three groups above.
+      Masked values are no observations, and in none of the three groups above. Where
+      the mask depends on a latent value, the site has no log likelihood, with a warning.
     - ``sample_stats``: ``diverging`` and so on for MCMC; for SVI the loss of each step,
       ``loss``, with the dimension ``step``.
 
@@ -88,11 +90,12 @@ def to_arviz(
     latent, a number or a :func:`numpyro.param` of the model, is taken for known: bound and
     LOO are given it.
 
-    Dimensions are named after plates, ``f_dim_0`` and so on where there is none. A "/" in
-    a name (of :class:`numpyro.handlers.scope`) becomes a ".". What is observed at a masked
-    site keeps its dimensions, and its labels, where it fills a grid that its group has
-    room for; else it lies along ``y_obs`` with the labels ``y_obs_data`` and so on for a
-    site ``y`` in the plate ``data``.
+    Dimensions are named after plates, ``f_dim_0`` and so on where there is none; a "/" in a
+    name (of :class:`numpyro.handlers.scope`) becomes a ".". A masked site ``y`` in the plate
+    ``data`` keeps this dimension, with the labels of its observed rows, where other sites
+    have the same rows. Else, or where single entries of several dimensions are masked, it
+    lies along ``y_obs``, with the labels ``y_obs_data``; its predictions lie along
+    ``y_masked``, with the labels ``y_masked_data``.
 
     An argument of the model that has the name of an option below must be passed by
     position.
@@ -167,7 +170,7 @@ def to_arviz(
                 "result must be what svi.run returned. For the parameters of a loop of "
                 "your own: numpyro.infer.svi.SVIRunResult(params, None, losses)."
             )
-        kwargs = {**fit.static_kwargs, **kwargs}
+        args, kwargs = as_arrays(fit.model, args, {**fit.static_kwargs, **kwargs})
         found = _of_svi(fit, result, num_samples, k_draws, args, kwargs)
     else:
         raise TypeError(
@@ -291,6 +294,7 @@ def _of_mcmc(mcmc, args, kwargs) -> _Found:
         )
     if not (args or kwargs):
         args, kwargs = mcmc._args, mcmc._kwargs
+    args, kwargs = as_arrays(mcmc.sampler.model, args, kwargs)
     draws = jax.device_get(mcmc.get_samples(group_by_chain=True))
     name = type(mcmc.sampler).__name__
     attrs = {"method": "MCMC", "approximation": name}

@@ -206,6 +206,16 @@ def test_predictive_draws_follow_the_draws_of_f(which, request):
     assert abs(z.var() - 1) < 0.2
 
 
+def test_arguments_may_be_numpy_arrays_frames_and_lists(svi, svi_tree):
+    svi, result = svi
+    rows = np.asarray(X)
+    expected = svi_tree["log_likelihood"]["y"].values
+    for arguments in [(rows, y), (pd.DataFrame(rows), pd.Series(y)), (rows, y.tolist())]:
+        data = to_arviz(svi, *arguments, result=result, num_samples=400, khat=True)
+        assert_allclose(data["log_likelihood"]["y"], expected, rtol=1e-9)
+        assert np.isfinite(data.attrs["khat"])
+
+
 @pytest.mark.filterwarnings(*_REMARKS)
 @pytest.mark.parametrize("which", ["mcmc_tree", "svi_tree", "masked_tree"])
 def test_the_installed_arviz_takes_its_own_container(which, mcmc, request):
@@ -241,7 +251,9 @@ def test_netcdf_keeps_groups_attributes_and_comparisons(which, request, tmp_path
     for name, group in tree.children.items():
         assert loaded_tree[name].to_dataset().identical(group.to_dataset())
     table = compare({"fit": data, "loaded": loaded}).table
-    assert table.loc["loaded"].drop("elpd_diff").equals(table.loc["fit"].drop("elpd_diff"))
+    # The reference's distances to itself have no Monte Carlo error.
+    alike = table.loc[:, [c for c in table if c != "elpd_diff" and "_mcse" not in c]]
+    assert alike.loc["loaded"].equals(alike.loc["fit"])
     assert table.loc["loaded", "elpd_diff"] == 0.0
     for dataset in loaded_tree.children.values():
         dataset.close()

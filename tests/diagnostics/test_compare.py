@@ -18,6 +18,7 @@ from scipy import stats
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics import Comparison, compare
+from numpyro_sgp.diagnostics.arviz import as_tree
 from tests.helpers import optimal_whitened_q, rbf
 
 S, SIZE = 1000, 20  # draws in each of two chains, entries of f
@@ -343,11 +344,11 @@ def test_latents_at_points_have_no_loo_no_khat_and_no_evidence_bound():
     f = point.posterior["f"].values[0]
     log_likelihood = stats.norm.logpdf(y, f + mode[PAIR], noise)[None]
     false = make({"f": f[None]}, log_likelihood, y)
-    # What LOO says of it is far too good, and its k are no worse than usual.
+    # What LOO says of it is far too good, and most of its k say nothing.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loo = arviz_stats.loo(false, pointwise=True)
-    assert loo.elpd > exact + 2.0 and loo.pareto_k.max() < 0.7
+    assert loo.elpd > exact + 2.0 and np.median(loo.pareto_k) < 0.5
     evidence = stats.multivariate_normal(np.zeros(8), covariance).logpdf(y)
     joint = evidence + stats.multivariate_normal(
         mode, np.eye(4) - effects.T @ inverse @ effects
@@ -355,7 +356,7 @@ def test_latents_at_points_have_no_loo_no_khat_and_no_evidence_bound():
     assert point.attrs["point_estimates"] == "c"
     assert_allclose(point.attrs["log_joint_bound"], joint, atol=1e-4)  # jitter
     assert "elbo" not in point.attrs and "khat" not in point.attrs
-    assert "log_likelihood" not in point.children
+    assert "log_likelihood" not in as_tree(point).children
     comparison = compare(fits, reference="draws")
     table = comparison.table
     hidden = [
