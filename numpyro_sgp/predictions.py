@@ -13,6 +13,7 @@ from jax.scipy.special import ndtr, ndtri
 
 from numpyro_sgp._programs import join_static, program, split_static
 from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.distributions.sites import can_draw, innermost
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.rows import sites_on_f
 from numpyro_sgp.likelihoods import RobustMax
@@ -25,7 +26,6 @@ _CLASSES = (
     dist.CategoricalLogits,
     RobustMax,
 )
-_WRAPPERS = dist.MaskedDistribution, dist.Independent, dist.ExpandedDistribution
 _MAX_NUMBERS = 3e6  # of rows, quantiles and nodes held at one time
 _DRAWS = 4  # of a response that has no cdf, at each value of f
 _SHOWN = 5  # rows in a repr
@@ -141,8 +141,9 @@ def predict(
 
     :param guide: the guide, trained or loaded.
     :param params: its parameters.
-    :param args: arguments of the model with the new inputs; responses are left out
-        (``y=None``) or not looked at.
+    :param args: arguments of the model with the new inputs, and ``y=None``. A response that
+        is given all the same is predicted as if it were not, and what depends on it is
+        predicted given its value.
     :param quantiles: levels between 0 and 1.
     :param num_draws: number of draws of other latents and of inner layers; without effect
         if there are none.
@@ -151,7 +152,8 @@ def predict(
         more rows, all that have as many as the first one are cut.
     :return: a :class:`Prediction` for each GP site and each response.
     :raises ValueError: if the likelihood ties rows together, a response depends on another
-        one, levels are not between 0 and 1, or ``guide.posterior`` raises it.
+        one that is not given, levels are not between 0 and 1, or ``guide.posterior`` raises
+        it.
 
     **Example:**
 
@@ -178,6 +180,7 @@ def predict(
     if batch_size < 1:
         raise ValueError(f"batch_size must be positive, got {batch_size}.")
     rng_key = jax.random.key(0) if rng_key is None else rng_key
+    guide.check_params(params)
     args, kwargs = as_arrays(guide.model, args, kwargs)
     arrays, static = split_static((args, kwargs))
     run = program(guide, _predict)
@@ -422,9 +425,9 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
     :param fn: its distribution at some values.
     :return: a dict, or None if it can be neither integrated nor drawn.
     """
-    if isinstance(_inner(fn), _CLASSES):
+    if isinstance(innermost(fn), _CLASSES):
         probs = _average(lambda point: _probs(fn_at(point)), for_moments)
-        is_number = isinstance(_inner(fn), _CLASSES[:2])
+        is_number = isinstance(innermost(fn), _CLASSES[:2])
         sd = jnp.sqrt(probs * (1.0 - probs)) if is_number else None
         mean = probs if is_number else None
         return {"mean": mean, "sd": sd, "quantiles": None, "probs": probs}
@@ -433,17 +436,16 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
         has_moments = fn.variance is not None
     except NotImplementedError:
         has_moments = False
-    has_cdf = not fn.event_shape or fn is not _inner(fn)
+    has_cdf = not fn.event_shape or fn is not innermost(fn)
     try:
-        _inner(fn).cdf(jnp.zeros(fn.shape()))
+        innermost(fn).cdf(jnp.zeros(fn.shape()))
     except NotImplementedError:
         has_cdf = False
     draws = None
     if not (has_moments and has_cdf):
-        try:
-            draws, weights = _draws(fn_at, for_quantiles, rng_key)
-        except NotImplementedError:
+        if not can_draw(fn):
             return None
+        draws, weights = _draws(fn_at, for_quantiles, rng_key)
     if has_moments:
 
         def moments(point):
@@ -460,7 +462,7 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
     if has_cdf:
 
         def cdf(y):
-            return _average(lambda point: _inner(fn_at(point)).cdf(y), for_quantiles)
+            return _average(lambda point: innermost(fn_at(point)).cdf(y), for_quantiles)
 
         quantiles = _solved(cdf, levels, mean, sd, fn.support)
     else:
@@ -472,16 +474,9 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
     return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
 
 
-def _inner(fn):
-    """The distribution of each entry of a response, without masks and the like."""
-    while isinstance(fn, _WRAPPERS):
-        fn = fn.base_dist
-    return fn
-
-
 def _probs(fn):
     """Probabilities of the classes, in a last axis but for Bernoulli."""
-    inner = _inner(fn)
+    inner = innermost(fn)
     if not isinstance(inner, RobustMax):
         return jnp.broadcast_to(inner.probs, (*fn.shape(), *_class_axis(inner)))
     return jnp.stack([jnp.exp(inner.log_prob(c)) for c in range(len(inner.f))], axis=-1)
@@ -535,12 +530,17 @@ def _solved(cdf, levels, mean, sd, support):
     :param sd: how far at first, likewise.
     :return: shape ``(levels, *shape)``.
     """
+    if discrete := bool(support.is_discrete):
+        of_numbers = cdf  # NumPyro's may be continuous between whole numbers
+
+        def cdf(y):
+            return of_numbers(jnp.floor(y))
+
     levels = levels.reshape(-1, *(1,) * mean.ndim)
     centre = jnp.where(jnp.isfinite(mean), mean, 0.0)
     width = jnp.where(jnp.isfinite(sd) & (sd > 0), sd, 1.0)
     shape = (len(levels), *mean.shape)
     bounds = _bounds(support)
-    discrete = bool(support.is_discrete)
     lowest = bounds[0] - 1 if discrete else bounds[0]  # where the cdf is 0
 
     def go_on(state):
@@ -568,7 +568,7 @@ def _solved(cdf, levels, mean, sd, support):
     ]
     steps = jnp.finfo(low.dtype).nmant + 8
     high = jax.lax.fori_loop(0, steps, halve, (low, high))[1]
-    return jnp.round(high) if discrete else high
+    return jnp.round(high) + 0.0 if discrete else high  # no -0
 
 
 def _bounds(support):

@@ -176,7 +176,7 @@ class MixtureParts:
         self.responses = [
             name
             for name, site in (guide.approximations and guide.prototype_trace).items()
-            if site["type"] == "sample" and site["is_observed"]
+            if sites.is_response(site)
         ]
         self._draws_others = guide.draws_others(params, args, kwargs)
         base_key = self.key if self._draws_others else None

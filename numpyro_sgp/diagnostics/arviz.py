@@ -23,7 +23,7 @@ from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap, point_sites
 from numpyro_sgp.diagnostics.optimality import convergence_attrs
 from numpyro_sgp.distributions import sites
 from numpyro_sgp.distributions.arguments import as_arrays
-from numpyro_sgp.distributions.sites import unmasked
+from numpyro_sgp.distributions.sites import can_draw, unmasked
 
 if TYPE_CHECKING:
     from arviz import InferenceData
@@ -91,8 +91,8 @@ def to_arviz(
     LOO are given it.
 
     Dimensions are named after plates, ``f_dim_0`` and so on where there is none; a "/" in a
-    name (of :class:`numpyro.handlers.scope`) becomes a ".". A masked site ``y`` in the plate
-    ``data`` keeps this dimension, with the labels of its observed rows, where other sites
+    name (of :class:`numpyro.handlers.scope`) becomes a ".". A masked site ``y`` in the
+    plate ``data`` keeps this dimension, with the labels of its observed rows, where other sites
     have the same rows. Else, or where single entries of several dimensions are masked, it
     lies along ``y_obs``, with the labels ``y_obs_data``; its predictions lie along
     ``y_masked``, with the labels ``y_masked_data``.
@@ -134,7 +134,8 @@ def to_arviz(
     .. doctest::
 
         >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>>         >>> import numpyro_sgp as sgp
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
         >>> from numpyro_sgp.diagnostics import to_arviz
         >>> def model(X, y=None):
         ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -467,7 +468,7 @@ def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict, dict]:
         and not site["infer"].get("is_auxiliary")
     }
     masks = {name: unmasked(site["fn"]) for name, site in sites.items()}
-    can_draw = [name for name, site in sites.items() if _can_draw(site["fn"])]
+    drawn_ones = [name for name, site in sites.items() if can_draw(site["fn"])]
     shape = next(iter(found.draws.values())).shape[:2]
     flat = {
         name: jnp.asarray(v).reshape(-1, *v.shape[2:]) for name, v in found.draws.items()
@@ -476,10 +477,10 @@ def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict, dict]:
     def at_draw(inputs):
         key, values = inputs
         given = _trace(found, key, values)
-        drawn = _trace(found, key, values, forget=can_draw) if can_draw else {}
+        drawn = _trace(found, key, values, forget=drawn_ones) if drawn_ones else {}
         log_prob = {k: given[k]["fn"].log_prob(given[k]["value"]) for k in sites}
         same_mask = {k: jnp.all(unmasked(given[k]["fn"]) == masks[k]) for k in sites}
-        return log_prob, {k: drawn[k]["value"] for k in can_draw}, same_mask
+        return log_prob, {k: drawn[k]["value"] for k in drawn_ones}, same_mask
 
     keys = jax.random.split(rng_key, shape[0] * shape[1])
     rows = max([1, *(int(np.prod(site["fn"].shape())) for site in sites.values())])
@@ -565,14 +566,6 @@ def _at(dataset, places) -> Dataset:
             values = values.assign_coords({along: np.arange(values.sizes[along])})
         found[name] = values
     return Dataset(found, attrs=dataset.attrs)
-
-
-def _can_draw(fn) -> bool:
-    try:
-        jax.eval_shape(lambda key: fn(rng_key=key), jax.random.key(0))
-    except NotImplementedError:
-        return False
-    return True
 
 
 def _named_dims(trace, draws, given) -> dict[str, list]:

@@ -226,6 +226,7 @@ def _standing_still(guide, params, args, kwargs, max_rows):
         seeded = handlers.substitute(handlers.seed(guide, jax.random.key(0)), data=params)
         with handlers.block(), handlers.trace() as trace:
             seeded(*args, **kwargs)
+        sites.check_whole_plates(trace, "nats_left is of all rows")
         steps = {}
         for name, site in trace.items():
             if not sites.is_sparse_posterior(site):

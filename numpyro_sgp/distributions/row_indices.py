@@ -49,7 +49,9 @@ def check_row_indices(model, args, kwargs) -> bool:
     except TypeError:  # a model without a hash
         checked = {}
     if key not in checked:
-        checked[key] = _check(model, args, kwargs)
+        if (found := _check(model, args, kwargs)) is None:
+            return False
+        checked[key] = found
     return checked[key]
 
 
@@ -62,7 +64,7 @@ def _check(model, args, kwargs):
     try:
         closed = jax.make_jaxpr(run)(True)
     except Exception:  # it runs with known indices only, or will fail and tell why
-        return False
+        return None
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     taken = list(_taken(closed.jaxpr, {}, constants))
     for index, array, shape, axis in taken:

@@ -31,6 +31,33 @@ def unwrap(fn):
     return fn, reinterpreted
 
 
+def innermost(fn):
+    """The distribution inside of all wrappers: events, expansions and masks."""
+    wrappers = dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution
+    while isinstance(fn, wrappers):
+        fn = fn.base_dist
+    return fn
+
+
+def can_draw(fn) -> bool:
+    """Whether a distribution can be drawn from; a black box without ``sample`` cannot."""
+    if getattr(innermost(fn), "sampler", True) is None:
+        return False
+    try:
+        jax.eval_shape(lambda key: fn(rng_key=key), jax.random.key(0))
+    except NotImplementedError:
+        return False
+    return True
+
+
+def is_response(site) -> bool:
+    """Whether a site is observed, and not of :func:`numpyro.factor`."""
+    if site["type"] != "sample" or not site["is_observed"]:
+        return False
+    is_factor = isinstance(innermost(site["fn"]), dist.Unit)
+    return not is_factor and not site["infer"].get("is_auxiliary")
+
+
 def rewrap(fn, reinterpreted: int):
     """The opposite of :func:`unwrap`."""
     return fn.to_event(reinterpreted) if reinterpreted else fn

@@ -297,9 +297,14 @@ class AutoSparseGP(autoguide.AutoGuide):
             with handlers.block(), sites.known_inside_jit():
                 self._prepare(base_key, args, kwargs)
         except BaseException:
-            self.base_guide, self._approximations, self._points = None, {}, {}
-            self._initial, self._constants, self._setup_inputs = {}, {}, {}
+            self._forget()
             raise
+
+    def _forget(self):
+        """Undoes the set-up."""
+        self.prototype_trace, self.base_guide = None, None
+        self._approximations, self._points = {}, {}
+        self._initial, self._constants, self._setup_inputs = {}, {}, {}
 
     def _prepare(self, base_key, args, kwargs):
         trace = self._structure(*args, **kwargs)
@@ -902,20 +907,29 @@ class AutoSparseGP(autoguide.AutoGuide):
             "natural_rate": rate,
         }
 
-    def setup_from(self, saved: dict, *args, **kwargs) -> None:
+    def setup_from(self, saved: dict, fingerprint: str, *args, **kwargs) -> None:
         """
         As :meth:`setup`, with inducing points from a guide that was set up before, so that
         the arguments need not have the training data.
 
         :param saved: of that guide's :meth:`setup_state`.
+        :param fingerprint: of that guide.
         :param args: arguments of the model, with observations.
-        :raises ValueError: if it has other GP sites.
+        :raises ValueError: if it is of another model or other options; this guide is then
+            not set up.
         """
         self._saved = saved
         try:
             self.setup(*args, **kwargs)
         finally:
             self._saved = None
+        if (found := self.fingerprint()) != fingerprint:
+            self._forget()
+            raise ValueError(
+                f"The fingerprint of what was saved is {fingerprint}, and that of this "
+                f"guide {found}. Use the model, the approximation and the base guide that "
+                "were trained."
+            )
         self.natural_rate = saved["natural_rate"]
 
     def _take_saved(self, name, prior):

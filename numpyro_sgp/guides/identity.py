@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions import GaussianProcess, sites
@@ -22,7 +21,6 @@ _STARTS = (
     "seed",
     "spread",
 )
-_WRAPPERS = dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution
 _WHOSE = "Are these the parameters of another guide?"
 
 
@@ -135,7 +133,8 @@ def describe(trace: dict, approximations: dict, points: dict, params: dict) -> d
     for name, site in trace.items():
         if site["type"] != "sample":
             continue
-        fn, kind = _innermost(site["fn"]), "observed" if site["is_observed"] else "latent"
+        fn = sites.innermost(site["fn"])
+        kind = "observed" if site["is_observed"] else "latent"
         found[name] = {"kind": kind, "distribution": type(fn).__name__}
         if isinstance(fn, GaussianProcess):
             parts = {"kernel": fn.kernel, "mean": fn.mean_function}
@@ -156,12 +155,6 @@ def describe(trace: dict, approximations: dict, points: dict, params: dict) -> d
         for name, value in params.items()
     }
     return {"sites": found, "parameters": shapes}
-
-
-def _innermost(fn):
-    while isinstance(fn, _WRAPPERS):
-        fn = fn.base_dist
-    return sites.unwrap(fn)[0]
 
 
 def _made_of(x, fixed=False):

@@ -120,12 +120,15 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     Writes a ``.npz`` file under another name, flushes it to the disk and then renames it,
     which POSIX does at once or not at all.
     """
-    part = path.with_suffix(".part")
-    with open(part, "wb") as file:
-        np.savez(file, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 

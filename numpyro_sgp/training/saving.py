@@ -113,13 +113,13 @@ def load(path: str | os.PathLike, guide: AutoSparseGP, *args, **kwargs) -> dict:
             f"{path} has arrays of {', '.join(wide)}, which JAX would round: call "
             "numpyro.enable_x64() before."
         )
-    guide.setup_from(_restored(header["setup"], arrays), *args, **kwargs)
-    if guide.fingerprint() != header["fingerprint"]:
+    setup = _restored(header["setup"], arrays)
+    try:
+        guide.setup_from(setup, header["fingerprint"], *args, **kwargs)
+    except ValueError as error:
         raise ValueError(
-            f"{path} is of another guide: its fingerprint is {header['fingerprint']}, and "
-            f"that of this one {guide.fingerprint()}. Use the model, the approximation and "
-            "the base guide that were trained."
-        )
+            f"{path} is of another guide, or the arguments of the model are bad: {error}"
+        ) from error
     params = _restored(header["params"], arrays)
     guide.check_params(params)
     return params
