@@ -284,32 +284,6 @@ def test_mean_over_all_minibatches_is_the_full_elbo(approximation):
     assert_allclose(terms["f"], kl, rtol=1e-12)
 
 
-def test_streamed_batches_with_the_plates_full_size_are_the_same_minibatches():
-    def streamed(X, y, num_rows):
-        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        with numpyro.plate("data", num_rows, subsample_size=X.shape[0]):
-            numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
-
-    X, y = helpers.regression_data(12)
-    guide, params = set_up(helpers.gaussian_model, sgp.SVGP(5), X, y)
-    params = random_params(params)
-    full = loss(sgp.TraceGP_ELBO(), params, helpers.gaussian_model, guide, X, y)
-    stream_guide, _ = set_up(streamed, sgp.SVGP(inducing=X[:5]), X[:4], y[:4], 12)
-    losses = [
-        loss(
-            sgp.TraceGP_ELBO(),
-            params,
-            streamed,
-            stream_guide,
-            X[i : i + 4],
-            y[i : i + 4],
-            12,
-        )
-        for i in range(0, 12, 4)
-    ]
-    assert_allclose(np.mean(losses), full, rtol=1e-12)
-
-
 def test_a_scale_handler_scales_likelihood_and_kl(regression):
     X, y, guide, params = regression
     params = random_params(params)
@@ -420,23 +394,6 @@ def test_guide_without_sparse_posterior_is_refused(regression):
 def test_a_number_is_no_expectation_rule():
     with pytest.raises(TypeError, match=r"GaussHermite\(20\)"):
         sgp.TraceGP_ELBO(20)
-
-
-@given(st.integers(0, 10_000))
-def test_the_order_of_the_rows_does_not_matter(seed):
-    X, y = helpers.regression_data(9)
-    rng = np.random.default_rng(seed)
-    order = rng.permutation(9)
-    prior = sgp.GaussianProcess(sgp.kernels.Matern32(), X)
-    Z, sqrt = X[:4], jnp.asarray(np.tril(rng.normal(size=(4, 4))))
-    q = BlockGaussian((Block(jnp.asarray(rng.normal(size=4)), sqrt),))
-    elbos = []
-    for rows in (np.arange(9), order):
-        posterior = sgp.SparsePosterior(prior.at(X[rows]), (Z,), q)
-        expected = norm(posterior.mean, NOISE).logpdf(y[rows])
-        expected = expected - 0.5 * posterior.variance / NOISE**2
-        elbos.append(expected.sum() - posterior.prior_kl())
-    assert_allclose(elbos[0], elbos[1], rtol=1e-12)
 
 
 @given(

@@ -360,43 +360,7 @@ def test_initialisers_by_name_with_a_verdict(method):
     assert_allclose(later.variance_explained, verdict.variance_explained, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "approximation",
-    [
-        sgp.SVGP(6),
-        sgp.SVGP(6, whiten=False),
-        sgp.SVGP(6, covariance="diagonal", whiten=False),
-        sgp.SOLVEGP(4, 3, whiten=False),
-        sgp.SOLVEGP(3, (2, 2)),
-        sgp.ODVGP(4, 6, whiten=False),
-    ],
-)
-def test_q_starts_at_the_prior(approximation):
-    X, y = helpers.regression_data()
-    guide, svi, state = start(helpers.gaussian_model, approximation, X, y)
-    q = guide.posterior(svi.get_params(state), X)["f"]
-    if approximation.covariance == "full":
-        assert_allclose(q.prior_kl(), 0, atol=1e-10)
-        assert_allclose(q.variance, 1, rtol=1e-8)
-    # The nearest diagonal Gaussian is not the prior, but no worse than the identity.
-    identity = 0.5 * np.sum(
-        np.linalg.inv(helpers.rbf(q.inducing[0], q.inducing[0])).diagonal()
-    )
-    assert q.prior_kl() < identity
-
-
 # ---- float32, jit, and size -------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_float32_training_under_x64_stays_float32():
-    # NumPyro makes float64 of a Python number for a scale, and of Poisson counts.
-    X, y = (a.astype(jnp.float32) for a in helpers.regression_data())
-    args = X, y, jnp.float32(0.3)
-    guide, svi, state = start(helpers.gaussian_model, sgp.SOLVEGP(4, 3), *args)
-    state, value = svi.update(state, *args)
-    assert value.dtype == jnp.float32
-    assert {p.dtype for p in svi.get_params(state).values()} == {jnp.dtype("float32")}
 
 
 @pytest.mark.slow
