@@ -28,6 +28,21 @@ def program(owner, fn):
     return programs[fn]
 
 
+#: What JAX raises where a program asks for the values of its arguments.
+NEEDS_KNOWN_DATA = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+def all_static(tree) -> tuple:
+    """As the second of :func:`split_static` with nothing traced, and without a hash."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((type(leaf), leaf) for leaf in leaves)
+
+
 def split_static(tree) -> tuple[list, tuple]:
     """
     The arrays of a tree, and all else in it as something that can be hashed.

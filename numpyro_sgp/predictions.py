@@ -11,8 +11,14 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import ndtr, ndtri
 
-from numpyro_sgp._programs import join_static, program, split_static
-from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp._programs import (
+    NEEDS_KNOWN_DATA,
+    all_static,
+    join_static,
+    program,
+    split_static,
+)
+from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.distributions.sites import can_draw, innermost
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.rows import sites_on_f
@@ -182,6 +188,9 @@ def predict(
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     guide.check_params(params)
     args, kwargs = as_arrays(guide.model, args, kwargs)
+    if any(is_frame(leaf) for leaf in jax.tree.leaves((args, kwargs))):
+        found = _predict_known(guide, params, rng_key, (args, kwargs), levels, num_draws)
+        return _checked(found, guide, params, args, kwargs)
     arrays, static = split_static((args, kwargs))
     run = program(guide, _predict)
     static = static, levels, num_draws
@@ -193,11 +202,30 @@ def predict(
         if cut:
             rows = np.minimum(np.arange(start, start + batch_size), num_rows - 1)
             batch = [a[rows] if np.shape(a)[:1] == (num_rows,) else a for a in arrays]
-        found = run(params, rng_key, batch, static=static)
+        try:
+            found = run(params, rng_key, batch, static=static)
+        except NEEDS_KNOWN_DATA:  # a model that counts groups, say
+            given = args, kwargs
+            found = _predict_known(guide, params, rng_key, given, levels, num_draws)
+            return _checked(found, guide, params, args, kwargs)
         keep = min(batch_size, num_rows - start) / batch_size if cut else 1.0
         size = batch_size if cut else num_rows
         parts.append(_read(found, guide.approximations, size, keep, levels))
-    out = Predictions({name: _joined([p[name] for p in parts]) for name in parts[0]})
+    found = {name: _joined([p[name] for p in parts]) for name in parts[0]}
+    return _checked(found, guide, params, args, kwargs)
+
+
+def _predict_known(guide, params, rng_key, given, levels, num_draws):
+    """All rows at once, by a program of these arguments of the model alone."""
+    static = all_static(given), levels, num_draws
+    run = jax.jit(lambda params, key: _predict(guide, params, key, [], static=static))
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(given)]
+    num_rows = next((shape[0] for shape in shapes if shape), 0)
+    return _read(run(params, rng_key), guide.approximations, num_rows, 1.0, levels)
+
+
+def _checked(found, guide, params, args, kwargs):
+    out = Predictions(found)
     if not all(np.isfinite(p.mean).all() for p in out.values() if p.mean is not None):
         guide.posterior(params, *args, **kwargs)  # which says why, if it is f
     return out

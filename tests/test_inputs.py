@@ -13,7 +13,7 @@ from numpyro.infer import SVI
 from numpyro.infer.util import log_density
 
 import numpyro_sgp as sgp
-from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.distributions.arguments import as_arrays, as_numbers
 from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.training.rows import make_source
 from tests.helpers import gaussian_model, regression_data
@@ -153,10 +153,9 @@ def test_batches_of_a_frame_are_those_of_its_numbers():
 
 def test_columns_of_several_types_become_one_table():
     frame = pd.DataFrame({"a": [1.5, 2.0], "b": [True, False], "c": [3, 4]})
-    ((found,), _) = as_arrays(without_index, (frame,), {})
-    assert_allclose(np.asarray(found), [[1.5, 1.0, 3.0], [2.0, 0.0, 4.0]])
+    assert_allclose(as_numbers(frame, "X"), [[1.5, 1.0, 3.0], [2.0, 0.0, 4.0]])
     frame["c"] = pd.array([3, None], dtype="Int64")
-    ((found,), _) = as_arrays(without_index, (frame,), {})
+    found = as_numbers(frame, "X")
     assert np.isnan(found[1, 2]) and found[0, 2] == 3.0
 
 
@@ -191,20 +190,26 @@ def by_column(frame, y=None):
         numpyro.sample("y", dist.Normal(mean, 0.5), obs=y)
 
 
-@pytest.mark.parametrize("town", [["u", "v"] * (N // 2), [0, 1] * (N // 2)])
-def test_a_model_may_take_a_frame_apart_by_its_columns(town):
-    frame = pd.DataFrame({"a": X[:, 0], "town": town})
-    if isinstance(town[0], int):
-        ((table,), _) = as_arrays(by_column, (frame,), {})
-        assert_allclose(table["a"].values, X[:, 0])
-        assert_allclose(table[["town", "a"]].to_numpy()[:, 1], X[:, 0])
-        with pytest.raises(KeyError, match="no column 'b', only"):
-            table["b"]
-        return
+def test_a_model_may_take_a_frame_apart_by_its_columns():
+    frame = pd.DataFrame({"a": X[:, 0], "town": ["u", "v"] * (N // 2)})
     guide = sgp.AutoSparseGP(by_column, sgp.SVGP(3))
     svi = SVI(by_column, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
     params = svi.get_params(svi.init(jax.random.key(0), frame, y))
-    assert guide.posterior(params, frame)["f"].mean.shape == (N,)
+    expected = guide.posterior(params, frame)["f"].mean
+    assert_allclose(sgp.predict(guide, params, frame)["f"].mean, expected, rtol=1e-9)
+
+
+def test_a_frame_stays_one_but_for_indices_and_products_of_jax():
+    frame = pd.DataFrame({"a": X[:, 0], "b": np.arange(N)})
+    ((found,), _) = as_arrays(without_index, (frame,), {})
+    assert "a" in found and list(found) == ["a", "b"]
+    assert (found.mean() == frame.mean()).all()
+    matrix, w = frame.to_numpy(), jnp.array([2.0, 3.0])
+    assert_allclose(jax.jit(lambda i: found[i])(jnp.arange(2)), matrix[:2])
+    assert_allclose(jax.jit(lambda w: found @ w)(w), matrix @ np.asarray(w))
+    assert_allclose(found[:, 1], matrix[:, 1])
+    ((series,), _) = as_arrays(without_index, (frame["b"],), {})
+    assert series.std() == pytest.approx(frame["b"].std())
 
 
 def frame_with(column):

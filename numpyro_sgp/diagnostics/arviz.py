@@ -93,9 +93,9 @@ def to_arviz(
     Dimensions are named after plates, ``f_dim_0`` and so on where there is none; a "/" in a
     name (of :class:`numpyro.handlers.scope`) becomes a ".". A masked site ``y`` in the
     plate ``data`` keeps this dimension, with the labels of its observed rows, where other
-    sites have the same rows. Else, or where single entries of several dimensions are masked,
-    it lies along ``y_obs``, with the labels ``y_obs_data``; its predictions lie along
-    ``y_masked``, with the labels ``y_masked_data``.
+    sites have the same rows. Else, or where single entries of several dimensions are
+    masked, it lies along ``y_obs``, with the labels ``y_obs_data``; its predictions lie
+    along ``y_masked``, with the labels ``y_masked_data``.
 
     An argument of the model that has the name of an option below must be passed by
     position.

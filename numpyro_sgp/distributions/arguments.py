@@ -24,37 +24,15 @@ _ENCODE = (
 class _Data(np.ndarray):
     """
     A NumPy array that may be indexed by what JAX traces, such as a plate's index inside of
-    jit, and by the names of columns that a frame had. All else is NumPy's:
-    ``int(group.max()) + 1`` is a known number everywhere.
+    jit. All else is NumPy's: ``int(group.max()) + 1`` is a known number everywhere.
     """
 
     _in_jax = None
 
-    #: Names of the columns, for the whole array of a frame only.
-    columns = ()
-
     def __getitem__(self, index):
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(index)):
             return self.in_jax()[index]
-        if isinstance(index, str):
-            return self[:, self._column(index)]
-        if isinstance(index, list) and index and all(isinstance(i, str) for i in index):
-            return self[:, [self._column(name) for name in index]]
         return super().__getitem__(index)
-
-    def _column(self, name):
-        if name not in self.columns:
-            raise KeyError(f"There is no column {name!r}, only {list(self.columns)}.")
-        return self.columns.index(name)
-
-    @property
-    def values(self):
-        """The numbers, as a frame or a series has them."""
-        return np.asarray(self)
-
-    def to_numpy(self):
-        """As :attr:`values`."""
-        return np.asarray(self)
 
     def __array_wrap__(self, array, context=None, return_scalar=False):
         # NumPy's reductions of a subclass would be arrays without axes, not numbers.
@@ -75,9 +53,9 @@ def as_arrays(model, args, kwargs):
     Arguments of a model as it can use them inside of jit: NumPy arrays, frames, series and
     lists of numbers become NumPy arrays that a traced index may be applied to. All else
     stays as it is; so does a flat list of whole numbers that has not as many entries as an
-    array has rows, which may be an option (sizes of layers). A frame becomes its matrix,
-    whose columns keep their names (``X["age"]``); one of pandas with strings, categories or
-    times stays a frame, and is refused where its rows are taken as numbers.
+    array has rows, which may be an option (sizes of layers). A frame of pandas stays one,
+    of which JAX may take rows as of its matrix (``X[idx]``, ``X @ w``); strings, categories
+    and times in it are refused then.
 
     :param args: tuple of arguments.
     :param kwargs: dict of keyword arguments.
@@ -123,6 +101,8 @@ def check_indexable(model, args, kwargs) -> None:
     rows = _row_counts(value for _, value in named)
     for name, value in named:
         for leaf in _leaves(value):
+            if getattr(leaf, "_takes_rows", False):
+                continue
             if _is_frame(leaf) or (_is_list(leaf) and len(leaf) in rows):
                 mend = f"{name}.to_numpy()" if _is_frame(leaf) else f"np.asarray({name})"
                 raise TypeError(
@@ -177,21 +157,39 @@ def _leaf_as_data(leaf, what, rows):
         # A model may encode strings by itself, and a number is no data.
         if leaf.ndim == 0 or leaf.dtype.kind not in _NUMBERS or isinstance(leaf, _Data):
             return leaf
-    if _is_pandas(leaf):
-        if isinstance(leaf, _with_rows(type(leaf))):
+    if is_frame(leaf):
+        if getattr(leaf, "_takes_rows", False):
             return leaf
-        try:
-            as_numbers(leaf, what)
-        except TypeError:  # a model may take it apart by itself
-            mixed = _with_rows(type(leaf))(leaf)
-            mixed.attrs = {**leaf.attrs, _WHAT: what}
-            return mixed
+        frame = _with_rows(type(leaf))(leaf)
+        frame.attrs = {**leaf.attrs, _WHAT: what}
+        return frame
     found = as_numbers(leaf, what)
     if not isinstance(found, np.ndarray):
         return found
-    found = found.astype(found.dtype.newbyteorder("="), copy=False).view(_Data)
-    found.columns = tuple(getattr(leaf, "columns", ()))
-    return found
+    kind = _Series if _is_pandas(leaf) else _Data
+    return found.astype(found.dtype.newbyteorder("="), copy=False).view(kind)
+
+
+class _Series(_Data):
+    """Of a series, whose moments are those of pandas."""
+
+    def std(self, *args, ddof=1, **options):
+        return super().std(*args, ddof=ddof, **options)
+
+    def var(self, *args, ddof=1, **options):
+        return super().var(*args, ddof=ddof, **options)
+
+    @property
+    def values(self):
+        return np.asarray(self)
+
+    def to_numpy(self):
+        return np.asarray(self)
+
+
+def is_frame(value) -> bool:
+    """Whether it is a frame of pandas."""
+    return _is_pandas(value) and hasattr(value, "columns")
 
 
 def _is_pandas(value) -> bool:
@@ -201,11 +199,9 @@ def _is_pandas(value) -> bool:
 
 @functools.cache
 def _with_rows(kind):
-    """A frame or series of strings and so on that says what to write for its rows."""
-    if getattr(kind, "_takes_rows", False):
-        return kind
+    """A class of frames of pandas, whose rows and products JAX takes as of their matrix."""
 
-    class Mixed(kind):
+    class Frame(kind):
         _takes_rows = True
 
         @property
@@ -213,12 +209,27 @@ def _with_rows(kind):
             return kind
 
         def __getitem__(self, index):
-            if isinstance(index, jax.Array):
+            axes = index if isinstance(index, tuple) else ()
+            of_matrix = any(i is None or i is ... or isinstance(i, slice) for i in axes)
+            if isinstance(index, jax.Array) or of_matrix:
                 return jnp.asarray(as_numbers(self, ""))[index]
             return super().__getitem__(index)
 
-    Mixed.__name__, Mixed.__module__ = kind.__name__, kind.__module__
-    return Mixed
+    def with_jax(name):
+        plain = getattr(kind, name)
+
+        def operation(self, other):
+            if isinstance(other, jax.Array):
+                return getattr(jnp.asarray(as_numbers(self, "")), name)(other)
+            return plain(self, other)
+
+        return operation
+
+    for name in ("add", "sub", "mul", "truediv", "matmul"):
+        for full in (f"__{name}__", f"__r{name}__"):
+            setattr(Frame, full, with_jax(full))
+    Frame.__name__, Frame.__module__ = kind.__name__, kind.__module__
+    return Frame
 
 
 def _leaves(value):

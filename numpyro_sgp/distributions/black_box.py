@@ -155,6 +155,12 @@ class BlackBox(dist.Distribution):
             rng = np.random.default_rng(np.asarray(key_data))
             f, parameters = np.asarray(f), [np.asarray(p) for p in parameters]
             draws = [self.sampler(rng, f, *parameters) for _ in range(count)]
+            bad = {np.shape(y) for y in draws} - {table}
+            if bad:
+                raise BlackBoxError(
+                    f"The function sample of BlackBox returned an array of shape "
+                    f"{bad.pop()}, but y has the shape {table}: one row for each row of f."
+                )
             return np.asarray(draws, shape.dtype).reshape(shape.shape)
 
         key_data = jax.random.key_data(key)

@@ -260,7 +260,7 @@ def check_observations(trace) -> None:
         raise ValueError(
             f"Observed site '{name}' has values of shape {got}, but its distribution has "
             f"the shape {expected} ({gps}). Give one observation for each row of X"
-            + (" (use y[:, 0])." if got[-1:] == (1,) else ".")
+            + (" (use y[:, 0])." if len(got) > 1 and got[-1] == 1 else ".")
         )
 
 

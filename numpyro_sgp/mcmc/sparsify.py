@@ -484,8 +484,9 @@ def _is_about_q(option):
 def _no_value(name):
     return (
         f"The sparsified model has no value of the latent site '{name}' for the "
-        "likelihood: its site comes and goes, or a handler outside of sparsify hid it. Put "
-        "the handler inside: sparsify(handler(model), ...)."
+        "likelihood: its site comes and goes, or a handler hid or renamed it. Put handlers "
+        "that hide inside, sparsify(handler(model), ...), and numpyro.handlers.scope "
+        "outside, scope(sparsify(model, ...), prefix=...)."
     )
 
 

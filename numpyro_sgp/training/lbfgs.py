@@ -12,6 +12,7 @@ from numpyro.primitives import Messenger
 from scipy.optimize import minimize
 from tqdm import tqdm
 
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions import sites
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.distributions.row_indices import check_row_indices
@@ -21,12 +22,6 @@ from numpyro_sgp.guides.parameters import GROUPS, parameter_blocks
 from numpyro_sgp.training.natural import natural_steps, site_names
 
 _DATA_SIZE = 256  # numbers in an array of data, rather than an option
-_NEEDS_KNOWN_DATA = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
 _NATURAL_STEPS = 50  # before each evaluation, at most
 _NATURAL_TOL = 1e-11  # of the loss
 _CORRECTIONS = 20  # pairs of steps that L-BFGS remembers
@@ -268,7 +263,7 @@ class _Descent:
         """The first evaluation, with its errors."""
         try:
             value, gradient = self.evaluate(self.x)
-        except _NEEDS_KNOWN_DATA:  # a model that looks at its data, as it may in svi.run
+        except NEEDS_KNOWN_DATA:  # a model that looks at its data, as it may in svi.run
             data, traced = self._data, self._value_and_grad_of
             self._data = []
             self._value_and_grad = jax.jit(lambda x, _: traced(x, data))

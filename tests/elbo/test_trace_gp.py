@@ -382,6 +382,7 @@ def test_guide_of_another_minibatch_is_refused(regression):
         loss(sgp.TraceGP_ELBO(), {}, helpers.gaussian_model, other, X, y, batch_size=3)
 
 
+@pytest.mark.filterwarnings("ignore:The .* values of a GaussianProcess")
 def test_guide_without_sparse_posterior_is_refused(regression):
     X, y, _, _ = regression
     guide = AutoDelta(helpers.gaussian_model)
