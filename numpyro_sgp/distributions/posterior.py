@@ -45,23 +45,17 @@ class GPPosterior(dist.Distribution):
 
     def __repr__(self):
         sizes = " + ".join(str(points.shape[-2]) for points in self.inducing)
-        functions = f"{self.batch_shape} latent functions at " if self.batch_shape else ""
-        parts = [
-            f"{functions}{self.event_shape[0]} rows",
-            f"{sizes} inducing points",
-            f"kernel {type(self.prior.kernel).__name__}",
-        ]
+        parts = [f"{sizes} inducing points", f"kernel {type(self.prior.kernel).__name__}"]
         if (q := getattr(self, "given_q", None)) is not None:
             parts.append(f"q(u) {type(q).__name__}")
         if self.num_components > 1:
             parts.append(f"{self.num_components} components")
         if self.relaxation is not None:
             parts.append(f"tight bound ({self.relaxation.kind})")
-        return f"<{type(self).__name__}: {', '.join(parts)}>"
-
-    @property
-    def _rank(self) -> int:
-        return self.prior._rank
+        return (
+            f"<{type(self).__name__} with batch shape {self.batch_shape} and event shape "
+            f"{self.event_shape}: {', '.join(parts)}>"
+        )
 
     @property
     def num_components(self) -> int:

@@ -434,6 +434,6 @@ def test_a_posterior_tells_what_it_is_made_of():
     prior = GaussianProcess(RBF() + RBF(), X).expand([2])
     posterior = SparsePosterior(prior, (X[:3], X[3:5]), q)
     assert repr(posterior) == (
-        "<SparsePosterior: (2,) latent functions at 9 rows, 3 + 2 inducing points, kernel "
-        "Sum, q(u) BlockGaussian>"
+        "<SparsePosterior with batch shape (2,) and event shape (9,): 3 + 2 inducing "
+        "points, kernel Sum, q(u) BlockGaussian>"
     )
