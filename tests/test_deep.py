@@ -276,7 +276,8 @@ def weighted_patches(joint):
     return model
 
 
-@pytest.mark.parametrize("joint", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("joint", [False, True])
 def test_correlations_of_patches_are_in_the_bound_or_left_out(joint):
     """f = w' h with w and the four patches h of an image Gaussian: by dense algebra."""
     images = jnp.asarray(np.random.default_rng(4).normal(size=(3, 3, 3)))

@@ -348,7 +348,17 @@ APPROXIMATIONS = {
 }
 
 
-@pytest.fixture(scope="module", params=APPROXIMATIONS)
+#: Which go as others do; run by `make slow`.
+VARIANTS = ("VGP", "coupled", "ODVGP", "dual", "sites")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name
+        for name in APPROXIMATIONS
+    ],
+)
 def started(request):
     """A guide after svi.init, its SVI, state and parameters."""
     guide = sgp.AutoSparseGP(model, APPROXIMATIONS[request.param], AutoNormal)

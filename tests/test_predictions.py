@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from numpyro.infer.autoguide import AutoNormal
 from scipy.integrate import quad
 from scipy.optimize import brentq
-from scipy.stats import norm, poisson
+from scipy.stats import nbinom, norm, poisson
 
 import numpyro_sgp as sgp
 
@@ -73,26 +73,55 @@ def test_quantiles_of_a_response_without_noise_are_those_of_f():
     assert_allclose(got, [[0.05] * 3, [0.95] * 3], atol=1.01e-3)
 
 
-def test_counts_have_the_moments_and_quantiles_of_their_mixture():
-    guide = guide_of(lambda f: dist.Poisson(jnp.exp(f + 1.0)))
+def poisson_counts(f):
+    return dist.Poisson(jnp.exp(f + 1.0))
+
+
+def dispersed_counts(f):
+    # NumPyro's cdf of these is continuous between whole numbers.
+    return dist.NegativeBinomial2(jnp.exp(f + 1.0), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "known"),
+    [
+        (poisson_counts, poisson),
+        (dispersed_counts, lambda rate: nbinom(3.0, 3.0 / (3.0 + rate))),
+    ],
+)
+def test_counts_have_the_moments_and_quantiles_of_their_mixture(likelihood, known):
+    guide = guide_of(likelihood)
     mean, sd = moments(guide)
     found = sgp.predict(guide, PARAMS, X_NEW)["y"]
     rate = np.exp(mean + 1.0 + sd**2 / 2)
     assert_allclose(found.mean, rate, rtol=1e-10)
-    variance = rate + rate**2 * np.expm1(sd**2)
+    # E[var] + var[E], with the variance quadratic in the rate.
+    square = rate**2 * np.exp(sd**2)
+    variance = rate + square * (likelihood is dispersed_counts) / 3.0 + square - rate**2
     assert_allclose(found.sd, np.sqrt(variance), rtol=1e-8)
     for row in range(3):
 
         def cdf(y, row=row):
             def density(x):
                 rate = np.exp(mean[row] + 1 + sd[row] * x)
-                return norm.pdf(x) * poisson(rate).cdf(y)
+                return norm.pdf(x) * known(rate).cdf(y)
 
             return quad(density, -9, 9)[0]
 
         for level, got in zip([0.05, 0.95], found.quantiles[:, row], strict=True):
-            known = next(y for y in range(100) if cdf(y) >= level)
-            assert float(got) == known
+            assert float(got) == next(y for y in range(100) if cdf(y) >= level)
+
+
+def test_a_factor_is_no_response():
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.factor("smooth", -0.1 * jnp.sum(f**2))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z))
+    guide.setup(X, jnp.ones(4))
+    assert sorted(sgp.predict(guide, PARAMS, X_NEW)) == ["f", "y"]
 
 
 @pytest.mark.parametrize("kind", ["probs", "logits"])

@@ -496,8 +496,23 @@ def is_refused(name, check):
         CHECKS[check](DISTRIBUTIONS[name])
 
 
+#: Of a class or kind that is in the table once more; run by `make slow`.
+VARIANTS = (
+    "GaussianProcess, batch",
+    "CollapsedSVGP",
+    "CollapsedODVGP",
+    "DecoupledPosterior",
+)
+
+
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name
+        for name in DISTRIBUTIONS
+    ],
+)
 def test_distribution_keeps_the_protocol_or_refuses_as_the_table_says(name, check):
     if (name, check) in REFUSED:
         is_refused(name, check)

@@ -531,6 +531,7 @@ def test_importing_the_package_does_not_import_arviz():
     assert out.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_white_values_of_a_sampler_that_whitens_are_left_out():
     X = jnp.arange(4.0)[:, None]
     y = jnp.array([1, 2, 4, 2])
@@ -549,6 +550,7 @@ def test_white_values_of_a_sampler_that_whitens_are_left_out():
     }
 
 
+@pytest.mark.slow
 def test_inducing_values_of_a_sparsified_model_have_its_plates():
     def model(X, y=None):
         with numpyro.plate("functions", 2):

@@ -130,7 +130,8 @@ def test_points_that_stay_and_points_of_each_function():
         assert guide.posterior(params, X[:2])["f"].mean.shape == (2, 2)
 
 
-@pytest.mark.parametrize("orthogonal", [0, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("orthogonal", [0, 4])
 def test_training_in_single_precision_learns_classes(orthogonal):
     X, y = images(24, size=8, dtype=jnp.float32)
 

@@ -38,7 +38,7 @@ def plain():
     return guide, params, losses
 
 
-@pytest.mark.parametrize("divider", ["/", "."])
+@pytest.mark.parametrize("divider", ["/", pytest.param(".", marks=pytest.mark.slow)])
 def test_a_guide_of_a_scoped_model_is_that_of_the_model(plain, divider):
     model = scope(poisson_model, prefix="a", divider=divider)
     guide = sgp.AutoSparseGP(model, sgp.SVGP(3), AutoNormal)

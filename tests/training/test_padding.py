@@ -20,7 +20,7 @@ def model(X, y=None, mask=True):
     kernel = sgp.kernels.RBF(1.0, lengthscale)
     f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
     with numpyro.plate("data", X.shape[0]), numpyro.handlers.mask(mask=mask):
-        numpyro.sample("y", dist.StudentT(4.0, f, 0.5), obs=y)
+        numpyro.sample("y", dist.Laplace(f, 0.5), obs=y)
 
 
 def make():
