@@ -67,6 +67,8 @@ CASES = {
 }
 #: What others nearly cover; run by `make slow`.
 VARIANTS = (
+    "SVGP tight diagonal",
+    "SVGP coupled",
     "SVGP unwhitened",
     "SOLVE-GP of three sets",
     "SVGP tight block",

@@ -243,6 +243,7 @@ def test_small_starts_are_multiples_of_the_prior(approximation, expected):
     assert not np.any(params["qu_mu"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior_block", [False, True])
 def test_groups_of_rows_are_drawn_with_their_joint_covariance(prior_block):
     rng = np.random.default_rng(0)
@@ -350,6 +351,7 @@ def test_a_mean_that_combines_patches_is_no_likelihood_that_ties_rows(chosen):
     assert guide._combines_rows
 
 
+@pytest.mark.slow
 def test_draws_of_layers_are_independent_of_those_of_other_latents():
     def model(X, y=None):
         a = numpyro.sample("a", dist.LogNormal(0.0, 1.0))

@@ -349,7 +349,7 @@ APPROXIMATIONS = {
 
 
 #: Which go as others do; run by `make slow`.
-VARIANTS = ("VGP", "coupled", "ODVGP", "dual", "sites")
+VARIANTS = ("VGP", "coupled", "ODVGP", "dual", "sites", "tight", "ODVGP, columns")
 
 
 @pytest.fixture(

@@ -272,6 +272,7 @@ def test_a_table_of_the_first_rows_is_shown():
     assert lines[2].split()[0] == "0" and lines[7] == "... 9 rows" and lines[8] == "y"
 
 
+@pytest.mark.slow
 def test_deep_gps_are_averaged_over_their_inner_layers():
     def model(X, y=None):
         h = numpyro.sample("h", sgp.GaussianProcess(sgp.kernels.RBF(), X))

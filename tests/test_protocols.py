@@ -501,6 +501,7 @@ VARIANTS = (
     "GaussianProcess, batch",
     "CollapsedSVGP",
     "CollapsedODVGP",
+    "CollapsedCG",
     "DecoupledPosterior",
 )
 

@@ -58,6 +58,10 @@ class GPPosterior(dist.Distribution):
         )
 
     @property
+    def _rank(self) -> int:
+        return self.prior._rank
+
+    @property
     def num_components(self) -> int:
         """Number K of Gaussian components."""
         return 1

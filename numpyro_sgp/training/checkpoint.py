@@ -121,14 +121,11 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     which POSIX does at once or not at all.
     """
     part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "wb") as file:
-            np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with open(part, "wb") as file:
+        np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
     _sync_folder(path.parent)
 
 

@@ -256,6 +256,7 @@ def test_random_bounds_have_about_the_nats_of_their_average():
         assert_allclose(found, M / 2, rtol=tolerance)
 
 
+@pytest.mark.slow
 def test_what_is_not_known_is_nan_with_the_reason():
     def attrs(model, approximation, X, y, params=None, **options):
         guide = sgp.AutoSparseGP(model, approximation)

@@ -251,6 +251,7 @@ def test_posterior_is_the_best_of_the_uncollapsed_bound():
     )
 
 
+@pytest.mark.slow
 def test_several_sets_functions_means_and_noise_of_each_row():
     X, y = regression_data(12)
     Y = jnp.stack([y, -2.0 * y])

@@ -134,6 +134,7 @@ def test_the_estimated_kl_has_no_bias(kind):
         assert abs(found.mean() - exact) < 0.2 * abs(exact)
 
 
+@pytest.mark.slow
 def test_estimates_of_a_batch_are_those_of_each():
     q = posterior("lc", batch=(2,), num_probes=500)
     one = posterior("lc")

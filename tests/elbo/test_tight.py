@@ -117,6 +117,7 @@ def test_minibatches_average_to_the_bound_of_all_rows():
         np.testing.assert_allclose(np.mean(each), best.log_prob(y), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_several_functions_masks_and_noise_of_each_row():
     """Precisions are read off each row and function; zero where nothing is seen."""
     X, y = regression_data(8)

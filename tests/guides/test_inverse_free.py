@@ -389,6 +389,7 @@ def test_functions_that_share_points(bound):
     assert_allclose(q.prior_kl()[0], one.prior_kl(), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", ["relaxed", "fr"])
 def test_two_layers(bound):
     def program(X, y=None):

@@ -183,7 +183,7 @@ def test_foreign_files_are_refused_by_name(saved, tmp_path):
         sgp.load(tmp_path / "none.npz", empty(), X[:1], Y[:1])
 
 
-def test_a_guide_or_session_that_does_not_fit_is_refused(saved, tmp_path):
+def test_a_guide_or_precision_that_does_not_fit_is_refused(saved, tmp_path):
     guide, params, path = saved
     with pytest.raises(ValueError, match="set up already"):
         sgp.load(path, guide, X, Y)
