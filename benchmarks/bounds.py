@@ -24,6 +24,7 @@ from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 
 import numpyro_sgp as sgp
+from numpyro_sgp import relaxation
 
 
 def toy():
@@ -41,17 +42,17 @@ def toy():
         "Titsias 2009, Z (eq. 3)": svgp(Z),
         "appendix A of SOLVE-GP, Z (eq. 14)": svgp(Z, tight="conditional"),
         "diagonal, Z": svgp(Z, tight="diagonal"),
-        "12 blocks of 10, Z": svgp(Z, tight="block", blocks=10),
-        "3 blocks of 40, Z": svgp(Z, tight="block", blocks=40),
+        "12 blocks of 10, Z": svgp(Z, tight=relaxation.Blocks(10)),
+        "3 blocks of 40, Z": svgp(Z, tight=relaxation.Blocks(40)),
         "ODVGP, Z + O (eq. 10)": sgp.CollapsedODVGP(kernel, X, Z, O, noise),
         "SOLVE-GP, Z + O (eq. 30)": solve(),
         "SOLVE-GP and diagonal": solve(tight="diagonal"),
-        "SOLVE-GP and 6 blocks of 20": solve(tight="block", blocks=20),
+        "SOLVE-GP and 6 blocks of 20": solve(tight=relaxation.Blocks(20)),
         "Titsias 2009, Z and O together": svgp(points),
         "diagonal, Z and O together": svgp(points, tight="diagonal"),
         "conjugate gradients, no relaxation, Z": cg(Z, tight="none"),
         "conjugate gradients and diagonal, Z": cg(Z, tight="diagonal"),
-        "conjugate gradients and 3 blocks of 40, Z": cg(Z, tight="block", blocks=40),
+        "conjugate gradients and 3 blocks of 40, Z": cg(Z, tight=relaxation.Blocks(40)),
         "exact": sgp.MarginalGP(kernel, X, noise),
     }
     return {name: float(fn.log_prob(y)) for name, fn in rows.items()}
@@ -73,7 +74,9 @@ def learn(X, y, Z, O, kind, tight, blocks, starts):
         if kind == "exact":
             fn = sgp.MarginalGP(kernel, X, noise)
         else:
-            option = {"tight": tight, "blocks": blocks if tight == "block" else None}
+            option = {
+                "tight": relaxation.Blocks(partition=blocks) if tight == "block" else tight
+            }
             points = numpyro.param("Z", Z)
             if kind == "SVGP":
                 fn = sgp.CollapsedSVGP(kernel, X, points, noise, **option)

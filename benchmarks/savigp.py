@@ -240,7 +240,7 @@ def approximation(method, X, factor, split, whiten):
     Z = X if factor == 1 else X[np.random.default_rng(split).permutation(len(X))[:M]]
     Z = np.unique(Z, axis=0)
     if method == "FG":
-        return sgp.SVGP(inducing=Z, train_inducing=False, covariance="sites")
+        return sgp.SVGP(inducing=Z, train_inducing=False, covariance="pseudo_data")
     return sgp.MixtureSVGP(
         num_components=int(method[3:]),
         inducing=Z,

@@ -219,7 +219,7 @@ def sparse_fits(M, methods):
         "svgp": (f"SVGP {M}", sgp.SVGP(M), {}),
         "natural": (
             f"SVGP {M}, natural",
-            sgp.SVGP(M, covariance="sites", train_inducing=False),
+            sgp.SVGP(M, covariance="pseudo_data", train_inducing=False),
             lbfgs,
         ),
         "solve": (f"SOLVE-GP {M - half}+{half}", sgp.SOLVEGP(M - half, half), {}),

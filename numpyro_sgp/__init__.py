@@ -1,6 +1,6 @@
 """Sparse Gaussian processes inside NumPyro programs."""
 
-from numpyro_sgp import datasets, kernels, likelihoods, means
+from numpyro_sgp import datasets, families, kernels, likelihoods, means
 from numpyro_sgp._version import __version__
 from numpyro_sgp.diagnostics import (
     Calibration,
@@ -16,15 +16,12 @@ from numpyro_sgp.distributions import (
     CollapsedODVGP,
     CollapsedSOLVEGP,
     CollapsedSVGP,
-    CoupledPosterior,
-    DecoupledPosterior,
     FunctionSamples,
     GaussianProcess,
     InverseFreePosterior,
     MarginalGP,
-    MixturePosterior,
     SparsePosterior,
-    neighbour_blocks,
+    relaxation,
 )
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo, ScoreFunction, TraceGP_ELBO
 from numpyro_sgp.guides import (
@@ -45,6 +42,7 @@ from numpyro_sgp.inducing import (
     initial_inducing,
 )
 from numpyro_sgp.layers import convolutional_layer, layer
+from numpyro_sgp.linalg.row_blocks import neighbour_blocks
 from numpyro_sgp.mcmc import EllipticalSlice, WhitenReparam, sparsify, whiten
 from numpyro_sgp.predictions import Prediction, Predictions, predict
 from numpyro_sgp.predictive import GPPredictive, log_predictive_density
@@ -69,8 +67,6 @@ __all__ = [
     "CollapsedSOLVEGP",
     "CollapsedSVGP",
     "Comparison",
-    "CoupledPosterior",
-    "DecoupledPosterior",
     "EllipticalSlice",
     "FitInterrupted",
     "FitResult",
@@ -84,7 +80,6 @@ __all__ = [
     "InverseFreePosterior",
     "InverseFreeSVGP",
     "MarginalGP",
-    "MixturePosterior",
     "MixtureSVGP",
     "MonteCarlo",
     "ODVGP",
@@ -104,6 +99,7 @@ __all__ = [
     "compare",
     "convolutional_layer",
     "datasets",
+    "families",
     "fit",
     "fit_lbfgs",
     "initial_inducing",
@@ -117,6 +113,7 @@ __all__ = [
     "neighbour_blocks",
     "pad_rows",
     "predict",
+    "relaxation",
     "save",
     "sparsify",
     "to_arviz",

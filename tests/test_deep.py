@@ -60,7 +60,7 @@ def start(model, approximation, X, y):
     names = guide.parameter_names()
     params = {
         names[site][name]: value
-        for site, initial in guide._initial.items()
+        for site, initial in guide.setup_state()["initial"].items()
         for name, value in initial.items()
     }
     return guide, disturbed(params)
@@ -212,7 +212,7 @@ def test_inner_inducing_points_start_among_the_values_of_the_layer_before():
     inner = sgp.SVGP(3, initial_scale=1e-5)
     guide = sgp.AutoSparseGP(model, {"h": inner, "f": sgp.SVGP(12, "random")})
     guide.setup(wide, wide[:, 0])
-    Z = guide._initial["f"]["Z"]
+    Z = guide.setup_state()["initial"]["f"]["Z"]
     components = np.asarray(mean(wide)).T
     away = np.linalg.norm(Z[:, None] - components[None], axis=-1)
     assert np.max(away.min(axis=0)) < 1e-3 and np.max(away.min(axis=1)) < 1e-3
@@ -231,7 +231,8 @@ def test_inner_inducing_points_start_among_the_values_of_the_layer_before():
 def test_small_starts_are_multiples_of_the_prior(approximation, expected):
     prior = sgp.GaussianProcess(RBF(0.7, 1.1), X).expand([2])
     points = X[:3], X[3:7]
-    params = approximation.initial_params(prior, points)
+    params = approximation.start(prior, points[: len(approximation._sets())])
+    params = {name: param.value for name, param in params.items()}
     K = np.asarray(RBF(0.7, 1.1)(X[:3])) + JITTER * 0.7 * np.eye(3)
     sqrt = {
         "full": np.broadcast_to(np.eye(3), (2, 3, 3)),
@@ -386,7 +387,7 @@ def test_a_layer_that_feeds_a_mean_is_integrated_too():
     guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
     guide.setup(X, Y)
     names = guide.parameter_names()
-    params = {names[s][k]: v for s, p in guide._initial.items() for k, v in p.items()}
+    params = {names[s][k]: v for s, p in guide.setup_state()["initial"].items() for k, v in p.items()}
     found = sgp.log_predictive_density(guide, params, X, Y, num_draws=1000)["y"]
     expected = dist.Normal(0.0, np.sqrt(1.0 + NOISE**2)).log_prob(Y)
     # 1000 draws of densities whose spread is about 1.5 times their mean.
@@ -601,12 +602,12 @@ def test_bad_scales_are_told(options, message):
     ("approximation", "size", "error", "message"),
     [
         (sgp.SVGP(3), 3, ValueError, "'f': joint_rows=3 does not divide 8 rows"),
-        (sgp.MixtureSVGP(3), 4, NotImplementedError, "'f': Rows of MixturePosterior"),
+        (sgp.MixtureSVGP(3), 4, NotImplementedError, "'f': Rows of a MixtureGaussian"),
         (
             sgp.SVGP(3, covariance="coupled"),
             4,
             NotImplementedError,
-            "'f': Rows of CoupledPosterior",
+            "'f': Rows of a CoupledGaussian",
         ),
         (sgp.SVGP(3, tight="scalar"), 4, ValueError, "'f' draws groups of 4.*tight='none'"),
     ],

@@ -337,7 +337,7 @@ APPROXIMATIONS = {
     "SVGP": sgp.SVGP(3),
     "coupled": sgp.SVGP(3, covariance="coupled"),
     "dual": sgp.SVGP(3, covariance="dual"),
-    "sites": sgp.SVGP(3, covariance="sites"),
+    "sites": sgp.SVGP(3, covariance="pseudo_data"),
     "tight": sgp.SVGP(3, tight="scalar"),
     "VGP": sgp.VGP(),
     "SOLVEGP": sgp.SOLVEGP(3, 2),

@@ -23,7 +23,13 @@ from numpyro.distributions.batch_util import promote_batch_shape, vmap_over
 from numpyro.infer.util import log_density
 
 import numpyro_sgp as sgp
-from numpyro_sgp.families import Block, BlockGaussian
+from numpyro_sgp.families import (
+    Block,
+    BlockGaussian,
+    CoupledGaussian,
+    DecoupledGaussian,
+    MixtureGaussian,
+)
 from tests import conftest  # noqa: F401  (float64 before any array, as a script too)
 
 KEY = random.key(0)
@@ -70,13 +76,15 @@ def sparse(theta, **options):
 
 def coupled(theta, **options):
     sqrt = jnp.kron(jnp.array([[1.0, 0.0], [0.5, 0.8]]), SQRT)
-    return sgp.CoupledPosterior(process(theta).expand([Q]), Z, theta * MU, sqrt, **options)
+    q = CoupledGaussian(theta * MU, sqrt)
+    return sgp.SparsePosterior(process(theta).expand([Q]), (Z,), q, **options)
 
 
 def decoupled(theta, **options):
     q = BlockGaussian((Block(theta * MU, SQRT),))
     prior = process(theta).expand([Q])
-    return sgp.DecoupledPosterior(prior, Z, q, O, jnp.array([0.4]), **options)
+    q = DecoupledGaussian(q, O, jnp.array([0.4]))
+    return sgp.SparsePosterior(prior, (Z,), q, **options)
 
 
 def inverse_free(theta, **options):
@@ -89,7 +97,8 @@ def mixture(theta, **options):
         (Block(theta * jnp.stack([MU, -MU]), jnp.stack([SQRT, SQRT])[:, None]),)
     )
     prior = process(theta).expand([Q])
-    return sgp.MixturePosterior(prior, Z, q, jnp.array([0.0, theta]), **options)
+    q = MixtureGaussian(q, jnp.array([0.0, theta]))
+    return sgp.SparsePosterior(prior, (Z,), q, **options)
 
 
 def robust_max(theta, **options):
@@ -118,10 +127,10 @@ DISTRIBUTIONS = {
     "CollapsedODVGP": marginal(sgp.CollapsedODVGP, Z, O),
     "CollapsedCG": marginal(sgp.CollapsedCG, Z, tol=1e-12),
     "SparsePosterior": sparse,
-    "CoupledPosterior": coupled,
-    "DecoupledPosterior": decoupled,
+    "SparsePosterior, coupled": coupled,
+    "SparsePosterior, decoupled": decoupled,
     "InverseFreePosterior": inverse_free,
-    "MixturePosterior": mixture,
+    "SparsePosterior, mixture": mixture,
     "RobustMax": robust_max,
     "WarpedNormal": warped,
     "BlackBox": black_box,
@@ -138,7 +147,7 @@ REFUSED = {
     ("BlackBox", "gradient"): ("the function is not JAX", "has no gradient"),
     **{
         (name, check): ("q belongs to all latent functions", "cannot be expanded")
-        for name in ("CoupledPosterior", "MixturePosterior")
+        for name in ("SparsePosterior, coupled", "SparsePosterior, mixture")
         for check in ("expand", "one value for all")
     },
     **{
@@ -161,7 +170,10 @@ REFUSED = {
         for name in DISTRIBUTIONS
         if name not in ("RobustMax", "WarpedNormal")
     },
-    ("MixturePosterior", "rsample"): ("draws have no derivative by the weights", None),
+    ("SparsePosterior, mixture", "rsample"): (
+        "draws have no derivative by the weights",
+        None,
+    ),
     ("RobustMax", "rsample"): ("classes are discrete", None),
     ("BlackBox", "rsample"): ("the function is not JAX", None),
     ("RobustMax", "moments"): ("classes have no mean", None),
@@ -333,7 +345,7 @@ def check_mask(make):
     expected = d.log_prob(value)
     assert_allclose(d.mask(False).log_prob(value), jnp.zeros(d.batch_shape))
     mask = jnp.arange(expected.size).reshape(d.batch_shape) % 2 == 0
-    if isinstance(d, sgp.CoupledPosterior | sgp.MixturePosterior):
+    if not getattr(d, "independent_latents", True) or not getattr(d, "has_rsample", True):
         mask = jnp.ones(d.batch_shape, bool)  # one density for all latent functions
     found = d.mask(mask).log_prob(value)
     assert_allclose(found, jnp.where(mask, expected, 0.0), rtol=1e-7)
@@ -502,7 +514,7 @@ VARIANTS = (
     "CollapsedSVGP",
     "CollapsedODVGP",
     "CollapsedCG",
-    "DecoupledPosterior",
+    "SparsePosterior, decoupled",
 )
 
 

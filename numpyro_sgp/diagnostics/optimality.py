@@ -8,7 +8,6 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_sgp.distributions import SparsePosterior, sites
-from numpyro_sgp.distributions.decoupled_posterior import DecoupledPosterior
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.elbo.coupling import feeding
 from numpyro_sgp.families import Block
@@ -143,8 +142,7 @@ def _nats_left(guide, params, args, kwargs, loss, rng_key, max_rows=None):
         raise TypeError(
             f"nats_left needs an AutoSparseGP as the guide, got {type(guide).__name__}."
         )
-    names = guide.parameter_names()
-    own = [full for site in names.values() for k, full in site.items() if k[0] == "q"]
+    own = [full for site in guide.variational_names().values() for full in site.values()]
     missing = [name for name in own if name not in params]
     if missing:
         raise ValueError(
@@ -203,8 +201,8 @@ class _Moved(Messenger):
         if not sites.is_sparse_posterior(msg):
             return
         posterior, reinterpreted = sites.unwrap(msg["fn"])
-        pairs = zip(posterior.independent_blocks, self.steps[msg["name"]], strict=True)
-        moved = posterior.with_blocks([_moved(block, *step) for block, step in pairs])
+        pairs = zip(posterior.q.parts, self.steps[msg["name"]], strict=True)
+        moved = posterior.with_parts([_moved(block, *step) for block, step in pairs])
         msg["fn"] = sites.rewrap(moved, reinterpreted)
 
 
@@ -234,9 +232,8 @@ def _standing_still(guide, params, args, kwargs, max_rows):
             posterior, _ = sites.unwrap(site["fn"])
             found[name] = posterior.shape(), posterior.prior.X.dtype
             gaussian = isinstance(posterior, SparsePosterior)
-            decoupled = isinstance(posterior, DecoupledPosterior)
-            blocks = posterior.independent_blocks if gaussian else ()
-            if not gaussian or decoupled or any(block.is_prior for block in blocks):
+            blocks = posterior.q.parts if gaussian else None
+            if blocks is None:
                 approximation = type(guide.approximations[name]).__name__
                 why.append(
                     f"q(u) at '{name}' is no Gaussian with a mean and a covariance of its "

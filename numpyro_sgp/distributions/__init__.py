@@ -8,14 +8,10 @@ from numpyro_sgp.distributions.collapsed import (
     CollapsedSVGP,
     MarginalGP,
 )
-from numpyro_sgp.distributions.coupled_posterior import CoupledPosterior
-from numpyro_sgp.distributions.decoupled_posterior import DecoupledPosterior
 from numpyro_sgp.distributions.function_samples import FunctionSamples
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.inverse_free_posterior import InverseFreePosterior
-from numpyro_sgp.distributions.mixture_posterior import MixturePosterior
 from numpyro_sgp.distributions.posterior import GPPosterior
-from numpyro_sgp.distributions.relaxation import neighbour_blocks
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 
 __all__ = [
@@ -25,14 +21,10 @@ __all__ = [
     "CollapsedODVGP",
     "CollapsedSOLVEGP",
     "CollapsedSVGP",
-    "CoupledPosterior",
-    "DecoupledPosterior",
     "FunctionSamples",
     "GPPosterior",
     "GaussianProcess",
     "InverseFreePosterior",
     "MarginalGP",
-    "MixturePosterior",
     "SparsePosterior",
-    "neighbour_blocks",
 ]

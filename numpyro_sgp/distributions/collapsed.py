@@ -13,16 +13,18 @@ from numpyro.util import not_jax_tracer
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.relaxation import (
-    block_cost,
-    check_partition,
-    consecutive_blocks,
-    diagonal_cost,
+    Blocks,
+    Conditional,
+    Diagonal,
+    Relaxation,
+    relaxation_of,
 )
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower, whitened_solve
+from numpyro_sgp.linalg.row_blocks import consecutive_blocks
 
 _COLUMNS = 512  # columns of K_ff held in memory where a bound streams them
 
@@ -258,22 +260,16 @@ register_stacked(MarginalGP, lambda marginal: marginal.prior.X)
 class _Collapsed(MarginalGP):
     """A bound with inducing points in one or more orthogonal sets."""
 
-    pytree_data_fields = ("inducing", "blocks")
-    pytree_aux_fields = ("tight",)
+    pytree_data_fields = ("inducing", "tight")
 
-    _tight = ("none", "diagonal", "block")
+    _relaxations: tuple = (Diagonal, Blocks)
 
     #: Whether sets beside the first keep the prior covariance.
     _prior_covariance = False
 
-    def __init__(
-        self, kernel, X, inducing, noise, mean, tight, blocks, jitter, validate_args
-    ):
+    def __init__(self, kernel, X, inducing, noise, mean, tight, jitter, validate_args):
         name = type(self).__name__
-        if tight not in self._tight:
-            raise ValueError(f"{name}: tight must be one of {self._tight}, got {tight!r}.")
-        if blocks is not None and tight != "block":
-            raise ValueError(f"{name}: blocks are for tight='block', but tight={tight!r}.")
+        tight = relaxation_of(tight, name, self._relaxations)
         super().__init__(kernel, X, noise, mean, jitter, validate_args=validate_args)
         self.inducing = tuple(
             jnp.asarray(points, self.prior.X.dtype) for points in inducing
@@ -290,14 +286,12 @@ class _Collapsed(MarginalGP):
                     f"{name}: inducing points {what} of shape {points.shape} are for a "
                     f"batch of functions, but the batch shape is {self.batch_shape}."
                 )
+        if isinstance(tight, Blocks) and tight.size is None and tight.partition is None:
+            size = max(points.shape[-2] for points in self.inducing)
+            tight = Blocks(min(num_rows, size))
+        if tight is not None:
+            tight.check(num_rows)
         self.tight = tight
-        if tight == "block":
-            if blocks is None:
-                blocks = min(num_rows, max(points.shape[-2] for points in self.inducing))
-            if isinstance(blocks, int | float | np.number):
-                blocks = consecutive_blocks(num_rows, blocks)
-            check_partition(blocks, num_rows)
-        self.blocks = None if blocks is None else jnp.asarray(blocks)
 
     def _factors(self):
         """
@@ -341,15 +335,12 @@ class _Collapsed(MarginalGP):
             A = A[..., self._slices[0], :]
         else:
             cost = cost + sum(_log_det(factor) for factor in each[1:])
-        if self.tight == "block":
-            prior = self.prior
-            return cost + block_cost(
-                prior.kernel, prior.X, A, 1.0 / self._rows_noise, self.blocks
-            )
-        residual = self.prior.variance / self._rows_noise**2 - jnp.sum(A**2, axis=-2)
-        if self.tight == "diagonal":
-            return cost + diagonal_cost(residual)
-        return cost + 0.5 * jnp.sum(jnp.maximum(residual, 0.0), axis=-1)
+        noise = self._rows_noise
+        A = A * noise[..., None, :]
+        residual = self.prior.variance - jnp.sum(A**2, axis=-2)
+        if self.tight is not None:
+            return cost + self.tight.cost(self.prior, A, residual, noise**-2)
+        return cost + 0.5 * jnp.sum(jnp.maximum(residual, 0.0) / noise**2, axis=-1)
 
     def _quadratic(self, residual, A, union):
         """(y - m)' (Q + s^2 I)^-1 (y - m) over the union, by Woodbury's identity."""
@@ -403,20 +394,18 @@ class CollapsedSVGP(_Collapsed):
     :param Z: inducing points, shape ``(M, D)``.
     :param noise: as in :class:`MarginalGP`.
     :param mean: as in :class:`~numpyro_sgp.GaussianProcess`.
-    :param tight: a tighter bound with the same posterior:
+    :param tight: a tighter bound with the same posterior, one of
+        :mod:`numpyro_sgp.relaxation` or its name:
 
         - ``"none"``;
         - ``"diagonal"``: :math:`\frac12 \sum_n \log(1 + d_n / s^2)` in place of
           :math:`\frac12 \sum_n d_n / s^2` [3], at the same cost;
-        - ``"block"``: :math:`\frac12 \sum_b \log |I + D_{bb} / s^2|` [4], tighter still;
-          O(N b^2) for blocks of b rows;
+        - ``"block"`` or ``Blocks(b)``:
+          :math:`\frac12 \sum_b \log |I + D_{bb} / s^2|` [4], tighter still; O(N b^2) for
+          blocks of b rows, M if not said;
         - ``"conditional"``: :math:`\frac12 \mathrm{tr}[(Q + s^2 I)^{-1} D]`, the bound
           with the exact q(u | f_perp) of appendix A of [2] (eq. 14, 15), O(N^2 M) time
           and, streamed over columns of K_ff, O(N M) memory; best in float64.
-    :param blocks: for ``tight="block"``: a number of rows, by which rows are taken in
-        their order, or an array of row numbers, ``(num_blocks, rows)``, filled up with -1.
-        Blocks of neighbours are tightest: :func:`~numpyro_sgp.neighbour_blocks`. M rows if
-        None.
     :param jitter: relative jitter of K_uu; by dtype if None.
     :raises ValueError: if shapes or blocks do not fit together.
 
@@ -445,7 +434,7 @@ class CollapsedSVGP(_Collapsed):
         True
     """
 
-    _tight = ("none", "diagonal", "block", "conditional")
+    _relaxations = (Diagonal, Blocks, Conditional)
 
     def __init__(
         self,
@@ -454,16 +443,15 @@ class CollapsedSVGP(_Collapsed):
         Z: Array,
         noise: Array,
         mean=None,
-        tight: str = "none",
-        blocks: int | Array | None = None,
+        tight: str | Relaxation = "none",
         jitter: float | None = None,
         *,
         validate_args: bool | None = None,
     ):
-        super().__init__(kernel, X, (Z,), noise, mean, tight, blocks, jitter, validate_args)
+        super().__init__(kernel, X, (Z,), noise, mean, tight, jitter, validate_args)
 
     def _log_det_cost(self, A, each):
-        if self.tight != "conditional":
+        if not isinstance(self.tight, Conditional):
             return super()._log_det_cost(A, each)
         # Eq. (14): (I + A'A)^-1 = I - W'W, so tr[(I + A'A)^-1 D] = tr(D) - tr(W D W').
         W = solve_lower(each[0], A)
@@ -512,7 +500,6 @@ class CollapsedSOLVEGP(_Collapsed):
     :param mean: as in :class:`~numpyro_sgp.GaussianProcess`.
     :param tight: ``"none"``, ``"diagonal"`` or ``"block"``, as in :class:`CollapsedSVGP`,
         for what both sets leave unexplained.
-    :param blocks: as in :class:`CollapsedSVGP`.
     :param jitter: relative jitter of the inducing covariance; by dtype if None.
     :raises ValueError: if shapes or blocks do not fit together.
 
@@ -545,16 +532,13 @@ class CollapsedSOLVEGP(_Collapsed):
         O: Array | tuple[Array, ...],
         noise: Array,
         mean=None,
-        tight: str = "none",
-        blocks: int | Array | None = None,
+        tight: str | Relaxation = "none",
         jitter: float | None = None,
         *,
         validate_args: bool | None = None,
     ):
         sets = O if isinstance(O, tuple | list) else (O,)
-        super().__init__(
-            kernel, X, (Z, *sets), noise, mean, tight, blocks, jitter, validate_args
-        )
+        super().__init__(kernel, X, (Z, *sets), noise, mean, tight, jitter, validate_args)
 
     def log_prob_given(self, y: Array, *q_v: Block) -> Array:
         """
@@ -629,7 +613,6 @@ class CollapsedCG(CollapsedSVGP):
     :param mean: as in :class:`~numpyro_sgp.GaussianProcess`.
     :param tight: how the log-determinant is bounded: ``"none"``, ``"diagonal"`` or
         ``"block"``, as in :class:`CollapsedSVGP`.
-    :param blocks: as in :class:`CollapsedSVGP`.
     :param max_iterations: of conjugate gradients.
     :param tol: stop where :math:`\frac12 \|r\|^2 / s^2`, more than what is lost, is below,
         in nats.
@@ -658,7 +641,7 @@ class CollapsedCG(CollapsedSVGP):
     """
 
     pytree_aux_fields = ("max_iterations", "tol")
-    _tight = ("none", "diagonal", "block")
+    _relaxations = (Diagonal, Blocks)
 
     def __init__(
         self,
@@ -667,8 +650,7 @@ class CollapsedCG(CollapsedSVGP):
         Z: Array,
         noise: Array,
         mean=None,
-        tight: str = "diagonal",
-        blocks: int | Array | None = None,
+        tight: str | Relaxation = "diagonal",
         max_iterations: int = 100,
         tol: float = 1.0,
         jitter: float | None = None,
@@ -682,7 +664,7 @@ class CollapsedCG(CollapsedSVGP):
             )
         self.max_iterations, self.tol = max_iterations, tol
         super().__init__(
-            kernel, X, Z, noise, mean, tight, blocks, jitter, validate_args=validate_args
+            kernel, X, Z, noise, mean, tight, jitter, validate_args=validate_args
         )
 
     def _quadratic(self, residual, A, union):

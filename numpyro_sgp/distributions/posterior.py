@@ -36,9 +36,6 @@ class GPPosterior(dist.Distribution):
     #: Rows in each group of consecutive ones that :meth:`place` draws jointly.
     joint_rows = 1
 
-    # Whether groups of rows can be drawn jointly, by `_joint_noise`.
-    _draws_groups = False
-
     # Whether f has the prior's mean, and what the inducing variables leave open.
     _has_mean = True
     _residual = True
@@ -51,7 +48,7 @@ class GPPosterior(dist.Distribution):
         if self.num_components > 1:
             parts.append(f"{self.num_components} components")
         if self.relaxation is not None:
-            parts.append(f"tight bound ({self.relaxation.kind})")
+            parts.append(f"tight bound ({self.relaxation.name})")
         return (
             f"<{type(self).__name__} with batch shape {self.batch_shape} and event shape "
             f"{self.event_shape}: {', '.join(parts)}>"
@@ -135,7 +132,7 @@ class GPPosterior(dist.Distribution):
             raise ValueError(
                 f"joint_rows={num_rows} does not divide {self.event_shape[0]} rows."
             )
-        if num_rows > 1 and not (self.independent_latents and self._draws_groups):
+        if num_rows > 1 and not hasattr(self, "_joint_noise"):
             raise NotImplementedError(
                 f"Rows of {type(self).__name__} are not drawn in groups (joint_rows): use "
                 "SVGP, SOLVEGP or ODVGP with independent latent functions."

@@ -1,26 +1,29 @@
-"""q(f(X)) of a sparse Gaussian process: one class for SVGP, ODVGP and SOLVE-GP."""
+"""q(f(X)) of a sparse Gaussian process, for every q(u) of the families."""
 
 import copy
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.scipy.special import logsumexp
 from numpyro.distributions.kl import kl_divergence
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
-from numpyro_sgp.distributions.posterior import GPPosterior
-from numpyro_sgp.families import Block, BlockGaussian, DualGaussian, SiteGaussian
+from numpyro_sgp.distributions.posterior import GPPosterior, gaussian_log_prob
+from numpyro_sgp.families import QU, Block, Factors
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky, whitened_solve
 
 
 class SparsePosterior(GPPosterior):
     r"""
-    :math:`q(f(X)) = \int p(f(X) \mid u)\, q(u)\, du` with q(u) a Gaussian of independent
-    blocks, one for each set of inducing points (Shi, Titsias & Mnih 2020, eq. 32-34, 37
-    and 38; one set is the posterior of Titsias 2009 and Hensman et al. 2013).
+    :math:`q(f(X)) = \int p(f(X) \mid u)\, q(u)\, du` with q(u) of one of the
+    :mod:`~numpyro_sgp.families`: a Gaussian of independent blocks, one for each set of
+    inducing points (Shi, Titsias & Mnih 2020, eq. 32-34, 37 and 38; one set is the
+    posterior of Titsias 2009 and Hensman et al. 2013), or a mixture of such.
 
     With :math:`L L^\top = K` over the union of the sets, :math:`A = L^{-1} K_{\cdot f}`
     and whitened blocks :math:`N(w_l, P_l P_l^\top)`,
@@ -34,14 +37,18 @@ class SparsePosterior(GPPosterior):
     when first needed; nothing of size N x N is formed but by
     :attr:`covariance_matrix` and :meth:`sample`, which are joint over X.
 
+    Where latent functions are dependent under q (:class:`~numpyro_sgp.families.Coupled`),
+    :attr:`variance` and :attr:`covariance_matrix` are those of each function, and
+    :attr:`row_covariance` has the rest.
+
     The KL divergence from the prior process is :meth:`prior_kl`, registered with NumPyro
     as ``kl_divergence(SparsePosterior, GaussianProcess)``.
 
     :param prior: the process at X, with ``batch_shape`` Q (or none).
     :param inducing: points of each set, shapes ``(M_l, D)`` or ``(*batch, M_l, D)``.
-    :param q: q(u), one block for each set; or, for one set, by the sites of Theorem 2 of
-        SAVIGP or by dual parameters.
+    :param q: q(u), one of :mod:`~numpyro_sgp.families`.
     :param jitter: relative jitter of the inducing covariance.
+    :raises ValueError: if q and the inducing points, or the process, do not fit together.
 
     **References:**
 
@@ -65,8 +72,6 @@ class SparsePosterior(GPPosterior):
         ((50,), 0.0)
     """
 
-    _draws_groups = True
-
     pytree_data_fields = ("prior", "inducing", "given_q", "relaxation")
     pytree_aux_fields = ("jitter", "joint_rows", "_sets", "_residual")
 
@@ -74,7 +79,7 @@ class SparsePosterior(GPPosterior):
         self,
         prior: GaussianProcess,
         inducing: tuple[Array, ...],
-        q: BlockGaussian | DualGaussian | SiteGaussian,
+        q: QU,
         jitter: float | None = None,
         *,
         validate_args: bool | None = None,
@@ -87,6 +92,7 @@ class SparsePosterior(GPPosterior):
                 f"There are {sizes} inducing points in the sets, but q(u) has blocks for "
                 f"{q.sizes}."
             )
+        q.check_batch(prior.batch_shape)
         self.jitter = jitter
         self._sets = tuple(range(len(sizes)))
         self._residual = True
@@ -100,21 +106,20 @@ class SparsePosterior(GPPosterior):
         """
         factors = self.__dict__.get("_kept_factors")
         if factors is None:
-            prior = self.prior
+            kernel, X = self.prior.kernel, self.prior.X
             # The block factorisation of Algorithm 1, lines 2-4, is that of the union.
-            Kuu = inducing_covariance(prior.kernel, self.inducing)
-            Kuf = cross_covariance(prior.kernel, self.inducing, prior.X)
-            chol, jitter, projection = whitened_solve(Kuu, Kuf, self.jitter)
-            q = self.given_q.whitened(chol, self._cross)
+            Kuu = inducing_covariance(kernel, self.inducing)
+            chol, jitter, projection = whitened_solve(Kuu, self._cross(X), self.jitter)
+            q = self.given_q.whitened(Factors(chol, self._cross, kernel))
             factors = chol, jitter, projection, q
-            made_of = prior, self.inducing, self.given_q
+            made_of = self.prior, self.inducing, self.given_q
             known = map(not_jax_tracer, jax.tree.leaves(made_of))
             if not_jax_tracer(factors[2]) or not all(known):
                 self._kept_factors = factors
         return factors
 
     def _cross(self, X) -> Array:
-        """K_uf at other inputs."""
+        """K_uf at some inputs."""
         return cross_covariance(self.prior.kernel, self.inducing, X)
 
     @property
@@ -133,113 +138,114 @@ class SparsePosterior(GPPosterior):
         return self._factors()[2]
 
     @property
-    def q(self) -> BlockGaussian:
+    def q(self) -> QU:
         """q(u) in whitened coordinates."""
         return self._factors()[3]
 
-    @property
-    def independent_blocks(self) -> tuple[Block, ...]:
-        """q(u) in whitened coordinates as Gaussians that are independent of each other."""
-        return self.q.blocks
-
-    def with_blocks(self, blocks: tuple[Block, ...]) -> "SparsePosterior":
+    def with_parts(self, parts: tuple[Block, ...]) -> "SparsePosterior":
         """
-        The same with other Gaussians in the place of :attr:`independent_blocks`.
+        The same with other Gaussians in the place of ``q.parts``.
 
-        :param blocks: whitened blocks of the same sizes.
+        :param parts: whitened blocks of the same sizes.
         """
-        q = BlockGaussian(tuple(blocks))
+        q = self.q.with_parts(parts)
         new = copy.copy(self)
         new.given_q, new._kept_factors = q, (*self._factors()[:3], q)
         return new
 
-    def _blocks(self):
-        """(A_l, block l) of the sets that this distribution is made of."""
-        for i in self._sets:
-            yield self.projection[..., self.q.slices[i], :], self.q.blocks[i]
+    # ---- components -----------------------------------------------------------------
 
     @property
-    def mean(self) -> Array:
-        """Marginal means, eq. (33), shape ``batch_shape + (N,)``."""
-        mean = jnp.zeros(self.event_shape, self.projection.dtype)
-        for A, block in self._blocks():
-            mean = mean + jnp.einsum("...mn,...m->...n", A, block.mu)
+    def num_components(self) -> int:
+        """Number K of Gaussian components of q(u)."""
+        return self.given_q.num_components
+
+    @property
+    def log_weights(self) -> Array:
+        """Log weights of the components, shape ``(K,)``."""
+        return self.given_q.log_weights.astype(self.prior.X.dtype)
+
+    @property
+    def independent_latents(self) -> bool:
+        """Whether rows of different latent functions are independent under q."""
+        return self.given_q.independent_latents
+
+    @property
+    def has_rsample(self) -> bool:
+        """Draws of a mixture have no derivative by the weights."""
+        return self.num_components == 1
+
+    def marginals(self, component=0) -> tuple[Array, Array]:
+        """See :meth:`GPPosterior.marginals`: eq. (33) and (34)."""
+        blocks = self.q.component(component).blocks
+        return self._mean(blocks), self._variance(blocks)
+
+    def _mean(self, blocks):
+        mean = jnp.zeros((), self.projection.dtype)
+        mean = mean + self.q.mean_shift(self.prior.X, self.projection)
+        for i in self._sets:
+            mean = mean + jnp.einsum("...mn,...m->...n", self._rows(i), blocks[i].mu)
         if self._has_mean:
             mean = mean + self.prior.mean
         return jnp.broadcast_to(mean, self.shape())
 
-    @property
-    def variance(self) -> Array:
-        """Marginal variances, eq. (34), shape ``batch_shape + (N,)``."""
+    def _rows(self, index):
+        """A of one set."""
+        return self.projection[..., self.q.slices[index], :]
+
+    def _variance(self, blocks, relaxation=None):
         prior = self.prior.kernel.diag(self.prior.X)
+        variance = self._left_open(blocks) if self._residual else jnp.zeros_like(prior)
+        if relaxation is not None:
+            variance = relaxation.factor * jnp.maximum(variance, 0.0)
+        for i in self._sets:
+            # A set with the prior's covariance is part of what others leave open.
+            if not self._cancels(i, blocks[i]):
+                A = self._rows(i)
+                F = A if blocks[i].is_prior else blocks[i].project(A)
+                variance = variance + jnp.sum(F**2, axis=-2)
         # Exact arithmetic stays above zero; the floor takes the square root's rounding
         # errors where the data pin f down to the last digits.
         floor = jnp.finfo(prior.dtype).eps * prior
-        variance = prior if self._residual else jnp.zeros_like(prior)
-        if self._residual:
-            # What the sets explain a priori; the parts of a set that keeps its prior
-            # covariance come back below and cancel, so they are left out.
-            variance = variance - jnp.sum(self._explaining**2, axis=-2)
-        for i in self._sets:
-            block = self.q.blocks[i]
-            if self._cancels(i, block):
-                continue
-            A = self.projection[..., self.q.slices[i], :]
-            F = A if block.is_prior else block.project(A)
-            variance = variance + jnp.sum(F**2, axis=-2)
         return jnp.broadcast_to(jnp.maximum(variance, floor), self.shape())
 
-    @property
-    def _explaining(self):
+    def _cancels(self, index, block):
+        return self._residual and block.is_prior and index in self._sets
+
+    def _explaining(self, blocks):
         """Rows of the projection of the sets whose covariance is not the prior's."""
-        blocks = enumerate(self.q.blocks)
-        kept = [self.q.slices[i] for i, b in blocks if not self._cancels(i, b)]
-        if len(kept) == len(self.q.blocks):
+        pairs = zip(self.q.slices, blocks, strict=True)
+        kept = [s for i, (s, b) in enumerate(pairs) if not self._cancels(i, b)]
+        if len(kept) == len(blocks):
             return self.projection
         rows = np.concatenate([np.arange(s.start, s.stop) for s in kept] or [[]])
         return self.projection[..., rows.astype(int), :]
+
+    def _left_open(self, blocks):
+        """Prior variances that :meth:`_explaining` leaves."""
+        prior = self.prior.kernel.diag(self.prior.X)
+        return prior - jnp.sum(self._explaining(blocks) ** 2, axis=-2)
 
     def bound_marginals(self, component=0):
         """See :meth:`GPPosterior.bound_marginals`."""
         if self.relaxation is None:
             return self.marginals(component)
-        prior = self.prior.kernel.diag(self.prior.X)
-        variance = self.relaxation.factor * self._residual_variance
-        for A, block in self._blocks():
-            if not block.is_prior:  # else it is part of what is relaxed
-                variance = variance + jnp.sum(block.project(A) ** 2, axis=-2)
-        floor = jnp.finfo(prior.dtype).eps * prior
-        return self.mean, jnp.broadcast_to(jnp.maximum(variance, floor), self.shape())
-
-    @property
-    def _residual_variance(self):
-        """Prior variances that :attr:`_explaining` leaves open."""
-        prior = self.prior.kernel.diag(self.prior.X)
-        return jnp.maximum(prior - jnp.sum(self._explaining**2, axis=-2), 0.0)
+        blocks = self.q.component(component).blocks
+        return self._mean(blocks), self._variance(blocks, self.relaxation)
 
     def relaxation_cost(self, precision=None):
-        """See :meth:`GPPosterior.relaxation_cost`."""
-        cost = self.relaxation.cost(
-            self.prior, self._explaining, self._residual_variance, precision
-        )
+        """See :meth:`GPPosterior.relaxation_cost`; all components share q(f | u)."""
+        blocks = self.q.component(0).blocks
+        left = jnp.maximum(self._left_open(blocks), 0.0)
+        cost = self.relaxation.cost(self.prior, self._explaining(blocks), left, precision)
         return jnp.broadcast_to(cost, self.batch_shape)
 
-    def _cancels(self, index, block):
-        return self._residual and block.is_prior and index in self._sets
-
-    @property
-    def covariance_matrix(self) -> Array:
-        """Joint covariance over X, eq. (38), shape ``batch_shape + (N, N)``."""
-        num_rows = self.event_shape[0]
-        shape = (*self.batch_shape, num_rows, num_rows)
-        return jnp.broadcast_to(self._covariance(), shape)
-
-    def _covariance(self, rows=slice(None)):
-        """Joint covariance over some rows of X."""
+    def _covariance(self, blocks, rows=slice(None)):
+        """Joint covariance over some rows of X, eq. (38)."""
         total = self._residual_covariance(rows) if self._residual else 0.0
-        for A, block in self._blocks():
-            A = A[..., rows]
-            F = A if block.is_prior else block.project(A)
+        for i in self._sets:
+            A = self._rows(i)[..., rows]
+            F = A if blocks[i].is_prior else blocks[i].project(A)
             total = total + jnp.einsum("...mi,...mj->...ij", F, F)
         return total
 
@@ -249,6 +255,118 @@ class SparsePosterior(GPPosterior):
         A = self.projection[..., rows]
         return self.prior.kernel(X, X) - jnp.einsum("...mi,...mj->...ij", A, A)
 
+    # ---- moments of all components ----------------------------------------------------
+
+    def _average(self, of_component):
+        """The weighted mean over the components of what a function of their blocks is."""
+        if self.num_components == 1:
+            return of_component(self.q.component(0).blocks)
+        weights = jnp.exp(self.log_weights)
+        parts = [
+            weights[k] * of_component(self.q.component(k).blocks)
+            for k in range(self.num_components)
+        ]
+        return sum(parts)
+
+    @property
+    def mean(self) -> Array:
+        """Marginal means, shape ``batch_shape + (N,)``."""
+        return self._average(self._mean)
+
+    @property
+    def variance(self) -> Array:
+        """Marginal variances, shape ``batch_shape + (N,)``."""
+        if self.num_components == 1:
+            return self._average(self._variance)
+        mean = self.mean
+        return self._average(lambda b: self._variance(b) + (self._mean(b) - mean) ** 2)
+
+    @property
+    def covariance_matrix(self) -> Array:
+        """Joint covariance over X, shape ``batch_shape + (N, N)``."""
+        num_rows = self.event_shape[0]
+        shape = (*self.batch_shape, num_rows, num_rows)
+        if self.num_components == 1:
+            return jnp.broadcast_to(self._average(self._covariance), shape)
+        mean = self.mean
+
+        def about_mean(blocks):
+            away = self._mean(blocks) - mean
+            return self._covariance(blocks) + away[..., :, None] * away[..., None, :]
+
+        return jnp.broadcast_to(self._average(about_mean), shape)
+
+    def quantile(self, level) -> Array:
+        """See :meth:`GPPosterior.quantile`; by bisection of the cdf of a mixture."""
+        if self.num_components == 1:
+            return super().quantile(level)
+        each = [self.marginals(k) for k in range(self.num_components)]
+        means, scales = (jnp.stack(m) for m in zip(*each, strict=True))
+        scales, weights = jnp.sqrt(scales), jnp.exp(self.log_weights).astype(means.dtype)
+        level = jnp.asarray(level, means.dtype)
+        target = level.reshape(*level.shape, *(1,) * (means.ndim - 1))
+        axis = level.ndim
+        z = jax.scipy.stats.norm.ppf(level).reshape(*level.shape, *(1,) * means.ndim)
+        ends = means + scales * z
+
+        def halve(_, bounds):
+            low, high = bounds
+            middle = 0.5 * (low + high)
+            below = jax.scipy.stats.norm.cdf(
+                (jnp.expand_dims(middle, axis) - means) / scales
+            )
+            share = weights.reshape(-1, *(1,) * (means.ndim - 1)) * below
+            left = jnp.sum(share, axis=axis) < target
+            return jnp.where(left, middle, low), jnp.where(left, high, middle)
+
+        # The quantile of a mixture lies among those of its components.
+        bounds = jnp.min(ends, axis=axis), jnp.max(ends, axis=axis)
+        low, high = jax.lax.fori_loop(0, 60, halve, bounds)
+        return 0.5 * (low + high)
+
+    # ---- dependent latent functions ---------------------------------------------------
+
+    def _joint_rows_of(self, blocks):
+        """``A_q' R_q``, what the joint factor adds at each row: ``(Q, N, QM)``."""
+        (block,) = blocks
+        rows = jnp.einsum("...mk,...mn->...nk", block.sqrt, self.projection)
+        return rows.reshape(-1, *rows.shape[-2:])
+
+    @property
+    def row_covariance(self) -> Array:
+        """Covariance of the Q latent functions at each row, shape ``(N, Q, Q)``."""
+        num = math.prod(self.batch_shape)
+        if self.independent_latents:
+            variance = self.variance.reshape(num, -1)
+            return jnp.eye(num, dtype=variance.dtype) * variance.T[..., None]
+        blocks = self.q.component(0).blocks
+        rows = self._joint_rows_of(blocks)
+        total = jnp.einsum("qnk,pnk->nqp", rows, rows)
+        prior = self.prior.kernel.diag(self.prior.X)
+        floor = jnp.finfo(prior.dtype).eps * prior
+        residual = jnp.maximum(self._left_open(blocks), floor)
+        residual = jnp.broadcast_to(residual, self.shape()).reshape(num, -1)
+        return total + jnp.eye(num, dtype=total.dtype) * residual.T[..., None]
+
+    def place(self, x: Array, component=0) -> Array:
+        """See :meth:`GPPosterior.place`; dependent functions are correlated in a row."""
+        if self.independent_latents:
+            return super().place(x, component)
+        num = math.prod(self.batch_shape)
+        L = jnp.linalg.cholesky(self.row_covariance)
+        x = jnp.broadcast_to(x, self.shape()).reshape(num, -1)
+        return self.mean + jnp.einsum("nqp,pn->qn", L, x).reshape(self.shape())
+
+    def drawn_together(self, num_rows: int) -> "SparsePosterior":
+        """See :meth:`GPPosterior.drawn_together`."""
+        if num_rows > 1 and not (self.independent_latents and self.num_components == 1):
+            raise NotImplementedError(
+                f"Rows of a {type(self.given_q).__name__} are not drawn in groups "
+                "(joint_rows): use SVGP, SOLVEGP or ODVGP with independent latent "
+                "functions."
+            )
+        return super().drawn_together(num_rows)
+
     def _joint_noise(self, x: Array) -> Array:
         """
         Draws around the mean whose rows are correlated within groups of ``joint_rows``;
@@ -257,14 +375,19 @@ class SparsePosterior(GPPosterior):
         :param x: standard normal numbers, shape ``batch_shape + (N,)``.
         """
         size = jnp.mean(self.prior.kernel.diag(self.prior.X), axis=-1)
+        blocks = self.q.component(0).blocks
 
         def one(rows):
-            L, _ = jittered_cholesky(self._covariance(rows), self.prior.jitter, size)
+            L, _ = jittered_cholesky(
+                self._covariance(blocks, rows), self.prior.jitter, size
+            )
             return jnp.einsum("...ij,...j->...i", L, x[..., rows])
 
         groups = jnp.arange(x.shape[-1]).reshape(-1, self.joint_rows)
         noise = jax.lax.map(jax.checkpoint(one), groups)  # [G, *batch, rows]
         return jnp.moveaxis(noise, 0, -2).reshape(x.shape)
+
+    # ---- draws ------------------------------------------------------------------------
 
     def sample(self, key, sample_shape=()) -> Array:
         """
@@ -285,14 +408,12 @@ class SparsePosterior(GPPosterior):
 
         :return: shape ``sample_shape + batch_shape + (N,)``.
         """
-        f = jnp.broadcast_to(self.mean, self.shape(sample_shape))
-        keys = jax.random.split(key, len(self.q.blocks))
-        for i, (A, block) in zip(self._sets, self._blocks(), strict=True):
-            shape = (*sample_shape, *self.batch_shape, block.size)
-            noise = jax.random.normal(keys[i], shape, f.dtype)
-            F = A if block.is_prior else block.project(A)
-            f = f + jnp.einsum("...mn,...m->...n", F, noise)
-        return f
+        u = self._sample_whitened(key, sample_shape)
+        f = jnp.einsum("...mn,...m->...n", self.projection, u)
+        f = f + self.q.mean_shift(self.prior.X, self.projection)
+        if self._has_mean:
+            f = f + self.prior.mean
+        return jnp.broadcast_to(f, self.shape(sample_shape))
 
     @property
     def _has_mean(self) -> bool:
@@ -300,53 +421,108 @@ class SparsePosterior(GPPosterior):
 
     def _sample_whitened(self, key, sample_shape) -> Array:
         """See :meth:`GPPosterior._sample_whitened`; zero for the sets left out."""
-        draws = []
-        keys = jax.random.split(key, len(self.q.blocks))
-        for i, block in enumerate(self.q.blocks):
-            shape = (*sample_shape, *self.batch_shape, block.size)
-            if i not in self._sets:
-                draws.append(jnp.zeros(shape, block.mu.dtype))
-                continue
-            noise = jax.random.normal(keys[i], shape, block.mu.dtype)
-            if block.is_diagonal:
-                noise = block.sqrt * noise
-            elif not block.is_prior:
-                noise = jnp.einsum("...mk,...k->...m", block.sqrt, noise)
-            draws.append(block.mu + noise)
-        return jnp.concatenate(draws, axis=-1)
+        u = self.q.draw(key, sample_shape, self.batch_shape)
+        out = [s for i, s in enumerate(self.q.slices) if i not in self._sets]
+        for rows in out:
+            u = u.at[..., rows].set(0.0)
+        return u
+
+    def _with_fixed_part(self, points, weights):
+        return self.q.kernel_functions(points, weights)
+
+    # ---- densities and parts ------------------------------------------------------------
 
     def prior_kl(self, rng_key=None) -> Array:
         r"""
         :math:`\mathrm{KL}[q(f, u) \| p(f, u)] = \mathrm{KL}[q(u) \| p(u)]`, the sum of
-        eq. (35) and (36); shape ``batch_shape``.
+        eq. (35) and (36), or what the family has in its place (a bound for mixtures);
+        shape ``batch_shape``, or ``()`` where latent functions belong together.
+
+        :param rng_key: for the families whose KL is drawn.
         """
-        kl = jnp.zeros((), self.projection.dtype)
-        for _, block in self._blocks():
-            kl = kl + block.kl()
+        kl = self.q.kl(rng_key, self._sets)
+        if self._belong_together:
+            return kl
         return jnp.broadcast_to(kl, self.batch_shape)
+
+    @property
+    def _belong_together(self):
+        """Whether q(u) is not a product over the latent functions."""
+        return self.num_components > 1 or not self.independent_latents
+
+    def _joint_log_prob(self, value):
+        if not self._belong_together:
+            return super()._joint_log_prob(value)
+        lead = jnp.shape(value)[: jnp.ndim(value) - 1 - len(self.batch_shape)]
+        log_prob = [
+            log_weight + self._log_prob_of(self.q.component(k).blocks, value, lead)
+            for k, log_weight in enumerate(self.log_weights)
+        ]
+        # One number for all latent functions, shared out among the batch.
+        total = logsumexp(jnp.stack(log_prob), axis=0) / math.prod(self.batch_shape)
+        total = total.reshape(*lead, *(1,) * len(self.batch_shape))
+        return jnp.broadcast_to(total, (*lead, *self.batch_shape))
+
+    def _log_prob_of(self, blocks, value, lead):
+        """Log density of all latent functions under one component, shape ``lead``."""
+        centred = value - self._mean(blocks)
+        if self.independent_latents:
+            L = self._scale_tril(self._covariance(blocks))
+            return gaussian_log_prob(centred, L).reshape(*lead, -1).sum(-1)
+        num, rows = math.prod(self.batch_shape), self.event_shape[0]
+        F = self._joint_rows_of(blocks).reshape(num * rows, -1)
+        residual = jnp.broadcast_to(
+            self._residual_covariance(), (*self.batch_shape, rows, rows)
+        ).reshape(num, rows, rows)
+        total = F @ F.T + jax.scipy.linalg.block_diag(*residual)
+        size = jnp.mean(self.prior.kernel.diag(self.prior.X))
+        L, _ = jittered_cholesky(total, self.prior.jitter, size)
+        return gaussian_log_prob(centred.reshape(*lead, -1), L)
 
     def parallel(self) -> "SparsePosterior":
         r"""
         The part :math:`f_\parallel = m(X) + K_{fu} K_{uu}^{-1} u` of the first set alone
         (eq. 4-6): a distribution over its values at X.
+
+        :raises NotImplementedError: if latent functions do not have a q(u) of their own.
         """
         return self._part((0,), residual=False)
 
     def orthogonal(self) -> "SparsePosterior":
         r"""
         The part :math:`f_\perp` that is independent of the first set a priori (eq. 7).
+
+        :raises NotImplementedError: as :meth:`parallel`.
         """
         return self._part(self._sets[1:], residual=True)
 
     def _part(self, sets, residual):
-        self._factors()  # kept by the copy
+        if self._belong_together:
+            raise NotImplementedError(
+                "parallel() and orthogonal() are for latent functions with a Gaussian q(u) "
+                "of their own."
+            )
         part = copy.copy(self)
         part._sets, part._residual = tuple(sets), residual
+        *factors, q = self._factors()
+        part.given_q = part.given_q.keep(sets, residual)
+        part._kept_factors = (*factors, q.keep(sets, residual))
         return part
 
     def expand(self, batch_shape) -> "SparsePosterior":
-        """Independent posteriors with the same parameters; nothing is copied."""
+        """
+        Independent posteriors with the same parameters; nothing is copied.
+
+        :raises ValueError: if latent functions do not have a q(u) of their own.
+        """
         expanded = copy.copy(self)
+        if tuple(batch_shape) == self.batch_shape:
+            return expanded
+        if self._belong_together:
+            raise ValueError(
+                f"A posterior of batch shape {self.batch_shape} cannot be expanded to "
+                f"{tuple(batch_shape)}: its q(u) is over all latent functions together."
+            )
         expanded.prior = self.prior.expand(batch_shape)
         expanded._batch_shape = tuple(batch_shape)
         return expanded
@@ -355,4 +531,6 @@ class SparsePosterior(GPPosterior):
 @kl_divergence.register(SparsePosterior, GaussianProcess)
 def _kl_sparse_posterior_prior(q: SparsePosterior, p: GaussianProcess) -> Array:
     """KL[q(f, u) || p(f, u)]; q was made from p, so that their kernels agree."""
+    if q.num_components > 1:
+        raise NotImplementedError("The KL divergence of a mixture has no closed form.")
     return q.prior_kl()

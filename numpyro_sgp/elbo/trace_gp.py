@@ -293,7 +293,7 @@ class TraceGP_ELBO(ELBO):
 
     def _precisions(self, run, found) -> dict[str, Array]:
         """Of the Gaussian likelihood at each row of the sites whose bound asks for it."""
-        names = [name for name, site in found.items() if site.tight not in (None, "scalar")]
+        names = [name for name, site in found.items() if site.tight]
         if not names:
             return {}
 
@@ -371,7 +371,7 @@ class TraceGP_ELBO(ELBO):
                 q.joint_rows,
                 q.num_components,
                 q.independent_latents,
-                None if q.relaxation is None else q.relaxation.kind,
+                None if q.relaxation is None else q.relaxation.is_gaussian,
             )
             return jnp.zeros(site["fn"].shape(), q.prior.X.dtype)
 
@@ -396,7 +396,7 @@ class _GPSite(NamedTuple):
     joint_rows: int
     num_components: int
     independent_latents: bool
-    tight: str | None
+    tight: bool | None  # relaxed, and for Gaussian likelihoods only
 
 
 class _GPSites(dict):

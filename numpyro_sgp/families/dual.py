@@ -1,6 +1,5 @@
 """Gaussian q(u) by a Gaussian site on u, with natural gradients in its derivatives."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_sgp.families.block_gaussian import Block, BlockGaussian
+from numpyro_sgp.families.base import QU, Factors, Family, Param, Start, symmetric
+from numpyro_sgp.families.blocks import Block, BlockGaussian
 from numpyro_sgp.linalg import matmul, solve_lower
 
 _MOST_VARIANCE = 10.0  # of whitened variables, in units of the prior's
@@ -22,7 +22,7 @@ _HALVINGS = 20
     meta_fields=["rate"],
 )
 @dataclass(frozen=True)
-class DualGaussian:
+class DualGaussian(QU):
     r"""
     q(u) over one set of inducing variables as the prior times a Gaussian site,
 
@@ -86,14 +86,9 @@ class DualGaussian:
         """Number of inducing variables."""
         return (self.linear.shape[-1],)
 
-    def whitened(self, L: Array, cross: Callable | None = None) -> BlockGaussian:
-        """
-        The same q by its mean and a square root of its covariance.
-
-        :param L: lower factor of K_uu, ``(*batch, M, M)``.
-        :param cross: not used.
-        """
-        del cross
+    def whitened(self, factors: Factors) -> BlockGaussian:
+        """The same q by its mean and a square root of its covariance."""
+        L = factors.chol
         linear, precision = self.linear, self.precision
         batch = jnp.broadcast_shapes(L.shape[:-2], linear.shape[:-1])
         L = jnp.broadcast_to(L, (*batch, *L.shape[-2:]))
@@ -114,7 +109,7 @@ def _values(L, linear, precision):
     """The same, and what derivatives need."""
     eye = jnp.eye(L.shape[-1], dtype=L.dtype)
     root = matmul(precision, L)
-    given = eye + _symmetric(matmul(L.mT, root))
+    given = eye + symmetric(matmul(L.mT, root))
 
     def factors(B):
         C = lax.linalg.cholesky(B, symmetrize_input=False)
@@ -131,7 +126,7 @@ def _values(L, linear, precision):
         values, V = jnp.linalg.eigh(given)
         least = 1.0 / _MOST_VARIANCE
         lifted = matmul(V * jnp.maximum(values, least)[..., None, :], V.mT)
-        excess = jnp.where(fits, 0.0, given - _symmetric(lifted))
+        excess = jnp.where(fits, 0.0, given - symmetric(lifted))
         new_root = root - solve_lower(L, excess, transpose=True)
         return *factors(given - excess), new_root, excess
 
@@ -157,17 +152,17 @@ def _backward(rate, kept, slopes):
     # B = C C' = S_w^-1, P = C^-T. dL/dS_w = C G C' with G = (phi + phi') / 2, phi the upper
     # triangle of P' dL/dP with half the diagonal, and dL/dB = -P G P'.
     eye = jnp.eye(L.shape[-1], dtype=L.dtype)
-    G = _symmetric(jnp.triu(matmul(P.mT, to_P)) * (1.0 - 0.5 * eye))
+    G = symmetric(jnp.triu(matmul(P.mT, to_P)) * (1.0 - 0.5 * eye))
     share = _share(G, rate)[..., None]
     to_S = share[..., None] * matmul(matmul(C, G), C.mT)
     to_linear = share * to_w - 2.0 * _apply(to_S, w)
     to_linear = solve_lower(L, to_linear[..., None], transpose=True)
     # What was left out of the site counts as part of it, so that it fades.
     half = solve_lower(L, excess - 2.0 * to_S, transpose=True)
-    to_precision = _symmetric(solve_lower(L, half.mT, transpose=True))
+    to_precision = symmetric(solve_lower(L, half.mT, transpose=True))
     # B = I + L' Lambda L and w = S_w L' lambda.
     s = _apply(P, _apply(P.mT, to_w))
-    to_B = -matmul(matmul(P, G), P.mT) - _symmetric(s[..., None] * w[..., None, :])
+    to_B = -matmul(matmul(P, G), P.mT) - symmetric(s[..., None] * w[..., None, :])
     to_L = 2.0 * matmul(root, to_B) + linear[..., None] * s[..., None, :]
     return jnp.tril(to_L), to_linear[..., 0], to_precision
 
@@ -203,9 +198,36 @@ def _share(G, rate):
     return lax.while_loop(go_on, halve, start)[1]
 
 
-def _symmetric(A):
-    return 0.5 * (A + A.mT)
-
-
 def _apply(A, x):
     return matmul(A, x[..., None])[..., 0]
+
+
+@dataclass(frozen=True)
+class Dual(Family):
+    """The prior times a Gaussian site on u, for minibatches and natural gradients."""
+
+    name = "dual"
+    has_scale = False
+    is_natural = True
+
+    def start(self, at: Start) -> dict[str, Param]:
+        """See :meth:`Family.start`."""
+        shape = (*at.batch_shape, *at.sizes)
+        return {
+            "qu_linear": Param(jnp.zeros(shape, at.dtype)),
+            "qu_precision": Param(jnp.zeros((*shape, shape[-1]), at.dtype)),
+        }
+
+    def build(self, params, whiten) -> DualGaussian:
+        """See :meth:`Family.build`."""
+        del whiten
+        rate = params.get("natural_rate")
+        return DualGaussian(params["qu_linear"], params["qu_precision"], rate)
+
+    def takes_natural_steps(self, names):
+        """See :meth:`Family.takes_natural_steps`."""
+        return ("qu_linear", "qu_precision")
+
+    def natural_step(self, free, slopes, rate):
+        """See :meth:`Family.natural_step`; these slopes are natural already."""
+        return {k: -jnp.asarray(rate, free[k].dtype) * slopes[k] for k in free}

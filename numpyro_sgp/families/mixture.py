@@ -1,11 +1,15 @@
-"""Entropy of mixtures of Gaussians over whitened inducing variables."""
+"""Mixtures of Gaussians q(u), and bounds of their KL divergence (SAVIGP)."""
+
+from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import logsumexp
 
-from numpyro_sgp.families.block_gaussian import Block
+from numpyro_sgp.families.base import QU, Factors, Family, Param, Start
+from numpyro_sgp.families.blocks import Block, BlockGaussian, Full
 from numpyro_sgp.linalg import solve_lower
 
 ENTROPIES = ("pairwise", "jensen", "monte_carlo")
@@ -133,3 +137,139 @@ def _log_ratio(k, noise, block, log_weights):
     log_density = log_density - _sum_batch(_half_log_det(block))
     own = jax.lax.dynamic_index_in_dim(log_density, k, axis=1, keepdims=False)
     return logsumexp(log_density + log_weights, axis=1) - own
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["components", "logits"],
+    meta_fields=["entropy"],
+)
+@dataclass(frozen=True)
+class MixtureGaussian(QU):
+    r"""
+    :math:`q(u) = \sum_k \pi_k \prod_j N(u_j; m_{kj}, S_{kj})`, eq. (7) of Bonilla, Krauth
+    & Dezfouli (2018): a mixture over the inducing variables of all latent functions
+    together, which are independent in each component.
+
+    :param components: blocks with ``mu`` of shape ``(K, *batch, M)``.
+    :param logits: log weights up to a constant, shape ``(K,)``.
+    :param entropy: how the KL is bounded, see :func:`mixture_kl`.
+    :raises ValueError: if ``entropy`` is not known, or there are other numbers of logits
+        and components.
+    """
+
+    components: BlockGaussian
+    logits: Array
+    entropy: str = "pairwise"
+
+    def check_batch(self, batch_shape) -> None:
+        """See :meth:`QU.check_batch`."""
+        if self.entropy not in ENTROPIES:
+            raise ValueError(f"entropy must be one of {ENTROPIES}, got {self.entropy!r}.")
+        for block in self.components.blocks:
+            if block.mu.shape[0] != self.num_components:
+                raise ValueError(
+                    f"There are {self.num_components} logits, but q(u) has "
+                    f"{block.mu.shape[0]} components."
+                )
+            if block.mu.shape[1:-1] != tuple(batch_shape):
+                raise ValueError(
+                    f"A mixture is over all latent functions together: its means have the "
+                    f"shape {block.mu.shape}, but the process has the batch shape "
+                    f"{tuple(batch_shape)}."
+                )
+
+    @property
+    def num_components(self) -> int:
+        """Number K of components."""
+        return jnp.shape(self.logits)[0]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of inducing variables in each set."""
+        return self.components.sizes
+
+    @property
+    def log_weights(self) -> Array:
+        r"""Log weights :math:`\log \pi_k`, shape ``(K,)``."""
+        return jax.nn.log_softmax(self.logits)
+
+    def component(self, k) -> BlockGaussian:
+        """See :meth:`QU.component`."""
+        return jax.tree.map(lambda x: x[k], self.components)
+
+    def whitened(self, factors: Factors) -> "MixtureGaussian":
+        """See :meth:`QU.whitened`."""
+        return replace(self, components=self.components.whitened(factors))
+
+    def draw(self, key, sample_shape, batch_shape) -> Array:
+        """See :meth:`QU.draw`; all latent functions from the same component."""
+        key_k, key_u = jax.random.split(key)
+        shape = (self.num_components, *batch_shape)
+        draws = self.components.draw(key_u, sample_shape, shape)
+        k = jax.random.categorical(key_k, self.logits, shape=sample_shape)
+        index = k.reshape(*k.shape, *(1,) * (draws.ndim - k.ndim))
+        return jnp.take_along_axis(draws, index, axis=k.ndim).squeeze(axis=k.ndim)
+
+    def kl(self, rng_key=None, sets=None) -> Array:
+        r"""
+        An upper bound of the KL (exact for K = 1, unbiased for ``"monte_carlo"``) of all
+        latent functions together, shape ``()``.
+
+        :param rng_key: for ``entropy="monte_carlo"``.
+        """
+        (block,) = self.components.blocks
+        rng_key = jax.random.key(0) if rng_key is None else rng_key
+        return mixture_kl(block, self.log_weights, self.entropy, rng_key)
+
+
+@dataclass(frozen=True)
+class Mixture(Family):
+    """
+    A mixture of K Gaussians.
+
+    :param num_components: K.
+    :param each: the covariance of each component.
+    :param entropy: how the KL is bounded.
+    :param spread: how far apart components start, in prior standard deviations.
+    :param seed: of the starting means.
+    """
+
+    num_components: int
+    each: Full
+    entropy: str = "pairwise"
+    spread: float = 0.5
+    seed: int = 0
+
+    name = "mixture"
+    whitened_only = False
+    no_natural_step = "a mixture. Train mixtures by Adam or fit_lbfgs."
+
+    def start(self, at: Start) -> dict[str, Param]:
+        """See :meth:`Family.start`; near the prior, and components apart."""
+        K = self.num_components
+        params = self.each.start(at._replace(batch_shape=(K, *at.batch_shape)))
+        params["qu_logits"] = Param(jnp.zeros(K, at.dtype))
+        if K == 1:
+            return params
+        mu, L = params["qu_mu"].value, at.factor()
+        variance = jnp.sum(L**2, axis=-1, keepdims=True)  # the diagonal of K_uu
+        shift = self.spread * jnp.sqrt(variance)
+        shift = solve_lower(L, shift) if at.whiten else shift
+        key_k, key_noise = jax.random.split(jax.random.key(self.seed))
+        levels = jax.scipy.stats.norm.ppf((jnp.arange(K) + 0.5) / K).astype(mu.dtype)
+        levels = jnp.broadcast_to(
+            levels.reshape(K, *(1,) * len(at.batch_shape)), mu.shape[:-1]
+        )
+        # Latent functions go up and down in different orders.
+        levels = jax.random.permutation(key_k, levels, axis=0, independent=True)
+        noise = 0.1 * self.spread * jax.random.normal(key_noise, mu.shape, mu.dtype)
+        if not at.whiten:
+            noise = jnp.einsum("...mk,...k->...m", L, noise)
+        params["qu_mu"] = Param(mu + levels[..., None] * shift[..., 0] + noise)
+        return params
+
+    def build(self, params, whiten) -> MixtureGaussian:
+        """See :meth:`Family.build`."""
+        components = self.each.build(params, whiten)
+        return MixtureGaussian(components, params["qu_logits"], self.entropy)

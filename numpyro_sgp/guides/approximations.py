@@ -1,6 +1,5 @@
-"""What a guide does at a GP site: SVGP, VGP, SOLVE-GP and ODVGP on one core."""
+"""What a guide does at a GP site: sets of inducing points, a family, a relaxation."""
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -8,76 +7,103 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax import Array
-from numpyro.distributions import constraints
 
-from numpyro_sgp.distributions import (
-    CoupledPosterior,
-    DecoupledPosterior,
-    GaussianProcess,
-    GPPosterior,
-    SparsePosterior,
+from numpyro_sgp.distributions import GaussianProcess, GPPosterior, SparsePosterior
+from numpyro_sgp.distributions.relaxation import (
+    Blocks,
+    Diagonal,
+    Relaxation,
+    Scalar,
+    relaxation_of,
 )
-from numpyro_sgp.distributions.relaxation import Relaxation
-from numpyro_sgp.families import Block, BlockGaussian, DualGaussian, SiteGaussian
-from numpyro_sgp.guides.constraint import lower_triangular
+from numpyro_sgp.families import (
+    Coupled,
+    Decoupled,
+    Dual,
+    Family,
+    Full,
+    Mixture,
+    Param,
+    PriorAfterFirst,
+    PseudoData,
+    Start,
+)
+from numpyro_sgp.families import Diagonal as DiagonalCovariance
+from numpyro_sgp.families.mixture import ENTROPIES
 from numpyro_sgp.inducing import InducingStart, InducingVariables, initial_inducing
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.inducing.variables import PointKernel
-from numpyro_sgp.linalg import jittered_cholesky, solve_lower
+from numpyro_sgp.linalg import jittered_cholesky
 
 Inducing = Literal["kmeans", "greedy", "random"] | Array | np.ndarray | InducingVariables
 METHODS = ("kmeans", "greedy", "random")
-Covariance = Literal["full", "diagonal", "prior"]
-Tight = Literal["none", "diagonal", "block", "scalar"]
+Covariance = Literal["full", "diagonal", "coupled", "pseudo_data", "dual"]
+Tight = Literal["none", "diagonal", "block", "scalar"] | Relaxation
+
+#: The families by the names that ``covariance=...`` takes: an entry for each.
+FAMILIES: dict[str, Family] = {
+    family.name: family()
+    for family in (Full, DiagonalCovariance, Coupled, PseudoData, Dual)
+}
 
 
-class _BlockApproximation:
-    """Options that SVGP, SOLVEGP and ODVGP share, and what a guide asks of them."""
+class _Approximation:
+    """
+    Sets of inducing points, a family q(u) over them and a relaxation of q(f | u): what a
+    guide asks of :class:`SVGP`, :class:`SOLVEGP` and the others.
+    """
 
+    #: Names of families that ``covariance`` takes.
     _covariances: tuple[str, ...] = ("full", "diagonal")
-    _tights: tuple[str, ...] = ("none", "diagonal", "block", "scalar")
-
-    #: Whether the set-up must see all rows of the data, and not minibatches.
-    needs_all_rows = False
-
     #: Whether it is a bound for log-concave likelihoods only.
     needs_log_concave = False
+
+    #: Relaxations that ``tight`` takes.
+    _relaxations: tuple[type[Relaxation], ...] = (Diagonal, Blocks, Scalar)
 
     def __init__(
         self,
         *,
-        whiten: bool = True,
-        covariance: Literal["full", "diagonal"] = "full",
-        train_inducing: bool = True,
-        share_inducing: bool = True,
-        tight: Tight = "none",
-        block_size: int | None = None,
-        initial_scale: float = 1.0,
-        jitter: float | None = None,
-        seed: int = 0,
+        whiten: bool,
+        covariance,
+        train_inducing: bool,
+        share_inducing: bool,
+        tight: Tight,
+        initial_scale: float,
+        jitter: float | None,
+        seed: int,
     ):
+        name = type(self).__name__
         self.whiten = whiten
         self.covariance = covariance
         self.train_inducing = train_inducing
         self.share_inducing = share_inducing
-        self.tight = tight
-        self.block_size = block_size
+        self.tight = relaxation_of(tight, name, self._relaxations)
         self.initial_scale = initial_scale
         self.jitter = jitter
         self.seed = seed
-        self._check()
+        #: The q(u), one of :mod:`numpyro_sgp.families`.
+        self.family = self._family(name, covariance)
+        self._check(name)
 
-    def _sets(self) -> list[tuple[int | None, Inducing, Covariance]]:
-        """Size, start and kind of covariance of each set."""
+    def _family(self, name, covariance) -> Family:
+        known = tuple(FAMILIES[k] for k in self._covariances)
+        if isinstance(covariance, str) and covariance in self._covariances:
+            return FAMILIES[covariance]
+        if isinstance(covariance, Family) and (
+            covariance in known or type(covariance) not in map(type, FAMILIES.values())
+        ):
+            return covariance
+        raise ValueError(
+            f"{name}: covariance must be one of {self._covariances} (or a family of one's "
+            f"own), got {covariance!r}."
+        )
+
+    def _sets(self) -> list[tuple[int | None, Inducing]]:
+        """Size and start of each set."""
         raise NotImplementedError
 
-    def _check(self):
-        name = type(self).__name__
-        if self.covariance not in self._covariances:
-            raise ValueError(
-                f"{name}: covariance must be one of {self._covariances}, got "
-                f"{self.covariance!r}."
-            )
+    def _check(self, name):
         is_number = isinstance(self.jitter, int | float | np.number)
         if self.jitter is not None and not (is_number and 0 <= self.jitter < 1):
             raise ValueError(
@@ -90,82 +116,58 @@ class _BlockApproximation:
             raise ValueError(
                 f"{name}: initial_scale must be a positive number, got {scale!r}."
             )
-        if scale != 1 and self.covariance in ("sites", "dual"):
+        family = self.family
+        if scale != 1 and not family.has_scale:
             raise ValueError(
-                f"{name}: q(u) with covariance={self.covariance!r} starts at the prior, "
+                f"{name}: q(u) with covariance={family.name!r} starts at the prior, "
                 "whose covariance it has no parameter for; leave initial_scale=1, or use "
                 "covariance='full'."
             )
-        if self.tight not in self._tights:
+        if self.tight is not None and not family.independent_latents:
             raise ValueError(
-                f"{name}: tight must be one of {self._tights}, got {self.tight!r}."
+                f"{name}: tight={self.tight.name!r} is for independent latent functions; "
+                f"use tight='none' with covariance={family.name!r}."
             )
-        if self.tight != "none" and self.covariance == "coupled":
+        if family.whitened_only and not self.whiten:
             raise ValueError(
-                f"{name}: tight={self.tight!r} is for independent latent functions; use "
-                "tight='none' with covariance='coupled'."
+                f"{name}: covariance={family.name!r} is whitened; leave whiten=True."
             )
-        if self.block_size is not None and self.tight != "block":
+        sets = self._sets()
+        if len(sets) > 1 and not family.several_sets:
             raise ValueError(
-                f"{name}: block_size is for tight='block', but tight={self.tight!r}."
+                f"{name}: covariance={family.name!r} is for one set of inducing points, "
+                f"not {len(sets)}."
             )
-        for i, (size, start, _) in enumerate(self._sets()):
-            what, start = _point_name(i), points_of(start)
-            if np.ndim(size) > 0:
-                raise TypeError(
-                    f"{name}: the number of inducing points {what} is an array. Pass "
-                    f"points by name: {'inducing' if i == 0 else 'orthogonal'}=..."
-                )
-            if size is not None and (
-                isinstance(size, bool) or not isinstance(size, int | np.integer)
-            ):
-                raise TypeError(
-                    f"{name}: the number of inducing points {what} must be a whole number, "
-                    f"got {size!r}."
-                )
-            if isinstance(start, str) and start not in METHODS:
-                raise ValueError(
-                    f"{name}: inducing points {what} start by one of {METHODS} or from an "
-                    f"array, got {start!r}."
-                )
-            if isinstance(start, str):
-                if size is None:
-                    raise ValueError(
-                        f"{name}: give the number of inducing points {what}, or the "
-                        "points themselves as an array."
-                    )
-            elif np.ndim(start) < 2:
-                raise ValueError(
-                    f"{name}: the inducing points {what} must have the shape (M, D), got "
-                    f"{np.shape(start)}."
-                )
-            elif size is not None and size != np.shape(start)[-2]:
-                raise ValueError(
-                    f"{name}: {size} inducing points {what} were asked for, but the "
-                    f"array given has {np.shape(start)[-2]} rows."
-                )
-            if size is not None and size < 1:
-                raise ValueError(
-                    f"{name}: the number of inducing points {what} must be positive, "
-                    f"got {size}."
-                )
+        for i, (size, start) in enumerate(sets):
+            _check_set(name, i, size, points_of(start))
 
     def __repr__(self):
-        options = {k: v for k, v in vars(self).items() if np.ndim(v) == 0 or len(v) < 5}
+        options = {
+            k: v
+            for k, v in vars(self).items()
+            if k not in ("family", "tight") and (np.ndim(v) == 0 or len(v) < 5)
+        }
+        if self.tight is not None:
+            options["tight"] = self.tight
         return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in options.items())})"
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether the set-up must see all rows of the data, and not minibatches."""
+        return self.family.needs_all_rows
 
     @property
     def num_points(self) -> int:
         """Number of inducing points in all sets."""
         return sum(
             np.shape(points_of(start))[-2] if size is None else size
-            for size, start, _ in self._sets()
+            for size, start in self._sets()
         )
 
     @property
     def inter_domain(self) -> bool:
         """Whether a set is of inducing variables that are not values of f."""
-        return any(isinstance(start, InducingVariables) for _, start, _ in self._sets())
+        return any(isinstance(start, InducingVariables) for _, start in self._sets())
 
     def initial_points(self, prior: GaussianProcess, X: np.ndarray) -> tuple[Array, ...]:
         """
@@ -179,8 +181,8 @@ class _BlockApproximation:
             array has another number of columns.
         """
         sets = self._sets()
-        points: list = [points_of(start) for _, start, _ in sets]
-        kinds = [_kind(start) for _, start, _ in sets]
+        points: list = [points_of(start) for _, start in sets]
+        kinds = [_kind(start) for _, start in sets]
         # Sets of one kind are chosen together, so that they differ.
         for kind in dict.fromkeys(kinds):
             chosen = [
@@ -245,8 +247,7 @@ class _BlockApproximation:
 
         :param X: the inputs of the data, shape ``(N, D)``.
         """
-        del X
-        return {}
+        return {"X": jnp.asarray(X)} if self.family.needs_all_rows else {}
 
     def factorised(self, points: tuple[Array, ...]) -> tuple[Array, ...]:
         """
@@ -256,91 +257,114 @@ class _BlockApproximation:
         """
         return points
 
-    def initial_params(
-        self, prior: GaussianProcess, points: tuple[Array, ...]
-    ) -> dict[str, Array]:
+    def start(self, prior: GaussianProcess, points: tuple[Array, ...]) -> dict[str, Param]:
         """
-        Starting values of the parameters at a site, with q(u) at the prior, but for its
-        scale.
+        The parameters at a site as they start, with q(u) at the prior, but for its scale.
 
         :param prior: the process at the site with its initial hyperparameters.
         :param points: inducing points of each set.
         """
-        kernel_factor = None
-        if not self.whiten:
-            kernel_factor, _ = jittered_cholesky(
-                inducing_covariance(prior.kernel, points), self.jitter
-            )
-        params, end = {}, 0
-        for i, (_, _, kind) in enumerate(self._sets()):
-            size, dtype = points[i].shape[-2], points[i].dtype
-            start, end = end, end + size
-            factor = None
-            if kernel_factor is not None:
-                factor = kernel_factor[..., start:end, start:end]
-            params[_point_name(i)] = points_of(points[i])
-            params[f"{_block_name(i)}_mu"] = jnp.zeros((*prior.batch_shape, size), dtype)
-            if kind != "prior":
-                sqrt = self.initial_scale * _prior_sqrt(size, kind, factor, dtype)
-                shape = (
-                    *prior.batch_shape,
-                    *sqrt.shape[-1 if kind == "diagonal" else -2 :],
-                )
-                params[f"{_block_name(i)}_sqrt"] = jnp.broadcast_to(sqrt, shape)
-        if self.tight == "scalar":
-            params["qf_scale"] = jnp.ones(prior.batch_shape, points[0].dtype)
+
+        def factor():
+            sets = self.factorised(points)
+            return jittered_cholesky(inducing_covariance(prior.kernel, sets), self.jitter)[
+                0
+            ]
+
+        at = Start(
+            prior.batch_shape,
+            points,
+            self.whiten,
+            factor,
+            self.initial_scale,
+            prior.event_shape[0],
+        )
+        params = {
+            _point_name(i): Param(points_of(p), role="inducing")
+            for i, p in enumerate(points)
+        }
+        params |= self.family.start(at)
+        if self.tight is not None:
+            params |= self.tight.start(prior.batch_shape, at.dtype)
         return params
 
-    def _constraint(self, name):
-        if name == "qf_scale":
-            return constraints.softplus_positive
-        if not name.endswith("_sqrt"):
-            return constraints.real
-        if self.covariance == "diagonal":
-            return constraints.softplus_positive
-        return lower_triangular
+    def is_trained(self, param: Param) -> bool:
+        """Whether a value of a site is a parameter, and not fixed at its start."""
+        return param.role != "inducing" or self.train_inducing
 
-    def declare(self, prefix: str, initial: dict[str, Array]) -> dict:
+    def declare(self, prefix: str, initial: dict[str, Param]) -> dict:
         """
         The parameters of a site, as :func:`numpyro.param` statements.
 
         :param prefix: put before each name.
-        :param initial: what :meth:`initial_params` returned.
+        :param initial: what :meth:`start` returned.
         :return: their values.
         """
-        values = {}
-        for name, value in initial.items():
-            if name.startswith("q") or self.train_inducing:
-                constraint = self._constraint(name)
-                value = numpyro.param(f"{prefix}_{name}", value, constraint=constraint)
-            values[name] = value
-        return values
-
-    def relaxation(self, params: dict) -> Relaxation | None:
-        """
-        How q(f | u) is relaxed in the bound.
-
-        :param params: values by name, as :meth:`declare` returns them.
-        """
-        if self.tight == "none":
-            return None
-        return Relaxation(self.tight, params.get("qf_scale"), self.block_size)
+        return {
+            name: numpyro.param(
+                f"{prefix}_{name}", param.value, constraint=param.constraint
+            )
+            if self.is_trained(param)
+            else param.value
+            for name, param in initial.items()
+        }
 
     def posterior(self, prior: GaussianProcess, params: dict) -> GPPosterior:
         """
-        q(f(X)) at a site.
+        q(f(X)) at a site, relaxed as the bound is.
 
         :param prior: the process at the site.
         :param params: values by name, as :meth:`declare` returns them, and
             :meth:`constants`.
         """
-        names = [_block_name(i) for i in range(len(self._sets()))]
-        blocks = (Block(params[f"{k}_mu"], params.get(f"{k}_sqrt")) for k in names)
-        q = BlockGaussian(tuple(blocks), self.whiten)
-        return SparsePosterior(prior, self.points_in(params), q, self.jitter)
+        points = self.factorised(self.points_in(params))
+        q = self.family.build(params, self.whiten)
+        posterior = SparsePosterior(prior, points, q, self.jitter)
+        return posterior if self.tight is None else posterior.relaxed(self.tight.at(params))
 
 
-class SVGP(_BlockApproximation):
+def _check_set(name, index, size, start):
+    what = _point_name(index)
+    if np.ndim(size) > 0:
+        raise TypeError(
+            f"{name}: the number of inducing points {what} is an array. Pass "
+            f"points by name: {'inducing' if index == 0 else 'orthogonal'}=..."
+        )
+    if size is not None and (
+        isinstance(size, bool) or not isinstance(size, int | np.integer)
+    ):
+        raise TypeError(
+            f"{name}: the number of inducing points {what} must be a whole number, "
+            f"got {size!r}."
+        )
+    if isinstance(start, str) and start not in METHODS:
+        raise ValueError(
+            f"{name}: inducing points {what} start by one of {METHODS} or from an "
+            f"array, got {start!r}."
+        )
+    if isinstance(start, str):
+        if size is None:
+            raise ValueError(
+                f"{name}: give the number of inducing points {what}, or the "
+                "points themselves as an array."
+            )
+    elif np.ndim(start) < 2:
+        raise ValueError(
+            f"{name}: the inducing points {what} must have the shape (M, D), got "
+            f"{np.shape(start)}."
+        )
+    elif size is not None and size != np.shape(start)[-2]:
+        raise ValueError(
+            f"{name}: {size} inducing points {what} were asked for, but the "
+            f"array given has {np.shape(start)[-2]} rows."
+        )
+    if size is not None and size < 1:
+        raise ValueError(
+            f"{name}: the number of inducing points {what} must be positive, got {size}."
+        )
+
+
+class SVGP(_Approximation):
     r"""
     One set of inducing points Z with a Gaussian q(u) [1, 2].
 
@@ -353,16 +377,17 @@ class SVGP(_BlockApproximation):
         (:class:`~numpyro_sgp.InducingVariables`), with points or with such a method.
     :param whiten: whether q is over :math:`L^{-1}u` with :math:`L L^T = K_{uu}`, which
         most often trains better, or over u itself.
-    :param covariance: that of q(u), in its coordinates:
+    :param covariance: that of q(u), in its coordinates; one of these, or a
+        :class:`~numpyro_sgp.families.Family` of one's own:
 
         - ``"full"`` for each latent function, or ``"diagonal"``;
         - ``"coupled"``: one full covariance over all latent functions of the site
           together, ``(QM, QM)``, for posteriors in which they are correlated;
-        - ``"sites"``: q(u) is the posterior under one Gaussian pseudo-observation of each
-          data point, two parameters each (eq. 34-35 and Theorem 2 of [3]). It contains the
-          optimum for likelihoods that factorise over the data, follows the kernel's
+        - ``"pseudo_data"``: q(u) is the posterior under one Gaussian pseudo-observation of
+          each data point, two parameters each (eq. 34-35 and Theorem 2 of [3]). It contains
+          the optimum for likelihoods that factorise over the data, follows the kernel's
           hyperparameters and suits :func:`~numpyro_sgp.fit_lbfgs`; it needs all data in
-          every step. See :class:`~numpyro_sgp.families.SiteGaussian`;
+          every step. See :class:`~numpyro_sgp.families.PseudoDataGaussian`;
         - ``"dual"``: full, as the prior times a Gaussian site on u [6], for minibatches
           and :func:`~numpyro_sgp.natural_gradients`. Hyperparameters are trained at a
           fixed site, so that q(u) follows them. The "gradients" of its two parameters are
@@ -372,20 +397,18 @@ class SVGP(_BlockApproximation):
     :param train_inducing: whether Z is a parameter or stays where it starts.
     :param share_inducing: whether latent functions share Z or start with a copy each.
     :param tight: a tighter bound with the same posterior, by a relaxed q(f | u) [4, 5], at
-        (nearly) the same cost:
+        (nearly) the same cost; one of :mod:`numpyro_sgp.relaxation` or its name:
 
         - ``"none"``;
         - ``"diagonal"``, for Gaussian likelihoods:
           :math:`\frac12 \sum_n \log(1 + d_n / s^2)` in place of
           :math:`\frac12 \sum_n d_n / s^2`, with :math:`d_n` what the inducing points
           leave of the prior variance;
-        - ``"block"``, for Gaussian likelihoods: tighter still, by
-          :math:`\frac12 \sum_b \log |I + D_{bb} / s^2|`, O(b^3) for each block of b rows;
+        - ``"block"`` or ``Blocks(b)``, for Gaussian likelihoods: tighter still, by
+          :math:`\frac12 \sum_b \log |I + D_{bb} / s^2|`, O(b^3) for each block of b rows,
+          in their order (all of the batch if not said);
         - ``"scalar"``, for any likelihood: one learned number for each latent function,
           ``{site}_auto_qf_scale``; at 1 the bound is the plain one.
-    :param block_size: for ``tight="block"``, rows in a block, in their order; all rows of
-        the (mini)batch if None. Blocks of neighbours are tightest
-        (:func:`~numpyro_sgp.neighbour_blocks`).
     :param initial_scale: what the standard deviations of q(u) start at, relative to the
         prior's; small for the inner layers of a deep GP (1e-5 in [7]), so that what is fed
         to the next layer starts near the mean function, with little noise.
@@ -415,7 +438,7 @@ class SVGP(_BlockApproximation):
     20
     """
 
-    _covariances = ("full", "diagonal", "coupled", "sites", "dual")
+    _covariances = ("full", "diagonal", "coupled", "pseudo_data", "dual")
 
     def __init__(
         self,
@@ -423,11 +446,10 @@ class SVGP(_BlockApproximation):
         inducing: Inducing = "kmeans",
         *,
         whiten: bool = True,
-        covariance: Literal["full", "diagonal", "coupled", "sites", "dual"] = "full",
+        covariance: Covariance | Family = "full",
         train_inducing: bool = True,
         share_inducing: bool = True,
         tight: Tight = "none",
-        block_size: int | None = None,
         initial_scale: float = 1.0,
         jitter: float | None = None,
         seed: int = 0,
@@ -440,68 +462,13 @@ class SVGP(_BlockApproximation):
             train_inducing=train_inducing,
             share_inducing=share_inducing,
             tight=tight,
-            block_size=block_size,
             initial_scale=initial_scale,
             jitter=jitter,
             seed=seed,
         )
 
     def _sets(self):
-        # These covariances are parameters of their own, beside the set's mean.
-        own = self.covariance in ("coupled", "sites", "dual")
-        return [(self.num_inducing, self.inducing, "prior" if own else self.covariance)]
-
-    def _check(self):
-        super()._check()
-        if self.covariance in ("coupled", "sites", "dual") and not self.whiten:
-            raise ValueError(
-                f"{type(self).__name__}: covariance='{self.covariance}' is whitened; leave "
-                "whiten=True."
-            )
-
-    @property
-    def needs_all_rows(self) -> bool:
-        """Whether the set-up must see all rows of the data."""
-        return self.covariance == "sites"
-
-    def constants(self, X):
-        """See the base class."""
-        return {"X": jnp.asarray(X)} if self.covariance == "sites" else {}
-
-    def initial_params(self, prior, points):
-        """See the base class."""
-        params = super().initial_params(prior, points)
-        mu = params["qu_mu"]
-        if self.covariance == "coupled":
-            eye = jnp.eye(math.prod(mu.shape), dtype=mu.dtype)
-            params["qu_sqrt"] = self.initial_scale * eye
-        elif self.covariance == "sites":
-            del params["qu_mu"]
-            params["qu_linear"] = params["qu_precision"] = jnp.zeros(
-                prior.shape(), mu.dtype
-            )
-        elif self.covariance == "dual":
-            params["qu_linear"] = params.pop("qu_mu")
-            params["qu_precision"] = jnp.zeros((*mu.shape, mu.shape[-1]), mu.dtype)
-        return params
-
-    def posterior(self, prior, params):
-        """See the base class."""
-        if self.covariance == "coupled":
-            Z = self._inducing(0, params["Z"])
-            return CoupledPosterior(
-                prior, Z, params["qu_mu"], params["qu_sqrt"], self.jitter
-            )
-        if self.covariance == "sites":
-            X = params["X"].astype(prior.X.dtype)
-            num_inducing = params["Z"].shape[-2]
-            q = SiteGaussian(params["qu_linear"], params["qu_precision"], X, num_inducing)
-            return SparsePosterior(prior, (self._inducing(0, params["Z"]),), q, self.jitter)
-        if self.covariance == "dual":
-            sites = params["qu_linear"], params["qu_precision"]
-            q = DualGaussian(*sites, params.get("natural_rate"))
-            return SparsePosterior(prior, (self._inducing(0, params["Z"]),), q, self.jitter)
-        return super().posterior(prior, params)
+        return [(self.num_inducing, self.inducing)]
 
 
 class VGP(SVGP):
@@ -511,8 +478,8 @@ class VGP(SVGP):
 
     O(N^3) a step and O(N^2) memory. The marginals at the data are free parameters; with
     ``whiten=False`` the expected log likelihood does not depend on the hyperparameters,
-    whose gradient then comes from the KL alone (eq. 109). ``covariance="sites"`` has 2N
-    parameters for each latent function in place of N (N + 3) / 2, and the same optimum.
+    whose gradient then comes from the KL alone (eq. 109). ``covariance="pseudo_data"`` has
+    2N parameters for each latent function in place of N (N + 3) / 2, and the same optimum.
 
     :param covariance: as in :class:`SVGP`.
     :param whiten: as in :class:`SVGP`.
@@ -526,17 +493,17 @@ class VGP(SVGP):
        Models. https://arxiv.org/abs/1609.00577
 
     >>> import numpyro_sgp as sgp
-    >>> sgp.VGP(covariance="sites").covariance
-    'sites'
+    >>> sgp.VGP(covariance="pseudo_data").covariance
+    'pseudo_data'
     """
 
-    _covariances = ("full", "diagonal", "coupled", "sites")
+    _covariances = ("full", "diagonal", "coupled", "pseudo_data")
     needs_all_rows = True
 
     def __init__(
         self,
         *,
-        covariance: Literal["full", "diagonal", "coupled", "sites"] = "full",
+        covariance: Literal["full", "diagonal", "coupled", "pseudo_data"] = "full",
         whiten: bool = True,
         jitter: float | None = None,
     ):
@@ -553,7 +520,7 @@ class VGP(SVGP):
         return (jnp.asarray(X[np.sort(first)], prior.X.dtype),)
 
 
-class SOLVEGP(_BlockApproximation):
+class SOLVEGP(_Approximation):
     r"""
     SOLVE-GP [1]: inducing points Z, and orthogonal inducing points O for what Z leaves
     unexplained, each with a Gaussian of its own.
@@ -575,7 +542,6 @@ class SOLVEGP(_BlockApproximation):
     :param train_inducing: whether Z and O are parameters or stay where they start.
     :param share_inducing: as in :class:`SVGP`.
     :param tight: as in :class:`SVGP`, for what all sets leave unexplained.
-    :param block_size: as in :class:`SVGP`.
     :param initial_scale: as in :class:`SVGP`, for every set.
     :param jitter: relative jitter of the inducing covariance; by dtype if None.
     :param seed: of the initialiser.
@@ -591,8 +557,6 @@ class SOLVEGP(_BlockApproximation):
     (40, 40)
     """
 
-    _orthogonal_covariance: Covariance | None = None
-
     def __init__(
         self,
         num_inducing: int | None = None,
@@ -601,11 +565,10 @@ class SOLVEGP(_BlockApproximation):
         orthogonal=None,
         *,
         whiten: bool = True,
-        covariance: Literal["full", "diagonal"] = "full",
+        covariance: Literal["full", "diagonal"] | Family = "full",
         train_inducing: bool = True,
         share_inducing: bool = True,
         tight: Tight = "none",
-        block_size: int | None = None,
         initial_scale: float = 1.0,
         jitter: float | None = None,
         seed: int = 0,
@@ -633,7 +596,6 @@ class SOLVEGP(_BlockApproximation):
             train_inducing=train_inducing,
             share_inducing=share_inducing,
             tight=tight,
-            block_size=block_size,
             initial_scale=initial_scale,
             jitter=jitter,
             seed=seed,
@@ -646,10 +608,8 @@ class SOLVEGP(_BlockApproximation):
         elif not isinstance(method, InducingVariables | str):
             method = "kmeans"
         starts = self.orthogonal or (method,) * len(self.num_orthogonal)
-        kind = self._orthogonal_covariance or self.covariance
-        first = (self.num_inducing, self.inducing, self.covariance)
         rest = zip(self.num_orthogonal, starts, strict=True)
-        return [first, *((size, start, kind) for size, start in rest)]
+        return [(self.num_inducing, self.inducing), *rest]
 
 
 class ODVGP(SOLVEGP):
@@ -677,15 +637,20 @@ class ODVGP(SOLVEGP):
     105
     """
 
-    _orthogonal_covariance = "prior"
-
     def __init__(self, *args, num_columns: int | None = None, **options):
         self.num_columns = num_columns
         super().__init__(*args, **options)
 
-    def _check(self):
-        super()._check()
+    def _family(self, name, covariance):
+        first = super()._family(name, covariance)
+        _check_blocks(name, first)
+        if self.num_columns is None:
+            return PriorAfterFirst(first)
+        return Decoupled(first, self.num_columns)
+
+    def _check(self, name):
         b = self.num_columns
+        super()._check(name)
         if b is None:
             return
         if isinstance(b, bool) or not isinstance(b, int | np.integer) or b < 1:
@@ -697,7 +662,7 @@ class ODVGP(SOLVEGP):
                 "ODVGP: num_columns is for one orthogonal set; give one number or array, "
                 "or leave num_columns out."
             )
-        size, start, _ = self._sets()[1]
+        size, start = self._sets()[1]
         if isinstance(start, InducingVariables):
             raise ValueError(
                 "ODVGP: num_columns is for orthogonal points among the inputs, not for "
@@ -714,36 +679,110 @@ class ODVGP(SOLVEGP):
         """See the base class; O is not, if columns are drawn."""
         return points if self.num_columns is None else points[:1]
 
-    def initial_params(self, prior, points):
-        """See the base class."""
-        if self.num_columns is None:
-            return super().initial_params(prior, points)
-        first = SVGP(
-            inducing=points[0],
-            whiten=self.whiten,
-            covariance=self.covariance,
-            tight=self.tight,
-            block_size=self.block_size,
-            initial_scale=self.initial_scale,
-            jitter=self.jitter,
-        )
-        params = first.initial_params(prior, points[:1])
-        shape = (*prior.batch_shape, points[1].shape[-2])
-        return {**params, "O": points[1], "qv_weights": jnp.zeros(shape, points[1].dtype)}
 
-    def posterior(self, prior, params):
-        """See the base class."""
-        if self.num_columns is None:
-            return super().posterior(prior, params)
-        q = BlockGaussian((Block(params["qu_mu"], params["qu_sqrt"]),), self.whiten)
-        return DecoupledPosterior(
-            prior,
-            self._inducing(0, params["Z"]),
-            q,
-            params["O"],
-            params["qv_weights"],
-            self.num_columns,
-            self.jitter,
+class MixtureSVGP(SVGP):
+    r"""
+    One set of inducing points Z with a mixture of K Gaussians over the inducing variables
+    of all latent functions of the site [1],
+    :math:`q(u) = \sum_k \pi_k \prod_j N(u_j; m_{kj}, S_{kj})` (eq. 7), with learned
+    weights.
+
+    For :class:`~numpyro_sgp.TraceGP_ELBO` only: NumPyro's ELBOs would draw a component and
+    lose the gradient of the weights, so they are refused.
+
+    Where components have collapsed into one, ``guide.posterior`` warns.
+
+    :param num_inducing: as in :class:`SVGP`.
+    :param num_components: number K of components.
+    :param inducing: as in :class:`SVGP`.
+    :param covariance: ``"diagonal"`` or ``"full"`` for each component and latent function.
+    :param entropy: how the KL is bounded: ``"pairwise"``, the tighter of two bounds;
+        ``"jensen"``, the paper's (eq. 18); ``"monte_carlo"``, unbiased and noisy. All are
+        exact for K = 1. See :func:`~numpyro_sgp.families.mixture.mixture_kl`.
+    :param spread: how far apart components start: their means are the prior mean shifted by
+        constants of about this many prior standard deviations (and some noise). Equal
+        components would stay equal.
+    :param whiten: as in :class:`SVGP`; the paper's is ``False``.
+    :param train_inducing: as in :class:`SVGP`.
+    :param share_inducing: as in :class:`SVGP`.
+    :param tight: ``"none"`` or ``"scalar"``, as in :class:`SVGP`.
+    :param jitter: relative jitter of K_uu; by dtype if None.
+    :param seed: of the initialiser and of the starting means.
+    :raises ValueError: if the options contradict each other.
+
+    **References:**
+
+    1. Bonilla, Krauth, Dezfouli (2018). Generic Inference in Latent Gaussian Process
+       Models. https://arxiv.org/abs/1609.00577
+
+    >>> import numpyro_sgp as sgp
+    >>> sgp.MixtureSVGP(20, 2).num_components
+    2
+    """
+
+    _covariances = ("diagonal", "full")
+    _relaxations = (Scalar,)
+
+    def __init__(
+        self,
+        num_inducing: int | None = None,
+        num_components: int = 2,
+        inducing: Inducing = "kmeans",
+        *,
+        covariance: Literal["diagonal", "full"] = "diagonal",
+        entropy: Literal["pairwise", "jensen", "monte_carlo"] = "pairwise",
+        spread: float = 0.5,
+        whiten: bool = True,
+        train_inducing: bool = True,
+        share_inducing: bool = True,
+        tight: Literal["none", "scalar"] = "none",
+        jitter: float | None = None,
+        seed: int = 0,
+    ):
+        if (
+            isinstance(num_components, bool)
+            or not isinstance(num_components, int | np.integer)
+            or num_components < 1
+        ):
+            raise ValueError(
+                f"MixtureSVGP: num_components must be a positive whole number, got "
+                f"{num_components!r}."
+            )
+        if entropy not in ENTROPIES:
+            raise ValueError(
+                f"MixtureSVGP: entropy must be one of {ENTROPIES}, got {entropy!r}."
+            )
+        if not spread > 0 and num_components > 1:
+            raise ValueError(
+                f"MixtureSVGP: spread must be positive, got {spread}: components that "
+                "start equal stay equal."
+            )
+        self.num_components = int(num_components)
+        self.entropy = entropy
+        self.spread = spread
+        self._seed = seed
+        super().__init__(
+            num_inducing,
+            inducing,
+            whiten=whiten,
+            covariance=covariance,
+            train_inducing=train_inducing,
+            share_inducing=share_inducing,
+            tight=tight,
+            jitter=jitter,
+            seed=seed,
+        )
+
+    def _family(self, name, covariance):
+        each = super()._family(name, covariance)
+        _check_blocks(name, each)
+        return Mixture(self.num_components, each, self.entropy, self.spread, self._seed)
+
+
+def _check_blocks(name, family):
+    if not isinstance(family, Full):
+        raise ValueError(
+            f"{name}: covariance must be 'full' or 'diagonal', got {family!r}."
         )
 
 
@@ -801,18 +840,3 @@ def _kind(start):
 
 def _point_name(index):
     return "Z" if index == 0 else "O" if index == 1 else f"O{index}"
-
-
-def _block_name(index):
-    return "qu" if index == 0 else "qv" if index == 1 else f"qv{index}"
-
-
-def _prior_sqrt(size, kind, factor, dtype):
-    """Square root of the prior covariance of a set, in the coordinates of q."""
-    if kind == "full":
-        return jnp.eye(size, dtype=dtype) if factor is None else factor
-    if factor is None:
-        return jnp.ones(size, dtype)
-    # The diagonal Gaussian nearest to the prior has the variances 1 / (K^-1)_mm.
-    inverse = solve_lower(factor, jnp.eye(size, dtype=dtype))
-    return jnp.sum(inverse**2, axis=-2) ** -0.5

@@ -5,6 +5,7 @@ import hashlib
 import json
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,6 @@ from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp.distributions import SparsePosterior, sites
 from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
-from numpyro_sgp.distributions.relaxation import check_block_size
 from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.elbo.coupling import couples_rows, feeding, log_likelihood
 from numpyro_sgp.elbo.curvature import check_gaussian, check_log_concave
@@ -247,7 +247,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             )
         prior, reinterpreted = sites.unwrap(site["fn"])
         approximation, initial = self._approximations[name], self._initial[name]
-        columns = initial["Z"].shape[-1]
+        columns = initial["Z"].value.shape[-1]
         if prior.X.shape[-1] != columns and not approximation.inter_domain:
             raise ValueError(
                 f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but its "
@@ -256,8 +256,6 @@ class AutoSparseGP(autoguide.AutoGuide):
         values = declared[name]
         constants = {**self._constants[name], "natural_rate": self.natural_rate}
         posterior = approximation.posterior(prior, {**values, **constants})
-        if (relaxation := approximation.relaxation(values)) is not None:
-            posterior = posterior.relaxed(relaxation)
         if (num_rows := site["infer"].get("joint_rows", 1)) != 1:
             try:
                 posterior = posterior.drawn_together(num_rows)
@@ -327,7 +325,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         params |= base_params
         for site, names in self._names().items():
             trained = {k for k in names if self._is_trained(site, k)}
-            params |= {names[k]: self._initial[site][k] for k in trained}
+            params |= {names[k]: self._initial[site][k].value for k in trained}
         self._shapes_of_params = jax.tree.map(shape_and_dtype, params)
         self._description = describe(
             trace, self._approximations, self._points, self._shapes_of_params
@@ -375,8 +373,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         for site, names in self._names().items():
             prior = self._prior(site, given, initial, args, kwargs)(jax.random.key(0))
             approximation = self._approximations[site]
-            initial[site] = approximation.initial_params(prior, self._points[site])
-            starts |= {names[name]: value for name, value in initial[site].items()}
+            initial[site] = approximation.start(prior, self._points[site])
+            starts |= {names[name]: param.value for name, param in initial[site].items()}
         return starts
 
     def _structure(self, *args, **kwargs):
@@ -471,7 +469,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             raise ValueError(f"GP site '{name}': {error}") from error
         self._points[name] = points
         self._constants[name] = approximation.constants(X)
-        self._initial[name] = approximation.initial_params(prior, points)
+        self._initial[name] = approximation.start(prior, points)
         Kuu = inducing_covariance(prior.kernel, approximation.factorised(points))
         check_cholesky(name, jittered_cholesky(Kuu, approximation.jitter)[0])
 
@@ -487,7 +485,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         def at_site(site):
             if site["name"] in initial:
                 prior, reinterpreted = sites.unwrap(site["fn"])
-                params = {**initial[site["name"]], **self._constants[site["name"]]}
+                params = {k: p.value for k, p in initial[site["name"]].items()}
+                params |= self._constants[site["name"]]
                 posterior = self._approximations[site["name"]].posterior(prior, params)
                 draw = posterior.sample_parametric(jax.random.key(1))
                 return sites.rewrap(posterior, reinterpreted), draw
@@ -526,7 +525,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         coupled = {
             name
             for name, approximation in self._approximations.items()
-            if getattr(approximation, "covariance", None) == "coupled"
+            if not approximation.family.independent_latents
         }
         chosen = [name for name in shapes if "joint_rows" in trace[name]["infer"]]
         self.couples_rows, self._combines_rows = couples_rows(
@@ -535,14 +534,14 @@ class AutoSparseGP(autoguide.AutoGuide):
         tight = {
             name: option
             for name, option in self._approximations.items()
-            if option.tight != "none"
+            if option.tight is not None
         }
         if tight and self.couples_rows:
             raise ValueError(
                 f"GP sites {sorted(tight)} have a tight bound, which is for likelihoods of "
                 "one row at a time, but this one ties rows of X together. Use tight='none'."
             )
-        gaussian = [name for name, option in tight.items() if option.tight != "scalar"]
+        gaussian = [name for name, option in tight.items() if option.tight.is_gaussian]
         if gaussian:
             check_gaussian(
                 lambda f: log_likelihood(trace_at(f), shapes), shapes, dtype, gaussian
@@ -571,8 +570,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                 ]
             check_log_concave(lambda f: log_likelihood(trace_at(f), shapes), moments, lc)
         for name in gaussian:
-            if (size := tight[name].block_size) is not None:
-                check_block_size(size, shapes[name][-1])
+            tight[name].tight.check(shapes[name][-1])
 
     # ---- results ------------------------------------------------------------------
 
@@ -623,7 +621,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         return found
 
     def _verdict(self, name, kernel, X, initial):
-        points = tuple(v for k, v in initial.items() if not k.startswith("q"))
+        points = tuple(p.value for p in initial.values() if p.role == "inducing")
         points = self._approximations[name].factorised(points)
         return assess_inducing(MeanKernel(kernel), X, *_points_for_verdict(points))
 
@@ -722,6 +720,47 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._check_set_up()
         return self._names()
 
+    def roles(self) -> dict[str, str]:
+        """
+        What the parameters of GP sites are for, by name: ``"variational"`` or
+        ``"inducing"``.
+        """
+        names = self.parameter_names()
+        return {
+            names[site][name]: param.role
+            for site, params in self._initial.items()
+            for name, param in params.items()
+        }
+
+    def variational_names(self) -> dict[str, dict[str, str]]:
+        """As :meth:`parameter_names`, of q(u) alone."""
+        return {
+            site: {
+                name: full
+                for name, full in names.items()
+                if self._initial[site][name].role == "variational"
+            }
+            for site, names in self.parameter_names().items()
+        }
+
+    def take_natural_gradients(self, rate: float) -> None:
+        """
+        Say that :func:`~numpyro_sgp.natural_gradients` will train this guide, as it does
+        when it is made: families whose derivatives are natural gradients refuse them
+        otherwise.
+
+        :param rate: the largest step.
+        :raises ValueError: if another one was given before.
+        """
+        if not any(o.family.is_natural for o in check_approximations(self.approximation)):
+            return
+        if self.natural_rate not in (None, rate):
+            raise ValueError(
+                f"This guide takes natural gradients of the rate {self.natural_rate} "
+                f"already, and another optimiser has {rate}. Make a new guide for it."
+            )
+        self.natural_rate = rate
+
     def fingerprint(self) -> str:
         """
         What model and guide are made of as a short string, to be kept beside parameters
@@ -744,7 +783,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     def _is_trained(self, site, name):
         """Whether a value of a GP site is a parameter, not fixed at its start."""
-        return name.startswith("q") or self._approximations[site].train_inducing
+        return self._approximations[site].is_trained(self._initial[site][name])
 
     def _base_values(self, params, rng_key, args, kwargs):
         if self.base_guide is None:
@@ -891,7 +930,7 @@ class AutoSparseGP(autoguide.AutoGuide):
     def _fixed(self):
         """Values of the GP sites that are not trained, by name."""
         return {
-            full_name: self._initial[site][name]
+            full_name: self._initial[site][name].value
             for site, names in self._names().items()
             for name, full_name in names.items()
             if not self._is_trained(site, name)
@@ -900,11 +939,13 @@ class AutoSparseGP(autoguide.AutoGuide):
     def setup_state(self) -> dict:
         """What :meth:`setup_from` needs, arrays by name: it is not in the parameters."""
         self._check_set_up()
-        rate = None if self.natural_rate is None else float(self.natural_rate)
+        initial = {
+            site: {name: param.value for name, param in params.items()}
+            for site, params in self._initial.items()
+        }
         return {
-            "initial": self._initial,
+            "initial": initial,
             "constants": self._constants,
-            "natural_rate": rate,
         }
 
     def setup_from(self, saved: dict, fingerprint: str, *args, **kwargs) -> None:
@@ -930,7 +971,6 @@ class AutoSparseGP(autoguide.AutoGuide):
                 f"guide {found}. Use the model, the approximation and the base guide that "
                 "were trained."
             )
-        self.natural_rate = saved["natural_rate"]
 
     def _take_saved(self, name, prior):
         """Starting parameters of a GP site from :meth:`setup_from`."""
@@ -946,8 +986,12 @@ class AutoSparseGP(autoguide.AutoGuide):
                 f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but the "
                 f"inducing points that were saved have {columns}."
             )
-        self._initial[name] = initial
-        self._points[name] = self._approximations[name].points_in(initial)
+        approximation = self._approximations[name]
+        self._points[name] = approximation.points_in(initial)
+        self._initial[name] = {
+            key: replace(param, value=initial[key])
+            for key, param in approximation.start(prior, self._points[name]).items()
+        }
         self._constants[name] = self._saved["constants"][name]
 
     def others_at(self, params: dict, args, kwargs, rng_key=None) -> dict:

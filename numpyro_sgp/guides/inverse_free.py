@@ -11,8 +11,10 @@ from numpyro.primitives import mutable
 
 from numpyro_sgp.distributions import GaussianProcess, InverseFreePosterior
 from numpyro_sgp.distributions.inverse_free_posterior import BOUNDS
+from numpyro_sgp.distributions.relaxation import Diagonal, Relaxation, Scalar
+from numpyro_sgp.families import Param
+from numpyro_sgp.families.constraint import lower_triangular
 from numpyro_sgp.guides.approximations import SVGP, Inducing, points_of
-from numpyro_sgp.guides.constraint import lower_triangular
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import (
     inverse_root,
@@ -127,7 +129,7 @@ class InverseFreeSVGP(SVGP):
         num_probes: int = 16,
         train_inducing: bool = True,
         share_inducing: bool = True,
-        tight: Literal["none", "diagonal", "scalar"] = "none",
+        tight: Literal["none", "diagonal", "scalar"] | Relaxation = "none",
         jitter: float | None = None,
         seed: int = 0,
     ):
@@ -162,22 +164,22 @@ class InverseFreeSVGP(SVGP):
         return "qu_pseudo" if relaxed else "qu_weights"
 
     @property
-    def _tights(self):
-        return ("none", "diagonal", "scalar") if self.bound == "lc" else ("none",)
+    def _relaxations(self):
+        return (Diagonal, Scalar)
 
-    def _check(self):
+    def _check(self, name):
         if self.bound not in BOUNDS:
             raise ValueError(
                 f"InverseFreeSVGP: bound must be one of {BOUNDS}, got {self.bound!r}."
             )
-        if self.bound != "lc" and self.tight != "none":
+        if self.bound != "lc" and self.tight is not None:
             raise ValueError(
-                f"InverseFreeSVGP: tight={self.tight!r} is for bound='lc'. With bound="
+                f"InverseFreeSVGP: tight={self.tight.name!r} is for bound='lc'. With bound="
                 f"{self.bound!r} the variance that T leaves too much is part of q(u), and "
                 "products alone do not tell it from what the inducing points leave. Use "
                 "tight='none', or SVGP(num_inducing, tight=...)."
             )
-        super()._check()
+        super()._check(name)
         if self.kl not in KL:
             raise ValueError(f"InverseFreeSVGP: kl must be one of {KL}, got {self.kl!r}.")
         for name in ("num_probes", "max_steps"):
@@ -218,9 +220,7 @@ class InverseFreeSVGP(SVGP):
         if not isinstance(self.T_start, str):
             _check_T(self.T_start, self.num_points)
 
-    def initial_params(
-        self, prior: GaussianProcess, points: tuple[Array, ...]
-    ) -> dict[str, Array]:
+    def start(self, prior: GaussianProcess, points: tuple[Array, ...]) -> dict[str, Param]:
         """
         Starting values of the parameters at a site.
 
@@ -232,7 +232,10 @@ class InverseFreeSVGP(SVGP):
         """
         (Z,) = points
         batch, size, dtype = prior.batch_shape, Z.shape[-2], Z.dtype
-        params = {"Z": points_of(Z), self._mean_name: jnp.zeros((*batch, size), dtype)}
+        params = {
+            "Z": Param(points_of(Z), role="inducing"),
+            self._mean_name: Param(jnp.zeros((*batch, size), dtype)),
+        }
         K = with_jitter(inducing_covariance(prior.kernel, points), self.jitter)
         if self.bound == "relaxed":
             # Of the mean variance: that at a single point may be zero.
@@ -241,13 +244,20 @@ class InverseFreeSVGP(SVGP):
             if self.covariance == "full":
                 noise = jnp.sqrt(noise)[..., None] * jnp.eye(size, dtype=dtype)
             square = (size, size) if self.covariance == "full" else (size,)
-            params["qu_noise"] = jnp.broadcast_to(noise, (*batch, *square))
+            noise = jnp.broadcast_to(noise, (*batch, *square))
+            full = self.covariance == "full"
+            params["qu_noise"] = Param(
+                noise, lower_triangular if full else constraints.positive
+            )
             return params
         root = _inverse_root(inducing_covariance(prior.kernel, points), self.jitter)
-        params["qu_root"] = jnp.broadcast_to(root, (*batch, size, size))
-        params["qu_T"] = self._start(K, root, batch)
-        if self.tight == "scalar":
-            params["qf_scale"] = jnp.ones(batch, dtype)
+        root_now = jnp.broadcast_to(root, (*batch, size, size))
+        params["qu_root"] = Param(root_now, lower_triangular)
+        # Not a positive diagonal: where that of a root goes to zero, so does the gradient
+        # by it, and T would never have full rank again.
+        params["qu_T"] = Param(self._start(K, root, batch))
+        if self.tight is not None:
+            params |= self.tight.start(batch, dtype)
         return params
 
     def _start(self, K, root, batch):
@@ -271,17 +281,6 @@ class InverseFreeSVGP(SVGP):
         size = jnp.max(jnp.sum(jnp.abs(K), axis=-1), axis=-1)
         return eye / jnp.sqrt(size)[..., None, None]
 
-    def _constraint(self, name):
-        if name == "qu_noise" and self.covariance == "diagonal":
-            return constraints.positive
-        if name in ("qu_noise", "qu_root"):
-            return lower_triangular
-        # Not a positive diagonal: where that of a root goes to zero, so does the gradient
-        # by it, and T would never have full rank again.
-        if name == "qu_T":
-            return constraints.real
-        return super()._constraint(name)
-
     def declare(self, prefix, initial):
         """See the base class; with the mutable site of T."""
         values = super().declare(prefix, initial)
@@ -301,9 +300,12 @@ class InverseFreeSVGP(SVGP):
         Z, weights = self._inducing(0, params["Z"]), params[self._mean_name]
         if self.bound != "relaxed":
             factors = _positive(jnp.tril(params["qu_T"])), params["qu_root"]
-            return InverseFreePosterior(
+            posterior = InverseFreePosterior(
                 prior, Z, weights, *factors, self.bound, num_probes, self.jitter
             )
+            if self.tight is None:
+                return posterior
+            return posterior.relaxed(self.tight.at(params))
         R = params["qu_noise"]
         if self.covariance == "diagonal":
             S = R[..., None] * jnp.eye(R.shape[-1], dtype=R.dtype)

@@ -65,11 +65,7 @@ def parameter_blocks(guide, params: dict, *args, **kwargs) -> dict[str, list[str
     guide.check_params(params)
     args, kwargs = guide._default_args(args, kwargs)
     blocks = {group: [] for group in GROUPS}
-    own = {
-        full: "variational" if name[0] == "q" else "inducing"
-        for names in guide.parameter_names().values()
-        for name, full in names.items()
-    }
+    own = guide.roles()
     rest = [name for name in params if name not in own]
     prior, likelihood = _used(guide, params, rest, args, kwargs)
     for name in params:

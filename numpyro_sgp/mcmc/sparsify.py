@@ -17,8 +17,8 @@ from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.coupling import couples_rows
 from numpyro_sgp.elbo.expectation import default_expectation
-from numpyro_sgp.families import Block, BlockGaussian
-from numpyro_sgp.guides import VGP, InverseFreeSVGP, MixtureSVGP
+from numpyro_sgp.families import Block, BlockGaussian, Full
+from numpyro_sgp.guides import VGP, InverseFreeSVGP
 from numpyro_sgp.guides.approximations import check_approximations
 from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import inducing_covariance
@@ -472,12 +472,11 @@ def _observed(trace):
 
 def _is_about_q(option):
     """Whether an approximation is chosen for its q(u) rather than its points."""
-    covariance = getattr(option, "covariance", "full")
     return (
-        isinstance(option, InverseFreeSVGP | MixtureSVGP)
-        or getattr(option, "tight", "none") != "none"
-        or covariance in ("coupled", "sites", "dual")
-        or (isinstance(option, VGP) and (covariance != "full" or not option.whiten))
+        isinstance(option, InverseFreeSVGP)
+        or option.tight is not None
+        or not isinstance(option.family, Full)
+        or (isinstance(option, VGP) and (option.covariance != "full" or not option.whiten))
     )
 
 

@@ -19,7 +19,7 @@ from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.parameters import GROUPS, parameter_blocks
-from numpyro_sgp.training.natural import natural_steps, site_names
+from numpyro_sgp.training.natural_gradients import natural_steps, pseudo_data_names
 
 _DATA_SIZE = 256  # numbers in an array of data, rather than an option
 _NATURAL_STEPS = 50  # before each evaluation, at most
@@ -216,7 +216,8 @@ class _Descent:
 
         self.sites = []
         if natural:
-            self.sites = [name for pair in site_names(svi.guide).values() for name in pair]
+            pairs = pseudo_data_names(svi.guide).values()
+            self.sites = [name for pair in pairs for name in pair]
 
         # Data are arguments of the compiled program: as constants they slow compilation.
         leaves, structure = jax.tree.flatten((args, kwargs))
@@ -381,7 +382,7 @@ def _suits_natural(svi) -> bool:
     if getattr(loss.expectation, "joint", False):
         return False
     try:
-        site_names(svi.guide)
+        pseudo_data_names(svi.guide)
     except ValueError:
         return False
     return not svi.guide.couples_rows
@@ -465,11 +466,11 @@ def _check_fixed(guide):
                 "and with these fixed, as L-BFGS keeps them, it has no minimum. Use "
                 "kl='exact', or train by SVI."
             )
-        if getattr(option, "covariance", None) == "dual":
+        if option.family.is_natural:
             raise ValueError(
-                f"GP site '{name}' has covariance='dual', whose derivatives are natural "
-                "gradients, which L-BFGS cannot use. Train it by SVI with "
-                "natural_gradients, or use covariance='sites' here."
+                f"GP site '{name}' has covariance='{option.family.name}', whose "
+                "derivatives are natural gradients, which L-BFGS cannot use. Train it "
+                "by SVI with natural_gradients, or use covariance='pseudo_data' here."
             )
 
 

@@ -1,4 +1,4 @@
-"""Natural gradients of Gaussian q(u), as an optimiser that SVI takes."""
+"""Natural gradients: as an optimiser that SVI takes, and whole ones on pseudo-data."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,14 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import Array, lax
-from numpyro.distributions import biject_to, constraints
+from jax import Array
 
+from numpyro_sgp.families import Family, PseudoData
 from numpyro_sgp.guides import AutoSparseGP
-from numpyro_sgp.guides.constraint import lower_triangular
 
-_HALVINGS = 20
-_MOST_GROWTH = 4.0  # of a variance in one step
+_SMALLEST_STEP = 1e-3  # of whole steps on pseudo-data
 
 
 class _State(NamedTuple):
@@ -60,9 +58,9 @@ def natural_gradients(
 
     and these sites are what stays fixed while hyperparameters and inducing points move, in
     place of the whitened mean and covariance: fewer steps in minibatches, most often. Its
-    derivatives, natural ones, are what this optimiser alone can use: its start, in
-    ``svi.init``, marks the guide for good (``guide.natural_rate``), and in a guide without
-    that mark they are refused. Where the ELBO or the GP site is scaled
+    derivatives, natural ones, are what this optimiser alone can use: it tells the guide
+    when it is made (:meth:`AutoSparseGP.take_natural_gradients`), and a guide that was not
+    told refuses them. Where the ELBO or the GP site is scaled
     (:class:`numpyro.handlers.scale`), keep the rate times that scale at 1 or below. With
     random hyperparameters (a base guide such as ``AutoNormal``), targets are averages over
     their draws: take a rate of 0.05 or less, or several particles.
@@ -78,7 +76,8 @@ def natural_gradients(
         values are clipped to that.
     :param others: optimiser of hyperparameters, inducing points and so on.
     :return: an optax transformation.
-    :raises ValueError: if the rate is not in (0, 1]; at the first step, if a GP site has a
+    :raises ValueError: if the rate is not in (0, 1], or the guide was given another one; at
+        the first step, if a GP site has a
         mixture or sites, or all have an :class:`~numpyro_sgp.InverseFreeSVGP` (beside other
         sites, ``others`` trains it).
 
@@ -130,32 +129,33 @@ def natural_gradients(
             "an argument of their optimiser.)"
         )
 
+    guide.take_natural_gradients(_largest(learning_rate))
+
     def split(params):
         if params is None:
             raise ValueError(optax.NO_PARAMS_MSG)
-        pairs, sites = _gaussians(guide, params)
-        taken = {name for pair in pairs for name in pair} | set(sites)
-        return pairs, sites, {k: v for k, v in params.items() if k not in taken}
+        by_site = _by_site(guide, params)
+        taken = {full for _, names in by_site for full in names.values()}
+        return by_site, {k: v for k, v in params.items() if k not in taken}
 
     def init(params):
-        _, sites, rest = split(params)
-        if sites:
-            guide.natural_rate = _largest(learning_rate)
+        _, rest = split(params)
         return _State(jnp.zeros((), jnp.int32), others.init(rest))
 
     def update(gradients, state, params=None):
-        pairs, sites, rest = split(params)
-        *_, slopes = split(gradients)
+        by_site, rest = split(params)
+        slopes = {name: gradients[name] for name in rest}
         steps, other_state = others.update(slopes, state.others, rest)
         rate = learning_rate
         if callable(learning_rate):
             rate = jnp.clip(learning_rate(state.count), 0.0, 1.0)
-        for mu, sqrt in pairs:
-            steps[mu], steps[sqrt] = _natural_step(
-                params[mu], params[sqrt], gradients[mu], gradients[sqrt], rate
+        for family, names in by_site:
+            own, own_slopes = (
+                {name: tree[full] for name, full in names.items()}
+                for tree in (params, gradients)
             )
-        for name in sites:  # whose gradients are natural already
-            steps[name] = -jnp.asarray(rate, params[name].dtype) * gradients[name]
+            new = family.natural_step(own, own_slopes, rate)
+            steps |= {names[name]: step for name, step in new.items()}
         return steps, _State(state.count + 1, other_state)
 
     return optax.GradientTransformation(init, update)
@@ -171,115 +171,132 @@ def _largest(learning_rate) -> float:
     return float(np.clip(np.max(rates), 1e-6, 1.0))
 
 
-def _gaussians(guide, params) -> tuple[list[tuple[str, str]], list[str]]:
+def _by_site(guide, params) -> list[tuple[Family, dict[str, str]]]:
     """
-    Names of the mean and factor of each Gaussian q(u) of a guide, and of the dual
-    parameters of others.
+    The family of each GP site with a natural step, and the names of what it is for: in
+    ``params`` by those in the family.
     """
-    pairs, duals, by_site = [], [], {}
-    if guide.prototype_trace is not None:
-        by_site = guide.parameter_names()
-    own = [full for names in by_site.values() for k, full in names.items() if k[0] == "q"]
+    names = guide.variational_names() if guide.prototype_trace is not None else {}
+    own = [full for site in names.values() for full in site.values()]
     if not own or any(full not in params for full in own):
         raise ValueError(
             "The guide of natural_gradients is not the one that SVI trains: its q(u) is "
             f"not among the parameters {sorted(params)}. Give natural_gradients(guide, "
             "...) and SVI(model, guide, ...) the same guide."
         )
-    for site, names in by_site.items():
-        if getattr(guide.approximations[site], "covariance", None) == "dual":
-            duals += [names["qu_linear"], names["qu_precision"]]
-            continue
-        if "qu_logits" in names or "qu_precision" in names:
-            what = "a mixture" if "qu_logits" in names else "covariance='sites'"
-            mend = (
-                "Train mixtures by Adam or fit_lbfgs."
-                if "qu_logits" in names
-                else "Train sites by fit_lbfgs, which takes natural gradients by itself."
-            )
+    found = []
+    for site, full in names.items():
+        family = guide.approximations[site].family
+        if family.no_natural_step is not None:
             raise ValueError(
                 f"natural_gradients are for Gaussian q(u), but GP site '{site}' has "
-                f"{what}. {mend}"
+                f"{family.no_natural_step}"
             )
-        pairs += [
-            (names[name.replace("_sqrt", "_mu")], full)
-            for name, full in names.items()
-            if name.endswith("_sqrt")
-        ]
-    if not pairs and not duals:
+        if taken := family.takes_natural_steps(full):
+            found.append((family, {name: full[name] for name in taken}))
+    if not found:
         raise ValueError(
             "natural_gradients are for Gaussian q(u) given by mean and factor, but GP "
-            f"sites {sorted(by_site)} have an InverseFreeSVGP, whose q(u) has other "
+            f"sites {sorted(names)} have an InverseFreeSVGP, whose q(u) has other "
             "parameters. Train them by Adam."
         )
-    return pairs, duals
+    return found
 
 
-def _natural_step(mu, free, to_mu, to_free, rate):
+# ---- on pseudo-data ------------------------------------------------------------------
+
+
+def pseudo_data_names(guide) -> dict[str, tuple[str, str]]:
     """
-    Additive steps of mu and of the unconstrained factor of S.
+    Names of the pseudo-data of each GP site of a guide that is set up.
 
-    :param mu: shape ``(*batch, M)``; all functions together for coupled covariances.
-    :param free: the factor, unconstrained, ``(*batch, M, M)``, or the standard deviations,
-        ``(*batch, M)``; positive entries go through softplus.
+    :raises ValueError: if a GP site of the guide has another q(u).
     """
-    rate = jnp.asarray(rate, free.dtype)
-    if free.shape == mu.shape:
-        transform = biject_to(constraints.softplus_positive)
-        sqrt = transform(free)
-        # As below, for each coordinate: phi + phi'.
-        phi = sqrt * to_free / jax.nn.sigmoid(free)
+    if not isinstance(guide, AutoSparseGP):
+        raise ValueError("Natural gradients need an AutoSparseGP as the guide.")
+    found = {}
+    for site, names in guide.parameter_names().items():
+        if not isinstance(guide.approximations[site].family, PseudoData):
+            raise ValueError(
+                f"Natural gradients need covariance='pseudo_data' at every GP site, but "
+                f"'{site}' has the parameters {sorted(names)}. Use SVGP(M, "
+                "covariance='pseudo_data') or VGP(covariance='pseudo_data')."
+            )
+        found[site] = names["qu_linear"], names["qu_precision"]
+    return found
 
-        def shrunk(rate):
-            return sqrt / jnp.sqrt(1.0 + rate * phi)
 
-        rate, new = _safe(rate, sqrt, shrunk, jnp.square)
-        return -rate * new**2 * to_mu, transform.inv(new) - free
-    transform = biject_to(lower_triangular)
-    P = transform(free)
-    eye = jnp.eye(free.shape[-1], dtype=free.dtype)
-    diagonal = jnp.diagonal(free, axis1=-2, axis2=-1)
-    slope = jnp.diagonal(to_free, axis1=-2, axis2=-1) / jax.nn.sigmoid(diagonal)
-    to_P = jnp.tril(to_free, -1) + slope[..., None] * eye
-    # With P P' = S: P' (dL/dS) P = (phi + phi') / 2, phi the lower triangle of P' dL/dP
-    # with half the diagonal, so the new precision is P^-T (I + rate (phi + phi')) P^-1.
-    phi = jnp.tril(jnp.einsum("...km,...kn->...mn", P, to_P)) * (1.0 - 0.5 * eye)
-    phi = phi + jnp.swapaxes(phi, -1, -2)
+def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
+    r"""
+    Parameters with q(u) at its optimum for the others, by natural gradients.
 
-    def stepped(rate):
-        """P U^-T with upper U U' = I + rate (phi + phi'): lower triangular again."""
-        flipped = jnp.flip(eye + rate * phi, (-2, -1))
-        U = jnp.flip(lax.linalg.cholesky(flipped, symmetrize_input=False), (-2, -1))
-        return lax.linalg.triangular_solve(
-            U, P, left_side=False, lower=False, transpose_a=True
+    A step of size rho takes the sites to :math:`(1 - \rho)` times themselves plus
+    :math:`\rho` times
+
+    .. math::
+
+        \lambda_n = -2\, \partial E_n / \partial \sigma_n^2, \qquad
+        \ell_n = \partial E_n / \partial \mu_n + \lambda_n \mu_n
+
+    [1, 2], which for a Gaussian likelihood is the optimum at once. It is halved where the
+    loss does not fall (or is not finite, where no Gaussian has such sites).
+
+    :param svi: the inference problem.
+    :param rng_key: key of the loss.
+    :param params: constrained parameters.
+    :param max_steps: how many steps at most.
+    :param tol: decrease of the loss, relative to the first or to 1, at which to stop.
+    :param args: arguments of the model.
+    :param kwargs: keyword arguments of the model.
+    :return: the parameters, with other sites.
+
+    **References:**
+
+    1. Khan, Lin (2017). Conjugate-Computation Variational Inference. AISTATS.
+       https://arxiv.org/abs/1703.04265
+    2. Adam, Chang, Khan, Solin (2021). Dual Parameterization of Sparse Variational
+       Gaussian Processes. NeurIPS. https://arxiv.org/abs/2111.03412
+    """
+    names = pseudo_data_names(svi.guide)
+
+    def look(sites):
+        """Loss at the sites, and where a full step would take them."""
+        loss, slopes = svi.loss.marginal_gradients(
+            rng_key, {**params, **sites}, svi.model, svi.guide, *args, **kwargs
         )
-
-    rate, new = _safe(rate, P, stepped, lambda P: jnp.sum(P**2, axis=-1))
-    to_mu = to_mu.reshape(free.shape[:-1])
-    to_mu = jnp.einsum("...mk,...nk,...n->...m", new, new, to_mu)
-    return -rate * to_mu.reshape(mu.shape), transform.inv(new) - free
-
-
-def _safe(rate, sqrt, stepped, variance):
-    """
-    The rate, halved until the new variances are not too large (nor NaN), and the factor
-    ``stepped(rate)``; zero and ``sqrt`` if that never is.
-
-    :param variance: from a factor to variances.
-    """
-
-    def fits(new):
-        return jnp.all(variance(new) <= _MOST_GROWTH * variance(sqrt))
+        target = {}
+        for site, (linear, precision) in names.items():
+            mean, to_mean, to_variance = slopes[site]
+            target[precision] = -2.0 * to_variance
+            target[linear] = to_mean + target[precision] * mean
+        finite = jnp.all(jnp.array([jnp.isfinite(t).all() for t in target.values()]))
+        return jnp.where(finite & jnp.isfinite(loss), loss, jnp.inf), target
 
     def go_on(carry):
-        count, _, new = carry
-        return (count < _HALVINGS) & ~fits(new)
+        count, rho, fall, loss, *_ = carry
+        return (count < max_steps) & (rho > _SMALLEST_STEP) & (fall > tol)
 
-    def halve(carry):
-        count, rate, _ = carry
-        return count + 1, 0.5 * rate, stepped(0.5 * rate)
+    def step(carry):
+        count, rho, fall, loss, sites, target = carry
+        new = jax.tree.map(lambda a, b: (1.0 - rho) * a + rho * b, sites, target)
+        new_loss, new_target = look(new)
+        better = new_loss < loss
+        # A step that changes nothing has arrived; one that raises the loss was too long.
+        fall = jnp.where(better | (new_loss - loss <= tol), loss - new_loss, jnp.inf)
+        keep = lambda a, b: jnp.where(better, a, b)  # noqa: E731
+        sites, target = jax.tree.map(keep, (new, new_target), (sites, target))
+        rho = jnp.where(better, jnp.minimum(2.0 * rho, 1.0), 0.5 * rho)
+        return count + 1, rho, fall, jnp.minimum(loss, new_loss), sites, target
 
-    start = jnp.zeros((), jnp.int32), rate, stepped(rate)
-    _, rate, new = lax.while_loop(go_on, halve, start)
-    done = fits(new)
-    return jnp.where(done, rate, 0.0), jnp.where(done, new, sqrt)
+    sites = {name: params[name] for pair in names.values() for name in pair}
+    # Where there is no Gaussian with these sites (any more), begin at the prior.
+    at_start = look(sites)
+    zeros = jax.tree.map(jnp.zeros_like, sites)
+    sites, (loss, target) = jax.lax.cond(
+        jnp.isfinite(at_start[0]), lambda: (sites, at_start), lambda: (zeros, look(zeros))
+    )
+    tol = jnp.maximum(tol, 8 * jnp.finfo(loss.dtype).eps) * jnp.maximum(jnp.abs(loss), 1.0)
+    one = jnp.ones((), loss.dtype)
+    start = (jnp.zeros((), int), one, one * jnp.inf, loss, sites, target)
+    *_, sites, _ = jax.lax.while_loop(go_on, step, start)
+    return {**params, **sites}

@@ -111,7 +111,7 @@ def whitened(case, params, L, A):
 CASES = {
     "unwhitened": sgp.SVGP(whiten=False, num_inducing=M, **OPTIONS),
     "diagonal": sgp.SVGP(M, covariance="diagonal", **OPTIONS),
-    "sites": sgp.SVGP(M, covariance="sites", **OPTIONS),
+    "sites": sgp.SVGP(M, covariance="pseudo_data", **OPTIONS),
     "dual": sgp.SVGP(M, covariance="dual", **OPTIONS),
     "SOLVE-GP": sgp.SOLVEGP(M, len(O), orthogonal=O, **OPTIONS),
     "two functions": sgp.SVGP(M, **OPTIONS),

@@ -136,7 +136,7 @@ def test_tight_bounds_are_their_formulas(problem, size):
         diagonal = plain - 0.5 * np.log1p(np.diag(R) / dense.s2).sum()
         block = plain - 0.5 * sum(dense.log_det(R[np.ix_(p, p)]) for p in parts)
         np.testing.assert_allclose(value(cls, problem, tight="diagonal"), diagonal, 1e-7)
-        found = value(cls, problem, tight="block", blocks=size)
+        found = value(cls, problem, tight=sgp.relaxation.Blocks(size))
         np.testing.assert_allclose(found, block, 1e-7)
 
 
@@ -164,8 +164,8 @@ def test_order_of_the_bounds(problem):
         each = [
             value(cls, problem, tight="none"),
             value(cls, problem, tight="diagonal"),
-            value(cls, problem, tight="block", blocks=2),
-            value(cls, problem, tight="block", blocks=len(X)),
+            value(cls, problem, tight=sgp.relaxation.Blocks(2)),
+            value(cls, problem, tight=sgp.relaxation.Blocks(len(X))),
             exact,
         ]
         assert all(a <= b + slack for a, b in zip(each, each[1:], strict=False)), each
@@ -197,13 +197,14 @@ def test_any_partition_is_a_bound_and_neighbours_are_tighter():
     blocks = sgp.neighbour_blocks(X, 7)
     assert sorted(blocks[blocks >= 0].tolist()) == list(range(40))
 
-    def tight(blocks):
-        svgp = sgp.CollapsedSVGP(KERNEL, X, Z, 0.1, tight="block", blocks=blocks)
+    def tight(*blocks):
+        relaxation = sgp.relaxation.Blocks(*blocks)
+        svgp = sgp.CollapsedSVGP(KERNEL, X, Z, 0.1, tight=relaxation)
         return float(svgp.log_prob(y))
 
     shuffled = np.random.default_rng(0).permutation(40).reshape(8, 5)
-    assert tight(shuffled) < tight(blocks) < exact
-    assert tight(1) < tight(blocks)
+    assert tight(None, shuffled) < tight(None, blocks) < exact
+    assert tight(1) < tight(None, blocks)
 
 
 def test_inducing_points_at_the_inputs_are_exact():
@@ -259,7 +260,9 @@ def test_several_sets_functions_means_and_noise_of_each_row():
     noise = jnp.linspace(0.2, 0.5, 12)
     mean = sgp.means.Constant(jnp.array([0.3, -1.0]))
     sets = X[:2], (X[2:4], X[4:7])
-    batch = sgp.CollapsedSOLVEGP(kernel, X, *sets, noise, mean, tight="block", blocks=5)
+    batch = sgp.CollapsedSOLVEGP(
+        kernel, X, *sets, noise, mean, tight=sgp.relaxation.Blocks(5)
+    )
     assert batch.log_prob(Y).shape == (2,)
     for i, (variance, lengthscale, m) in enumerate([(1.3, 0.7, 0.3), (0.5, 0.4, -1.0)]):
         one = sgp.CollapsedSOLVEGP(
@@ -361,14 +364,14 @@ def test_they_are_pytrees_and_go_through_jit_and_vmap():
     @jax.vmap
     def make(lengthscale):
         kernel = sgp.kernels.RBF(1.0, lengthscale)
-        return sgp.CollapsedSVGP(kernel, X, X[:3], 0.3, tight="block", blocks=4)
+        return sgp.CollapsedSVGP(kernel, X, X[:3], 0.3, tight=sgp.relaxation.Blocks(4))
 
     lengthscales = jnp.array([0.5, 1.0])
     stacked = make(lengthscales)
     found = jax.jit(jax.vmap(lambda fn: fn.log_prob(y)))(stacked)
     for value, lengthscale in zip(found, lengthscales, strict=True):
         kernel = sgp.kernels.RBF(1.0, lengthscale)
-        one = sgp.CollapsedSVGP(kernel, X, X[:3], 0.3, tight="block", blocks=4)
+        one = sgp.CollapsedSVGP(kernel, X, X[:3], 0.3, tight=sgp.relaxation.Blocks(4))
         np.testing.assert_allclose(value, one.log_prob(y), rtol=1e-9)
         doubled = jax.tree.map(lambda leaf: leaf, one)
         np.testing.assert_allclose(doubled.log_prob(y), one.log_prob(y), rtol=1e-12)
@@ -425,7 +428,9 @@ def test_bad_input_is_told():
     with pytest.raises(ValueError, match="must be positive"):
         svgp.predictive(y, X, noise=-1.0)
     with pytest.raises(ValueError, match="filled up with -1"):
-        sgp.CollapsedSVGP(KERNEL, X, X[:3], 0.1, tight="block", blocks=[[0], [1, 2]])
+        sgp.CollapsedSVGP(
+            KERNEL, X, X[:3], 0.1, tight=sgp.relaxation.Blocks(partition=[[0], [1, 2]])
+        )
     with pytest.raises(ValueError, match=r"Use X\[:, None\]"):
         sgp.neighbour_blocks(X[:, 0], 3)
     with pytest.raises(ValueError, match=r"10 rows of X, but y has the shape \(10, 1\)"):
@@ -438,13 +443,17 @@ def test_bad_input_is_told():
         sgp.CollapsedSOLVEGP(KERNEL, X, X[:3], jnp.ones((2, 2)), 0.1)
     with pytest.raises(ValueError, match="tight must be one of"):
         sgp.CollapsedSOLVEGP(KERNEL, X, X[:3], X[3:5], 0.1, tight="conditional")
-    with pytest.raises(ValueError, match="blocks are for tight='block'"):
-        sgp.CollapsedSVGP(KERNEL, X, X[:3], 0.1, blocks=3)
     for size in (0, 11, 2.5, True):
         with pytest.raises(ValueError, match="whole number between 1 and 10"):
-            sgp.CollapsedSVGP(KERNEL, X, X[:3], 0.1, tight="block", blocks=size)
+            sgp.CollapsedSVGP(KERNEL, X, X[:3], 0.1, tight=sgp.relaxation.Blocks(size))
     for blocks in ([[0, 1, 2]], [[*range(9), 8]], [[*range(9), 11]]):
         with pytest.raises(ValueError, match="each of the row numbers 0 to 9 once"):
-            sgp.CollapsedSVGP(KERNEL, X, X[:3], 0.1, tight="block", blocks=np.array(blocks))
+            sgp.CollapsedSVGP(
+                KERNEL,
+                X,
+                X[:3],
+                0.1,
+                tight=sgp.relaxation.Blocks(partition=np.array(blocks)),
+            )
     with pytest.raises(ValueError, match="positive"):
         sgp.CollapsedCG(KERNEL, X, X[:3], 0.1, tol=0.0)

@@ -9,7 +9,7 @@ from scipy.linalg import block_diag
 from scipy.stats import multivariate_normal
 
 import numpyro_sgp as sgp
-from numpyro_sgp.families import Block, BlockGaussian
+from numpyro_sgp.families import Block, BlockGaussian, CoupledGaussian
 from tests.helpers import rbf
 
 Q, N, M = 2, 4, 3
@@ -26,7 +26,8 @@ VALUES = rng.normal(size=(5, Q, N))
 def make(sqrt):
     kernel = sgp.kernels.RBF(jnp.array(VARIANCES), jnp.array(LENGTHSCALES))
     prior = sgp.GaussianProcess(kernel, jnp.asarray(X), LEVEL)
-    return sgp.CoupledPosterior(prior, jnp.asarray(Z), jnp.asarray(MU), sqrt, jitter=0.0)
+    q = CoupledGaussian(jnp.asarray(MU), sqrt)
+    return sgp.SparsePosterior(prior, (jnp.asarray(Z),), q, jitter=0.0)
 
 
 def dense(sqrt=SQRT):
@@ -135,8 +136,8 @@ def test_latent_functions_are_known_not_to_be_independent():
 
 def test_expansion_is_refused():
     posterior = make(SQRT)
-    assert posterior.expand((Q,)) is posterior
-    with pytest.raises(ValueError, match=r"over \(2,\) coupled .* expanded to \(3, 2\)"):
+    assert posterior.expand((Q,)).batch_shape == (Q,)
+    with pytest.raises(ValueError, match=r"shape \(2,\) cannot be expanded to \(3, 2\)"):
         posterior.expand((3, Q))
 
 

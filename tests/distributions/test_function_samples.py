@@ -12,7 +12,13 @@ from numpy.testing import assert_allclose
 
 import numpyro_sgp as sgp
 from numpyro_sgp.distributions import FunctionSamples
-from numpyro_sgp.families import Block, BlockGaussian, SiteGaussian
+from numpyro_sgp.families import (
+    Block,
+    BlockGaussian,
+    CoupledGaussian,
+    MixtureGaussian,
+    PseudoDataGaussian,
+)
 from numpyro_sgp.kernels import RBF, Linear, Matern32, Periodic, White
 
 # Large, so that draws that forget it are found out.
@@ -43,23 +49,25 @@ def sparse(*blocks, kernel=KERNEL, sets=(Z, O), whiten=True, batch=None, mean=No
     return sgp.SparsePosterior(prior, sets[: len(blocks)], q, JITTER)
 
 
-def sites():
+def pseudo_data():
     rng = np.random.default_rng(0)
-    q = SiteGaussian(rng.normal(size=4), rng.uniform(0.5, 2.0, 4), X[:4] + 0.1, 3)
+    q = PseudoDataGaussian(rng.normal(size=4), rng.uniform(0.5, 2.0, 4), X[:4] + 0.1, 3)
     return sgp.SparsePosterior(sgp.GaussianProcess(KERNEL, X), (Z,), q, JITTER)
 
 
 def mixture():
     q = BlockGaussian((block("full", 3, 2, 2),))
     prior = sgp.GaussianProcess(KERNELS, X, 0.4)
-    return sgp.MixturePosterior(prior, Z, q, np.array([0.3, -0.5]), jitter=JITTER)
+    q = MixtureGaussian(q, np.array([0.3, -0.5]))
+    return sgp.SparsePosterior(prior, (Z,), q, jitter=JITTER)
 
 
 def coupled():
     rng = np.random.default_rng(0)
     sqrt = 0.4 * np.tril(rng.normal(size=(6, 6)), -1) + 0.5 * np.eye(6)
     prior = sgp.GaussianProcess(KERNELS, X, 0.4)
-    return sgp.CoupledPosterior(prior, Z, rng.normal(size=(2, 3)), sqrt, JITTER)
+    q = CoupledGaussian(rng.normal(size=(2, 3)), sqrt)
+    return sgp.SparsePosterior(prior, (Z,), q, JITTER)
 
 
 CASES = {
@@ -67,7 +75,7 @@ CASES = {
     "another kernel": partial(
         sparse, block("full", 3), kernel=Matern32(0.9) * Periodic(1.0, 1.0, 3.0) + Linear()
     ),
-    "sites": sites,
+    "pseudo-data": pseudo_data,
     "SOLVE-GP": partial(sparse, block("full", 3), block("diagonal", 2)),
     "unwhitened": partial(sparse, block("diagonal", 3), block("full", 2), whiten=False),
     "ODVGP": partial(sparse, block("full", 3), block("prior", 2)),
@@ -87,14 +95,15 @@ CASES = {
 def joint_moments(posterior):
     """Mean and covariance over latent functions and rows together."""
     covariance = block_diag(*posterior.covariance_matrix.reshape(-1, N, N))
-    if isinstance(posterior, sgp.MixturePosterior):
-        means = posterior.components.mean.reshape(2, -1)
-        centred = means - posterior.weights @ means
-        between = centred.T @ (posterior.weights[:, None] * centred)
+    if posterior.num_components > 1:
+        means = jnp.stack([posterior.marginals(k)[0].reshape(-1) for k in range(2)])
+        weights = jnp.exp(posterior.log_weights)
+        centred = means - weights @ means
+        between = centred.T @ (weights[:, None] * centred)
         covariance = jnp.where(covariance == 0, between, covariance)
-    if isinstance(posterior, sgp.CoupledPosterior):
+    if not posterior.independent_latents:
         P = block_diag(*jnp.swapaxes(posterior.projection, -1, -2))
-        shared = P @ posterior.joint_sqrt @ posterior.joint_sqrt.T @ P.T
+        shared = P @ posterior.q.sqrt @ posterior.q.sqrt.T @ P.T
         covariance = jnp.where(covariance == 0, shared, covariance)
     return posterior.mean.reshape(-1), covariance
 

@@ -16,7 +16,7 @@ from numpyro.infer import SVI
 
 import numpyro_sgp as sgp
 from numpyro_sgp.elbo.score import surrogate
-from numpyro_sgp.families import Block, BlockGaussian
+from numpyro_sgp.families import Block, BlockGaussian, CoupledGaussian
 
 N = 4
 X = jnp.array([-1.5, -0.4, 0.7, 1.6])[:, None]
@@ -312,7 +312,8 @@ def posterior_at(X, coupled=False):
     """A site with a posterior that is made by hand."""
     prior = sgp.GaussianProcess(sgp.kernels.RBF(), X)
     if coupled:
-        return sgp.CoupledPosterior(prior.expand([2]), Z, jnp.zeros((2, 2)), jnp.eye(4))
+        q = CoupledGaussian(jnp.zeros((2, 2)), jnp.eye(4))
+        return sgp.SparsePosterior(prior.expand([2]), (Z,), q)
     return sgp.SparsePosterior(prior, (Z,), BlockGaussian((Block(jnp.zeros(2), None),)))
 
 

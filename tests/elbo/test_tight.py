@@ -78,12 +78,9 @@ SLOW = pytest.mark.slow
 def test_at_the_optimum_the_bound_is_the_collapsed_one(family, tight):
     X, y = regression_data(12)
     option, collapsed, points, sets = FAMILIES[family]
-    blocks = {"blocks": 5} if tight == "block" else {}
-    best = collapsed(KERNEL, X, *sets, 0.3, tight=tight, **blocks)
-    size = {"block_size": 5} if tight == "block" else {}
-    guide = sgp.AutoSparseGP(
-        model, option(**points, train_inducing=False, tight=tight, **size)
-    )
+    tight = sgp.relaxation.Blocks(5) if tight == "block" else tight
+    best = collapsed(KERNEL, X, *sets, 0.3, tight=tight)
+    guide = sgp.AutoSparseGP(model, option(**points, train_inducing=False, tight=tight))
     guide.setup(X, y)
     params = at_the_optimum(option, best, y)
     found, slopes = jax.value_and_grad(bound_of(guide, model))(params, X, y)
@@ -92,7 +89,7 @@ def test_at_the_optimum_the_bound_is_the_collapsed_one(family, tight):
     plain.setup(X, y)
     assert bound_of(plain, model)(params, X, y) < found
     # The noise is learned by the tight bound: its slope is the collapsed bound's.
-    one = lambda s: collapsed(KERNEL, X, *sets, s, tight=tight, **blocks).log_prob(y)  # noqa: E731
+    one = lambda s: collapsed(KERNEL, X, *sets, s, tight=tight).log_prob(y)  # noqa: E731
     slope = jax.jit(jax.grad(one))(0.3)
     np.testing.assert_allclose(slopes["noise"], slope, rtol=1e-6)
     # Predictions are the plain ones.
@@ -104,8 +101,9 @@ def test_at_the_optimum_the_bound_is_the_collapsed_one(family, tight):
 def test_minibatches_average_to_the_bound_of_all_rows():
     X, y = regression_data(12)
     rows = np.random.default_rng(0).permutation(12).reshape(3, 4)
-    for tight, blocks in [("diagonal", {}), ("block", {"blocks": rows})]:
-        best = sgp.CollapsedSVGP(KERNEL, X, Z, 0.3, tight=tight, **blocks)
+    blocks = sgp.relaxation.Blocks(partition=rows)
+    for tight, of_all in [("diagonal", "diagonal"), ("block", blocks)]:
+        best = sgp.CollapsedSVGP(KERNEL, X, Z, 0.3, tight=of_all)
         guide = sgp.AutoSparseGP(
             model, sgp.SVGP(inducing=Z, train_inducing=False, tight=tight)
         )
@@ -183,11 +181,11 @@ def test_scalar_is_its_formula_for_any_likelihood(family):
     assert bound(v, X, y) > bound(1.0, X, y)
     # By E[exp f] in closed form, with the variances that the relaxation leaves.
     q = guide.posterior(params, X, y)["f"]
-    parts = q.components if family == "mixture" else q
     weights = np.exp(q.log_weights)
-    Kuf = np.asarray(parts.projection)
-    d = 1.3 - np.sum(Kuf**2, axis=-2)
-    mean, variance = np.atleast_2d(parts.mean), np.atleast_2d(parts.variance - (1 - v) * d)
+    d = 1.3 - np.sum(np.asarray(q.projection) ** 2, axis=-2)
+    each = [q.marginals(k) for k in range(q.num_components)]
+    mean, variance = (np.stack(moments) for moments in zip(*each, strict=True))
+    variance = variance - (1 - v) * d
     expected = y * mean - np.exp(mean + 0.5 * variance)
     expected = expected - jax.scipy.special.gammaln(y + 1)
     expected = np.sum(weights @ expected) - np.sum(q.prior_kl())
@@ -197,7 +195,7 @@ def test_scalar_is_its_formula_for_any_likelihood(family):
     each = [bound(v, X[i : i + 4], y[i : i + 4], 12) for i in (0, 4, 8)]
     np.testing.assert_allclose(np.mean(each), bound(v, X, y), rtol=1e-9)
     # At v = 1 it is the plain bound.
-    option.tight = "none"
+    option.tight = None
     plain = sgp.AutoSparseGP(poisson, option)
     plain.setup(X, y)
     given = {k: p for k, p in params.items() if k != "f_auto_qf_scale"}
@@ -259,7 +257,9 @@ def test_sites_and_lbfgs_take_tight_bounds():
     X, y = regression_data(12)
     guide = sgp.AutoSparseGP(
         model,
-        sgp.SVGP(inducing=Z, covariance="sites", train_inducing=False, tight="diagonal"),
+        sgp.SVGP(
+            inducing=Z, covariance="pseudo_data", train_inducing=False, tight="diagonal"
+        ),
     )
     svi = SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
     result = sgp.fit_lbfgs(svi, KEY, X, y, noise=0.3, progress_bar=False)
@@ -288,13 +288,13 @@ def test_bad_input_is_told():
         with pytest.raises(ValueError, match="'f'.*Gaussian likelihoods.*tight='scalar'"):
             set_up(poisson, sgp.SVGP(3, tight=tight), X, y)
     with pytest.raises(ValueError, match="13 rows do not fit 12 rows"):
-        set_up(model, sgp.SVGP(3, tight="block", block_size=13), X, y * 1.0)
+        set_up(model, sgp.SVGP(3, tight=sgp.relaxation.Blocks(13)), X, y * 1.0)
     with pytest.raises(ValueError, match="tight must be one of"):
         sgp.SOLVEGP(3, 3, tight="full")
     with pytest.raises(ValueError, match=r"one of \('none', 'scalar'\)"):
         sgp.MixtureSVGP(3, tight="diagonal")
-    with pytest.raises(ValueError, match="block_size is for tight='block'"):
-        sgp.SVGP(3, block_size=4)
+    with pytest.raises(ValueError, match="InverseFree|Conditional"):
+        sgp.SVGP(3, tight=sgp.relaxation.Conditional())
     with pytest.raises(ValueError, match="independent latent functions"):
         sgp.SVGP(3, covariance="coupled", tight="scalar")
 

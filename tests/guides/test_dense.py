@@ -57,8 +57,8 @@ def test_inducing_points_are_the_distinct_inputs():
     repeated = jnp.concatenate([X, X[1:3]])
     guide = sgp.AutoSparseGP(helpers.gaussian_model, sgp.VGP())
     guide.setup(repeated, jnp.concatenate([Y, Y[1:3]]))
-    assert_allclose(guide._initial["f"]["Z"], X)
-    assert guide._initial["f"]["qu_sqrt"].shape == (N, N)
+    assert_allclose(guide.setup_state()["initial"]["f"]["Z"], X)
+    assert guide.setup_state()["initial"]["f"]["qu_sqrt"].shape == (N, N)
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +156,8 @@ def free_form_optimum(Z):
 @pytest.mark.parametrize(
     "points, approximation",
     [
-        (X, sgp.VGP(covariance="sites")),
-        (Z, sgp.SVGP(inducing=Z, train_inducing=False, covariance="sites")),
+        (X, sgp.VGP(covariance="pseudo_data")),
+        (Z, sgp.SVGP(inducing=Z, train_inducing=False, covariance="pseudo_data")),
     ],
 )
 def test_sites_reach_the_free_form_optimum(points, approximation):
@@ -183,7 +183,7 @@ def test_sites_are_negative_where_the_likelihood_is_convex():
             numpyro.sample("y", dist.StudentT(2.0, f, 0.2), obs=y)
 
     outlier = Y.at[2].set(4.0)
-    _, q, params = fit(student, sgp.VGP(covariance="sites"), outlier, 40)
+    _, q, params = fit(student, sgp.VGP(covariance="pseudo_data"), outlier, 40)
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
     mean, sd = np.asarray(q.mean), np.sqrt(np.asarray(q.variance))
     # 2 dE/dv is the expected second derivative of the log density.
@@ -232,7 +232,7 @@ def test_coupled_posterior_of_a_sum_of_functions_is_exact():
 
 
 @pytest.mark.parametrize(
-    "approximation", [sgp.VGP(), sgp.SVGP(inducing=Z, covariance="sites")]
+    "approximation", [sgp.VGP(), sgp.SVGP(inducing=Z, covariance="pseudo_data")]
 )
 def test_minibatches_are_refused(approximation):
     guide = sgp.AutoSparseGP(helpers.gaussian_model, approximation)
@@ -242,7 +242,7 @@ def test_minibatches_are_refused(approximation):
         guide.setup(X, Y, batch_size=3)
 
 
-@pytest.mark.parametrize("covariance", ["coupled", "sites"])
+@pytest.mark.parametrize("covariance", ["coupled", "pseudo_data"])
 def test_coupled_covariances_and_sites_are_whitened(covariance):
     with pytest.raises(ValueError, match=f"covariance='{covariance}' is whitened; leave"):
         sgp.SVGP(3, covariance=covariance, whiten=False)

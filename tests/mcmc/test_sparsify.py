@@ -431,8 +431,8 @@ def test_arguments_that_are_refused():
     for option in (
         MixtureSVGP(3),
         SVGP(3, covariance="coupled"),
-        {"f": SVGP(3, covariance="sites")},
-        VGP(covariance="sites"),
+        {"f": SVGP(3, covariance="pseudo_data")},
+        VGP(covariance="pseudo_data"),
         VGP(whiten=False),
     ):
         with pytest.raises(ValueError, match=r"ignore the q\(u\) of .*: use SVGP\(M\)"):

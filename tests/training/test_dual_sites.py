@@ -379,9 +379,11 @@ def test_derivatives_are_for_natural_gradients_alone():
         (lambda n: 2.0 * n, 1.0),
         (lambda n: jnp.where((n > 300) & (n < 400), 0.9, 0.01), 0.9),
     ]:
-        optimiser = sgp.natural_gradients(guide, schedule, optax.adam(0.01))
-        optimiser.init(svi.get_params(state))
+        guide = sgp.AutoSparseGP(gaussian_model, sgp.SVGP(3, covariance="dual"))
+        sgp.natural_gradients(guide, schedule, optax.adam(0.01))
         assert guide.natural_rate == pytest.approx(largest)
+    with pytest.raises(ValueError, match="rate 0.9[0-9]* already, and another .* has 0.1"):
+        sgp.natural_gradients(guide, 0.1, optax.adam(0.01))
 
 
 def test_bad_input_is_told():

@@ -14,7 +14,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from scipy.special import roots_hermitenorm
 
 import numpyro_sgp as sgp
-from numpyro_sgp.training.natural import natural_steps
+from numpyro_sgp.training.natural_gradients import natural_steps
 from tests.helpers import rbf
 
 N, NOISE = 12, 0.3
@@ -40,7 +40,7 @@ def make_svi(approximation, rule=None):
 
 
 def sites(**options):
-    return sgp.SVGP(inducing=Z, train_inducing=False, covariance="sites", **options)
+    return sgp.SVGP(inducing=Z, train_inducing=False, covariance="pseudo_data", **options)
 
 
 def test_one_step_is_the_optimum_of_a_gaussian_likelihood():
@@ -113,7 +113,7 @@ def test_lbfgs_on_the_optimal_q_finds_the_joint_optimum_in_fewer_iterations():
 
 def test_natural_gradients_need_sites():
     svi = make_svi(sgp.SVGP(inducing=Z))
-    with pytest.raises(ValueError, match="covariance='sites' at every GP site, but 'f'"):
+    with pytest.raises(ValueError, match="='pseudo_data' at every GP site, but 'f'"):
         sgp.fit_lbfgs(svi, jax.random.key(0), X, Y, natural=True, progress_bar=False)
     svi = make_svi(sites())
     with pytest.raises(ValueError, match="leave out blocks"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpyro.infer import SVI
 
 import numpyro_sgp as sgp
-from numpyro_sgp.training.natural_gradients import _natural_step
+from numpyro_sgp.families.blocks import gaussian_step
 from tests.helpers import count_data, gaussian_model, regression_data
 
 KEY = jax.random.key(0)
@@ -76,7 +76,7 @@ def test_a_step_is_that_of_the_natural_parameters(seed, rate, diagonal):
         L = jnp.tril(free, -1) + jnp.diag(jax.nn.softplus(jnp.diag(free)))
         return jnp.sum(G * (L @ L.T))
 
-    to_mu, to_free = _natural_step(
+    to_mu, to_free = gaussian_step(
         jnp.asarray(mu), free, jnp.asarray(g), jax.grad(loss)(free), rate
     )
     new = free + to_free
@@ -96,7 +96,7 @@ def test_no_slope_makes_an_indefinite_covariance(seed, diagonal):
     free = np.zeros(3) if diagonal else np.zeros((3, 3))
     for dtype in (jnp.float32, jnp.float64):
         args = (jnp.asarray(a, dtype) for a in (mu, free, big * g, big * slope))
-        steps = _natural_step(*args, 1.0)
+        steps = gaussian_step(*args, 1.0)
         assert all(jnp.isfinite(step).all() and step.dtype == dtype for step in steps)
 
 
@@ -174,7 +174,7 @@ def test_schedules_and_minibatches_and_float32():
 
 
 def test_bad_input_is_told():
-    guide = sgp.AutoSparseGP(gaussian_model, sgp.SVGP(3, covariance="sites"))
+    guide = sgp.AutoSparseGP(gaussian_model, sgp.SVGP(3, covariance="pseudo_data"))
     for rate in (0.0, -0.1, 1.5, float("nan")):
         with pytest.raises(ValueError, match=r"must be in \(0, 1\]"):
             sgp.natural_gradients(guide, rate, optax.adam(0.01))
@@ -189,7 +189,7 @@ def test_bad_input_is_told():
     with pytest.raises(ValueError, match="not the one that SVI trains"):
         svi.init(KEY, X, y)
     for option, what in [
-        (sgp.SVGP(3, covariance="sites"), "covariance='sites'.*fit_lbfgs"),
+        (sgp.SVGP(3, covariance="pseudo_data"), "covariance='pseudo_data'.*fit_lbfgs"),
         (sgp.MixtureSVGP(3), "'f' has a mixture"),
     ]:
         svi, _ = make(gaussian_model, option, 0.5)

@@ -41,7 +41,7 @@ APPROXIMATIONS = {
     "trained": lambda: sgp.SVGP(6),
     "fixed": lambda: sgp.SOLVEGP(4, 3, train_inducing=False),
     "dense": lambda: sgp.VGP(),
-    "sites": lambda: sgp.SVGP(6, covariance="sites"),
+    "sites": lambda: sgp.SVGP(6, covariance="pseudo_data"),
     "dual": lambda: sgp.SVGP(6, covariance="dual"),
 }
 
@@ -98,7 +98,6 @@ def test_what_is_no_parameter_is_saved_too(kind, tmp_path):
     sgp.save(tmp_path / "guide.npz", guide, params)
     other = empty(APPROXIMATIONS[kind]())
     again = sgp.load(tmp_path / "guide.npz", other, X[:2], Y[:2])
-    assert other.natural_rate == guide.natural_rate
     known, found = (g.posterior(p, X)["f"] for g, p in ((guide, params), (other, again)))
     assert_array_equal(found.mean, known.mean)
     assert_array_equal(found.variance, known.variance)

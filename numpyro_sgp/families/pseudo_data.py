@@ -1,6 +1,5 @@
-"""Gaussian q(u) by sites, two numbers a data point: Theorem 2 of SAVIGP."""
+"""Gaussian q(u) by pseudo-data, two numbers a data point: Theorem 2 of SAVIGP."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_sgp.families.block_gaussian import Block, BlockGaussian
+from numpyro_sgp.families.base import QU, Factors, Family, Param, Start
+from numpyro_sgp.families.blocks import Block, BlockGaussian
 from numpyro_sgp.linalg import solve_lower
 
 
@@ -18,7 +18,7 @@ from numpyro_sgp.linalg import solve_lower
     meta_fields=["num_inducing"],
 )
 @dataclass(frozen=True)
-class SiteGaussian:
+class PseudoDataGaussian(QU):
     r"""
     q(u) over one set of inducing variables with
 
@@ -29,15 +29,15 @@ class SiteGaussian:
         \Lambda = \mathrm{diag}(\lambda_1, \ldots, \lambda_N).
 
     It is the posterior under Gaussian pseudo-likelihoods
-    :math:`\exp(\ell_n f_n - \lambda_n f_n^2 / 2)`, the sites. The optimal covariance for
+    :math:`\exp(\ell_n f_n - \lambda_n f_n^2 / 2)`. The optimal covariance for
     any likelihood that factorises over the data has this form (Bonilla, Krauth &
     Dezfouli 2018, eq. 34-35 and Theorem 2), with
     :math:`\lambda_n = -2\, \partial E_n / \partial \sigma_n^2`, negative where the log
     likelihood is convex in f, and so has the optimal mean [2], with
     :math:`\ell_n = \partial E_n / \partial \mu_n + \lambda_n \mu_n`. In whitened
     coordinates :math:`P P^\top = (I + A \Lambda A^\top)^{-1}` with
-    :math:`A = L^{-1} K_{zx}`. A mean by sites rather than free moves with the kernel, and
-    is far better conditioned.
+    :math:`A = L^{-1} K_{zx}`. A mean by pseudo-data rather than free moves with the kernel,
+    and is far better conditioned.
 
     :param linear: :math:`\ell`, shape ``(*batch, N)``.
     :param precision: :math:`\lambda`, of any sign, shape ``(*batch, N)``.
@@ -62,17 +62,16 @@ class SiteGaussian:
         """Number of inducing variables."""
         return (self.num_inducing,)
 
-    def whitened(self, L: Array, cross: Callable[[Array], Array]) -> BlockGaussian:
+    def whitened(self, factors: Factors) -> BlockGaussian:
         """
         The same q by its mean and a square root of its covariance.
 
         Where :math:`I + A \\Lambda A^\\top` is not positive definite there is no such
         Gaussian, and the result is NaN.
 
-        :param L: lower factor of K_uu, ``(*batch, M, M)``.
-        :param cross: from inputs X to K_uX.
+        :param factors: L and K_uX.
         """
-        A = solve_lower(L, cross(self.X))
+        A = solve_lower(factors.chol, factors.cross(self.X))
         identity = jnp.eye(A.shape[-2], dtype=A.dtype)
         B = identity + jnp.einsum("...mn,...n,...kn->...mk", A, self.precision, A)
         C = jnp.linalg.cholesky(B)
@@ -80,3 +79,30 @@ class SiteGaussian:
         pull = jnp.einsum("...mk,...kn,...n->...m", sqrt, A, self.linear)
         mu = jnp.einsum("...km,...k->...m", sqrt, pull)
         return BlockGaussian((Block(mu, sqrt.mT, upper=True),))
+
+
+@dataclass(frozen=True)
+class PseudoData(Family):
+    """The posterior under one Gaussian pseudo-observation of each data point."""
+
+    name = "pseudo_data"
+    needs_all_rows = True
+    has_scale = False
+    no_natural_step = (
+        "covariance='pseudo_data'. Train pseudo-data by fit_lbfgs, which takes natural "
+        "gradients by itself."
+    )
+
+    def start(self, at: Start) -> dict[str, Param]:
+        """See :meth:`Family.start`."""
+        zeros = Param(jnp.zeros((*at.batch_shape, at.num_rows), at.dtype))
+        return {"qu_linear": zeros, "qu_precision": zeros}
+
+    def build(self, params, whiten) -> PseudoDataGaussian:
+        """See :meth:`Family.build`."""
+        del whiten
+        linear, X = params["qu_linear"], params["X"]
+        size = params["Z"].shape[-2]
+        return PseudoDataGaussian(
+            linear, params["qu_precision"], X.astype(linear.dtype), size
+        )

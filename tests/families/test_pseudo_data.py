@@ -1,4 +1,4 @@
-"""q(u) by sites, Theorem 2 of SAVIGP, against eq. (34-35) with dense matrices."""
+"""q(u) by pseudo-data, Theorem 2 of SAVIGP, against eq. (34-35) with dense matrices."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.testing import assert_allclose
 
 import numpyro_sgp as sgp
-from numpyro_sgp.families import DualGaussian, SiteGaussian
+from numpyro_sgp.families import DualGaussian, PseudoDataGaussian
 from tests.helpers import rbf
 
 X = np.linspace(-2.0, 2.0, 6)[:, None]
@@ -30,7 +30,7 @@ def posterior_moments(linear, sites):
     prior = sgp.GaussianProcess(
         sgp.kernels.RBF(jnp.ones(2), jnp.array(LENGTHSCALES)), X_NEW
     )
-    q = SiteGaussian(linear, sites, jnp.asarray(X), 3)
+    q = PseudoDataGaussian(linear, sites, jnp.asarray(X), 3)
     posterior = sgp.SparsePosterior(prior, (jnp.asarray(Z),), q, jitter=0.0)
     (block,) = posterior.q.blocks
     moments = posterior.mean, posterior.variance, posterior.covariance_matrix
@@ -104,7 +104,7 @@ def test_variances_of_many_inducing_points_are_dense_ones_for_every_upper_factor
     expected = 1.0 - np.sum(A**2, axis=0) + np.sum(A * (S @ A), axis=0)
     prior = sgp.GaussianProcess(sgp.kernels.Matern12(), jnp.asarray(X_new))
     precision = np.full(rows, noise**-2)
-    by_sites = SiteGaussian(np.zeros(rows), precision, jnp.asarray(X_new), M)
+    by_sites = PseudoDataGaussian(np.zeros(rows), precision, jnp.asarray(X_new), M)
     # The same Gaussian as one site on u: L^-T (S^-1 - I) L^-1.
     B = np.linalg.solve(matern12(Z, Z), matern12(Z, X_new))
     by_dual = DualGaussian(jnp.zeros(M), jnp.asarray(B @ B.T / noise**2))

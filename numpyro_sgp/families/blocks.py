@@ -1,0 +1,383 @@
+"""Gaussian q(u) with one independent block for each set: full, diagonal or the prior's."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from numpyro.distributions import biject_to, constraints
+
+from numpyro_sgp.families.base import QU, Factors, Family, Param, Start
+from numpyro_sgp.families.constraint import lower_triangular
+from numpyro_sgp.linalg import solve_lower, triangular_product
+
+_HALVINGS = 20
+_MOST_GROWTH = 4.0  # of a variance in one natural step
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["mu", "sqrt"], meta_fields=["upper"]
+)
+@dataclass(frozen=True)
+class Block:
+    """
+    A Gaussian over one set of inducing variables, ``N(mu, S)``.
+
+    :param mu: mean, shape ``(*batch, M)``.
+    :param sqrt: the triangular factor of S, shape ``(*batch, M, M)`` (or its rows of a
+        larger factor, ``(*batch, M, K)``, without a KL of their own); the standard
+        deviations where S is diagonal, shape ``(*batch, M)``; None where S is the prior's.
+    :param upper: whether the factor is upper triangular, and not lower.
+    """
+
+    mu: Array
+    sqrt: Array | None
+    upper: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number M of inducing variables."""
+        return self.mu.shape[-1]
+
+    @property
+    def is_prior(self) -> bool:
+        """Whether S is fixed to the prior covariance (the second block of ODVGP)."""
+        return self.sqrt is None
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether S is diagonal."""
+        return self.sqrt is not None and self.sqrt.ndim == self.mu.ndim
+
+    def whitened(self, L: Array) -> "Block":
+        r"""
+        The same Gaussian in the coordinates :math:`L^{-1}u`: :math:`a = L^{-1}\mu` and
+        :math:`P = L^{-1}\mathrm{sqrt}` of Algorithm 1, line 10 [1].
+
+        :param L: lower factor of the prior covariance of the set, ``(*batch, M, M)``.
+
+        **References:**
+
+        1. Shi, Titsias, Mnih (2020). Sparse Orthogonal Variational Inference for
+           Gaussian Processes. AISTATS. https://arxiv.org/abs/1910.10596
+        """
+        mu = solve_lower(L, self.mu[..., None])[..., 0]
+        if self.is_prior:
+            return Block(mu, None)
+        sqrt = self.sqrt
+        if self.is_diagonal:
+            sqrt = sqrt[..., None] * jnp.eye(self.size, dtype=sqrt.dtype)
+        return Block(mu, solve_lower(L, sqrt))
+
+    def project(self, A: Array) -> Array | None:
+        """
+        ``sqrt.T @ A``, whose squared column sums are the variances that S adds.
+
+        :param A: shape ``(*batch, M, N)``.
+        :return: shape ``(*batch, M, N)``.
+        """
+        if self.is_diagonal:
+            return self.sqrt[..., None] * A
+        if self.sqrt.shape[-1] != self.size:
+            return jnp.einsum("...mk,...mn->...kn", self.sqrt, A)
+        if self.upper:
+            return triangular_product(self.sqrt.mT, A)
+        return triangular_product(self.sqrt, A, transpose=True)
+
+    def spread(self, noise: Array) -> Array:
+        """
+        Standard normal numbers as draws around the mean.
+
+        :param noise: shape ``(..., *batch, K)`` with K columns of ``sqrt``.
+        """
+        if self.is_prior:
+            return noise
+        if self.is_diagonal:
+            return self.sqrt * noise
+        return jnp.einsum("...mk,...k->...m", self.sqrt, noise)
+
+    def kl(self) -> Array:
+        r"""
+        :math:`\mathrm{KL}[N(\mu, S) \| N(0, I)]`, shape ``(*batch,)``: eq. (35) and (36)
+        of Shi et al. (2020), appendix F, in whitened coordinates.
+        """
+        mahalanobis = jnp.sum(self.mu**2, axis=-1)
+        if self.is_prior:
+            return 0.5 * mahalanobis
+        if self.is_diagonal:
+            diagonal, trace = self.sqrt, jnp.sum(self.sqrt**2, axis=-1)
+        else:
+            diagonal = jnp.diagonal(self.sqrt, axis1=-2, axis2=-1)
+            trace = jnp.sum(self.sqrt**2, axis=(-2, -1))
+        log_det = jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1)
+        return 0.5 * (trace + mahalanobis - self.size) - log_det
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["blocks"], meta_fields=["whiten"])
+@dataclass(frozen=True)
+class BlockGaussian(QU):
+    r"""
+    :math:`q(u) = \prod_l N(\mu_l, S_l)` over L sets of inducing variables.
+
+    The sets are those of an orthogonal decomposition: the variables of set *l* are the
+    values of the process at its points *minus* what the sets before it explain. One set
+    is SVGP; two are SOLVE-GP (Shi et al. 2020, eq. 8); two with the second covariance
+    fixed to the prior's are ODVGP (their section 5). In whitened coordinates this
+    equals a block-diagonal Gaussian over the union of the sets, because the Cholesky
+    factor of the union's covariance is
+
+    .. math::
+
+        \begin{bmatrix} L_u^0 & 0 \\ A^\top & L_v^0 \end{bmatrix}, \qquad
+        L_u^0 L_u^{0\top} = K_{uu}, \quad A = (L_u^0)^{-1} K_{uv}, \quad
+        L_v^0 L_v^{0\top} = C_{vv} = K_{vv} - A^\top A .
+
+    :param blocks: one :class:`Block` a set, in order.
+    :param whiten: whether the blocks are in whitened coordinates (appendix F).
+    """
+
+    blocks: tuple[Block, ...]
+    whiten: bool = True
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of inducing variables in each set."""
+        return tuple(block.size for block in self.blocks)
+
+    def whitened(self, factors: Factors) -> "BlockGaussian":
+        """See :meth:`QU.whitened`: by the diagonal blocks of L, the factors of the sets."""
+        if self.whiten:
+            return self
+        blocks = tuple(
+            block.whitened(factors.chol[..., s, s])
+            for block, s in zip(self.blocks, self.slices, strict=True)
+        )
+        return replace(self, blocks=blocks, whiten=True)
+
+    def draw(self, key, sample_shape, batch_shape) -> Array:
+        """See :meth:`QU.draw`."""
+        draws = []
+        keys = jax.random.split(key, len(self.blocks))
+        for key_l, block in zip(keys, self.blocks, strict=True):
+            shape = (*sample_shape, *batch_shape, block.size)
+            noise = jax.random.normal(key_l, shape, block.mu.dtype)
+            draws.append(block.mu + block.spread(noise))
+        return jnp.concatenate(draws, axis=-1)
+
+    def kl(self, rng_key=None, sets=None) -> Array:
+        """KL of whitened q(u) from ``N(0, I)``, summed over the sets: ``(*batch,)``."""
+        del rng_key
+        if not self.whiten:
+            raise ValueError("Give the KL a whitened q: call `.whitened(...)` first.")
+        sets = range(len(self.blocks)) if sets is None else sets
+        return sum((self.blocks[i].kl() for i in sets), jnp.zeros((), self.dtype))
+
+    @property
+    def dtype(self):
+        """Of all numbers."""
+        return self.blocks[0].mu.dtype
+
+    @property
+    def parts(self) -> tuple[Block, ...] | None:
+        """See :attr:`QU.parts`: the blocks, unless one keeps the prior's covariance."""
+        return None if any(block.is_prior for block in self.blocks) else self.blocks
+
+    def with_parts(self, parts) -> "BlockGaussian":
+        """See :meth:`QU.with_parts`."""
+        return BlockGaussian(tuple(parts))
+
+
+# ---- the families ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Full(Family):
+    """A full covariance for each set and latent function, by its lower factor."""
+
+    name = "full"
+    several_sets = True
+    whitened_only = False
+
+    def root(self, size: int, factor: Array | None, dtype) -> Array | None:
+        """
+        Square root of the prior's covariance of a set.
+
+        :param factor: its lower factor; None in whitened coordinates.
+        """
+        return jnp.eye(size, dtype=dtype) if factor is None else factor
+
+    @property
+    def constraint(self) -> constraints.Constraint:
+        """Of the square root."""
+        return lower_triangular
+
+    def of_set(self, index: int) -> "Full | Diagonal | Prior":
+        """The kind of covariance of a set."""
+        del index
+        return self
+
+    def start(self, at: Start) -> dict[str, Param]:
+        """See :meth:`Family.start`."""
+        params, end = {}, 0
+        L = None if at.whiten else at.factor()
+        for i, size in enumerate(at.sizes):
+            start, end = end, end + size
+            factor = None if L is None else L[..., start:end, start:end]
+            name, kind = block_name(i), self.of_set(i)
+            params[f"{name}_mu"] = Param(jnp.zeros((*at.batch_shape, size), at.dtype))
+            if (root := kind.root(size, factor, at.dtype)) is not None:
+                root = at.scale * root
+                event = root.shape[-1 if isinstance(kind, Diagonal) else -2 :]
+                root = jnp.broadcast_to(root, (*at.batch_shape, *event))
+                params[f"{name}_sqrt"] = Param(root, kind.constraint)
+        return params
+
+    def build(self, params: dict, whiten: bool) -> BlockGaussian:
+        """See :meth:`Family.build`."""
+        names = [name for name in params if name.endswith("_mu")]
+        blocks = (Block(params[k], params.get(k.replace("_mu", "_sqrt"))) for k in names)
+        return BlockGaussian(tuple(blocks), whiten)
+
+    def takes_natural_steps(self, names) -> tuple[str, ...]:
+        """See :meth:`Family.takes_natural_steps`: all but means of sets like the prior."""
+        roots = [name for name in names if name.endswith("_sqrt")]
+        return tuple(k for root in roots for k in (root.replace("_sqrt", "_mu"), root))
+
+    def natural_step(self, free, slopes, rate) -> dict:
+        """See :meth:`Family.natural_step`; the sets side by side."""
+        steps = {}
+        for root in (name for name in free if name.endswith("_sqrt")):
+            mu = root.replace("_sqrt", "_mu")
+            steps[mu], steps[root] = gaussian_step(
+                free[mu], free[root], slopes[mu], slopes[root], rate
+            )
+        return steps
+
+
+@dataclass(frozen=True)
+class Diagonal(Full):
+    """A diagonal covariance for each set and latent function, by standard deviations."""
+
+    name = "diagonal"
+
+    def root(self, size, factor, dtype) -> Array:
+        """Standard deviations of the diagonal Gaussian nearest to the prior."""
+        if factor is None:
+            return jnp.ones(size, dtype)
+        # Its variances are 1 / (K^-1)_mm.
+        inverse = solve_lower(factor, jnp.eye(size, dtype=dtype))
+        return jnp.sum(inverse**2, axis=-2) ** -0.5
+
+    @property
+    def constraint(self) -> constraints.Constraint:
+        """Of the standard deviations."""
+        return constraints.softplus_positive
+
+
+@dataclass(frozen=True)
+class Prior(Full):
+    """The prior's covariance: a mean alone."""
+
+    name = "prior"
+
+    def root(self, size, factor, dtype) -> None:
+        """There is none."""
+        del size, factor, dtype
+
+
+@dataclass(frozen=True)
+class PriorAfterFirst(Full):
+    """
+    The prior's covariance for all sets but the first: ODVGP (Shi et al. 2020, section 5).
+
+    :param first: the kind of covariance of the first set.
+    """
+
+    first: Full
+
+    def of_set(self, index):
+        """See :meth:`Full.of_set`."""
+        return self.first if index == 0 else Prior()
+
+
+def block_name(index: int) -> str:
+    """What the parameters of a set of inducing variables begin with."""
+    return "qu" if index == 0 else "qv" if index == 1 else f"qv{index}"
+
+
+# ---- natural gradients ----------------------------------------------------------------
+
+
+def gaussian_step(mu, free, to_mu, to_free, rate):
+    r"""
+    Additive steps of mu and of the unconstrained factor of S along the natural gradient,
+    :math:`S^{-1} \leftarrow S^{-1} + 2 \rho\, \partial L / \partial S` and
+    :math:`\mu \leftarrow \mu - \rho\, S \partial L / \partial \mu` with the new S
+    (Salimbeni, Eleftheriadis & Hensman 2018), halved until that makes no variance more than
+    fourfold.
+
+    :param mu: shape ``(*batch, M)``; all functions together for coupled covariances.
+    :param free: the factor, unconstrained, ``(*batch, M, M)``, or the standard deviations,
+        ``(*batch, M)``; positive entries go through softplus.
+    """
+    rate = jnp.asarray(rate, free.dtype)
+    if free.shape == mu.shape:
+        transform = biject_to(constraints.softplus_positive)
+        sqrt = transform(free)
+        # As below, for each coordinate: phi + phi'.
+        phi = sqrt * to_free / jax.nn.sigmoid(free)
+
+        def shrunk(rate):
+            return sqrt / jnp.sqrt(1.0 + rate * phi)
+
+        rate, new = _safe(rate, sqrt, shrunk, jnp.square)
+        return -rate * new**2 * to_mu, transform.inv(new) - free
+    transform = biject_to(lower_triangular)
+    P = transform(free)
+    eye = jnp.eye(free.shape[-1], dtype=free.dtype)
+    diagonal = jnp.diagonal(free, axis1=-2, axis2=-1)
+    slope = jnp.diagonal(to_free, axis1=-2, axis2=-1) / jax.nn.sigmoid(diagonal)
+    to_P = jnp.tril(to_free, -1) + slope[..., None] * eye
+    # With P P' = S: P' (dL/dS) P = (phi + phi') / 2, phi the lower triangle of P' dL/dP
+    # with half the diagonal, so the new precision is P^-T (I + rate (phi + phi')) P^-1.
+    phi = jnp.tril(jnp.einsum("...km,...kn->...mn", P, to_P)) * (1.0 - 0.5 * eye)
+    phi = phi + jnp.swapaxes(phi, -1, -2)
+
+    def stepped(rate):
+        """P U^-T with upper U U' = I + rate (phi + phi'): lower triangular again."""
+        flipped = jnp.flip(eye + rate * phi, (-2, -1))
+        U = jnp.flip(lax.linalg.cholesky(flipped, symmetrize_input=False), (-2, -1))
+        return lax.linalg.triangular_solve(
+            U, P, left_side=False, lower=False, transpose_a=True
+        )
+
+    rate, new = _safe(rate, P, stepped, lambda P: jnp.sum(P**2, axis=-1))
+    to_mu = to_mu.reshape(free.shape[:-1])
+    to_mu = jnp.einsum("...mk,...nk,...n->...m", new, new, to_mu)
+    return -rate * to_mu.reshape(mu.shape), transform.inv(new) - free
+
+
+def _safe(rate, sqrt, stepped, variance):
+    """
+    The rate, halved until the new variances are not too large (nor NaN), and the factor
+    ``stepped(rate)``; zero and ``sqrt`` if that never is.
+
+    :param variance: from a factor to variances.
+    """
+
+    def fits(new):
+        return jnp.all(variance(new) <= _MOST_GROWTH * variance(sqrt))
+
+    def go_on(carry):
+        count, _, new = carry
+        return (count < _HALVINGS) & ~fits(new)
+
+    def halve(carry):
+        count, rate, _ = carry
+        return count + 1, 0.5 * rate, stepped(0.5 * rate)
+
+    start = jnp.zeros((), jnp.int32), rate, stepped(rate)
+    _, rate, new = lax.while_loop(go_on, halve, start)
+    done = fits(new)
+    return jnp.where(done, rate, 0.0), jnp.where(done, new, sqrt)
