@@ -387,7 +387,8 @@ def test_a_layer_that_feeds_a_mean_is_integrated_too():
     guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
     guide.setup(X, Y)
     names = guide.parameter_names()
-    params = {names[s][k]: v for s, p in guide.setup_state()["initial"].items() for k, v in p.items()}
+    initial = guide.setup_state()["initial"]
+    params = {names[s][k]: v for s, p in initial.items() for k, v in p.items()}
     found = sgp.log_predictive_density(guide, params, X, Y, num_draws=1000)["y"]
     expected = dist.Normal(0.0, np.sqrt(1.0 + NOISE**2)).log_prob(Y)
     # 1000 draws of densities whose spread is about 1.5 times their mean.

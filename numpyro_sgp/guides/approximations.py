@@ -1,7 +1,8 @@
 """What a guide does at a GP site: sets of inducing points, a family, a relaxation."""
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,13 +31,18 @@ from numpyro_sgp.families import (
 )
 from numpyro_sgp.families import Diagonal as DiagonalCovariance
 from numpyro_sgp.families.mixture import ENTROPIES
-from numpyro_sgp.inducing import InducingStart, InducingVariables, initial_inducing
+from numpyro_sgp.guides.points import (
+    check_set,
+    choose_points,
+    of_kind,
+    point_name,
+    points_of,
+)
+from numpyro_sgp.inducing import InducingStart, InducingVariables
 from numpyro_sgp.inducing.covariances import inducing_covariance
-from numpyro_sgp.inducing.variables import PointKernel
 from numpyro_sgp.linalg import jittered_cholesky
 
 Inducing = Literal["kmeans", "greedy", "random"] | Array | np.ndarray | InducingVariables
-METHODS = ("kmeans", "greedy", "random")
 Covariance = Literal["full", "diagonal", "coupled", "pseudo_data", "dual"]
 Tight = Literal["none", "diagonal", "block", "scalar"] | Relaxation
 
@@ -47,6 +53,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class _Approximation:
     """
     Sets of inducing points, a family q(u) over them and a relaxation of q(f | u): what a
@@ -54,36 +61,26 @@ class _Approximation:
     """
 
     #: Names of families that ``covariance`` takes.
-    _covariances: tuple[str, ...] = ("full", "diagonal")
-    #: Whether it is a bound for log-concave likelihoods only.
-    needs_log_concave = False
-
+    _covariances: ClassVar[tuple[str, ...]] = ("full", "diagonal")
     #: Relaxations that ``tight`` takes.
-    _relaxations: tuple[type[Relaxation], ...] = (Diagonal, Blocks, Scalar)
+    _relaxations: ClassVar[tuple[type[Relaxation], ...]] = (Diagonal, Blocks, Scalar)
+    #: Whether it is a bound for log-concave likelihoods only.
+    needs_log_concave: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        *,
-        whiten: bool,
-        covariance,
-        train_inducing: bool,
-        share_inducing: bool,
-        tight: Tight,
-        initial_scale: float,
-        jitter: float | None,
-        seed: int,
-    ):
+    whiten: bool = True
+    covariance: Covariance | Family = "full"
+    train_inducing: bool = True
+    share_inducing: bool = True
+    tight: Tight = "none"
+    initial_scale: float = 1.0
+    jitter: float | None = None
+    seed: int = 0
+
+    def __post_init__(self):
         name = type(self).__name__
-        self.whiten = whiten
-        self.covariance = covariance
-        self.train_inducing = train_inducing
-        self.share_inducing = share_inducing
-        self.tight = relaxation_of(tight, name, self._relaxations)
-        self.initial_scale = initial_scale
-        self.jitter = jitter
-        self.seed = seed
+        self.tight = relaxation_of(self.tight, name, self._relaxations)
         #: The q(u), one of :mod:`numpyro_sgp.families`.
-        self.family = self._family(name, covariance)
+        self.family = self._family(name, self.covariance)
         self._check(name)
 
     def _family(self, name, covariance) -> Family:
@@ -139,17 +136,18 @@ class _Approximation:
                 f"not {len(sets)}."
             )
         for i, (size, start) in enumerate(sets):
-            _check_set(name, i, size, points_of(start))
+            check_set(name, i, size, points_of(start))
 
     def __repr__(self):
-        options = {
-            k: v
-            for k, v in vars(self).items()
-            if k not in ("family", "tight") and (np.ndim(v) == 0 or len(v) < 5)
-        }
-        if self.tight is not None:
-            options["tight"] = self.tight
-        return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in options.items())})"
+        shown = []
+        for option in sorted(fields(self), key=lambda f: f.kw_only):
+            value = getattr(self, option.name)
+            if np.ndim(value) > 1 or isinstance(value, tuple | list):
+                value = f"<array of shape {np.shape(value)}>"
+            elif value is None or value == option.default:
+                continue
+            shown.append(f"{option.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def needs_all_rows(self) -> bool:
@@ -171,74 +169,22 @@ class _Approximation:
 
     def initial_points(self, prior: GaussianProcess, X: np.ndarray) -> tuple[Array, ...]:
         """
-        Starting inducing points of each set.
+        Starting inducing points of each set; see :func:`choose_points`.
 
         :param prior: the process at the site with its initial hyperparameters.
         :param X: inputs to choose from, shape ``(N, D)``.
-        :return: arrays of shape ``(M_l, D)``, or ``(*batch, M_l, D)`` where each latent
-            function has its own; inter-domain sets as their objects.
-        :raises ValueError: if X has fewer distinct rows than points asked for, or a given
-            array has another number of columns.
         """
-        sets = self._sets()
-        points: list = [points_of(start) for _, start in sets]
-        kinds = [_kind(start) for _, start in sets]
-        # Sets of one kind are chosen together, so that they differ.
-        for kind in dict.fromkeys(kinds):
-            chosen = [
-                i for i, p in enumerate(points) if kinds[i] == kind and isinstance(p, str)
-            ]
-            methods = {points[i] for i in chosen}
-            if not chosen:
-                continue
-            if len(methods) > 1:
-                raise ValueError(
-                    f"Choose all sets of inducing points by one method, got {methods}."
-                )
-            rows, kernel = X, MeanKernel(prior.kernel)
-            if kind is not None:
-                example = sets[chosen[0]][1]
-                rng = np.random.default_rng(self.seed)
-                rows = example.candidates(prior.kernel, X, rng)
-                kernel = PointKernel(prior.kernel, example)
-            start = initial_inducing(
-                rows,
-                sets[chosen[0]][0],
-                methods.pop(),
-                kernel=kernel,
-                num_orthogonal=tuple(sets[i][0] for i in chosen[1:]),
-                seed=self.seed,
-            )
-            for i, new in zip(chosen, (start.Z, *start.O), strict=True):
-                points[i] = new
-        dim = prior.X.shape[-1]
-        for i, given in enumerate(points):
-            if kinds[i] is None and np.shape(given)[-1] != dim:
-                raise ValueError(
-                    f"the inducing points {_point_name(i)} have {np.shape(given)[-1]} "
-                    f"columns, but the inputs X have {dim}."
-                )
-        points = [jnp.asarray(p, prior.X.dtype) for p in points]
-        if not self.share_inducing:
-            batch = prior.batch_shape
-            points = [jnp.broadcast_to(p, (*batch, *p.shape[-2:])) for p in points]
-        return tuple(self._inducing(i, p) for i, p in enumerate(points))
-
-    def _inducing(self, index: int, points: Array) -> Array | InducingVariables:
-        """The points of a set as inducing variables of its kind."""
-        start = self._sets()[index][1]
-        if isinstance(start, InducingVariables):
-            return start.with_points(points)
-        return points
+        return choose_points(self._sets(), prior, X, self.share_inducing, self.seed)
 
     def points_in(self, params: dict) -> tuple[Array, ...]:
         """
         The inducing points of each set, as in :meth:`initial_points`.
 
-        :param params: values by name, as :meth:`initial_params` returns them.
+        :param params: values by name.
         """
         return tuple(
-            self._inducing(i, params[_point_name(i)]) for i in range(len(self._sets()))
+            of_kind(start, params[point_name(i)])
+            for i, (_, start) in enumerate(self._sets())
         )
 
     def constants(self, X: np.ndarray) -> dict[str, Array]:
@@ -280,7 +226,7 @@ class _Approximation:
             prior.event_shape[0],
         )
         params = {
-            _point_name(i): Param(points_of(p), role="inducing")
+            point_name(i): Param(points_of(p), role="inducing")
             for i, p in enumerate(points)
         }
         params |= self.family.start(at)
@@ -323,47 +269,7 @@ class _Approximation:
         return posterior if self.tight is None else posterior.relaxed(self.tight.at(params))
 
 
-def _check_set(name, index, size, start):
-    what = _point_name(index)
-    if np.ndim(size) > 0:
-        raise TypeError(
-            f"{name}: the number of inducing points {what} is an array. Pass "
-            f"points by name: {'inducing' if index == 0 else 'orthogonal'}=..."
-        )
-    if size is not None and (
-        isinstance(size, bool) or not isinstance(size, int | np.integer)
-    ):
-        raise TypeError(
-            f"{name}: the number of inducing points {what} must be a whole number, "
-            f"got {size!r}."
-        )
-    if isinstance(start, str) and start not in METHODS:
-        raise ValueError(
-            f"{name}: inducing points {what} start by one of {METHODS} or from an "
-            f"array, got {start!r}."
-        )
-    if isinstance(start, str):
-        if size is None:
-            raise ValueError(
-                f"{name}: give the number of inducing points {what}, or the "
-                "points themselves as an array."
-            )
-    elif np.ndim(start) < 2:
-        raise ValueError(
-            f"{name}: the inducing points {what} must have the shape (M, D), got "
-            f"{np.shape(start)}."
-        )
-    elif size is not None and size != np.shape(start)[-2]:
-        raise ValueError(
-            f"{name}: {size} inducing points {what} were asked for, but the "
-            f"array given has {np.shape(start)[-2]} rows."
-        )
-    if size is not None and size < 1:
-        raise ValueError(
-            f"{name}: the number of inducing points {what} must be positive, got {size}."
-        )
-
-
+@dataclass(eq=False, repr=False)
 class SVGP(_Approximation):
     r"""
     One set of inducing points Z with a Gaussian q(u) [1, 2].
@@ -440,32 +346,13 @@ class SVGP(_Approximation):
 
     _covariances = ("full", "diagonal", "coupled", "pseudo_data", "dual")
 
-    def __init__(
-        self,
-        num_inducing: int | None = None,
-        inducing: Inducing = "kmeans",
-        *,
-        whiten: bool = True,
-        covariance: Covariance | Family = "full",
-        train_inducing: bool = True,
-        share_inducing: bool = True,
-        tight: Tight = "none",
-        initial_scale: float = 1.0,
-        jitter: float | None = None,
-        seed: int = 0,
-    ):
-        self.num_inducing = num_inducing
-        self.inducing = inducing.Z if isinstance(inducing, InducingStart) else inducing
-        super().__init__(
-            whiten=whiten,
-            covariance=covariance,
-            train_inducing=train_inducing,
-            share_inducing=share_inducing,
-            tight=tight,
-            initial_scale=initial_scale,
-            jitter=jitter,
-            seed=seed,
-        )
+    num_inducing: int | None = None
+    inducing: Inducing = "kmeans"
+
+    def __post_init__(self):
+        if isinstance(self.inducing, InducingStart):
+            self.inducing = self.inducing.Z
+        super().__post_init__()
 
     def _sets(self):
         return [(self.num_inducing, self.inducing)]
@@ -520,6 +407,7 @@ class VGP(SVGP):
         return (jnp.asarray(X[np.sort(first)], prior.X.dtype),)
 
 
+@dataclass(eq=False, repr=False)
 class SOLVEGP(_Approximation):
     r"""
     SOLVE-GP [1]: inducing points Z, and orthogonal inducing points O for what Z leaves
@@ -557,49 +445,29 @@ class SOLVEGP(_Approximation):
     (40, 40)
     """
 
-    def __init__(
-        self,
-        num_inducing: int | None = None,
-        num_orthogonal: int | Sequence[int] | None = None,
-        inducing: Inducing = "kmeans",
-        orthogonal=None,
-        *,
-        whiten: bool = True,
-        covariance: Literal["full", "diagonal"] | Family = "full",
-        train_inducing: bool = True,
-        share_inducing: bool = True,
-        tight: Tight = "none",
-        initial_scale: float = 1.0,
-        jitter: float | None = None,
-        seed: int = 0,
-    ):
-        if isinstance(inducing, InducingStart):
-            inducing, orthogonal = inducing.Z, orthogonal or inducing.O
-        if orthogonal is not None and not isinstance(orthogonal, tuple | list):
-            orthogonal = (orthogonal,)
-        if isinstance(num_orthogonal, int | np.integer):
-            num_orthogonal = (int(num_orthogonal),)
-        if num_orthogonal is None:
-            num_orthogonal = (None,) * (1 if orthogonal is None else len(orthogonal))
-        if orthogonal is not None and len(orthogonal) != len(num_orthogonal):
+    num_inducing: int | None = None
+    num_orthogonal: int | Sequence[int] | None = None
+    inducing: Inducing = "kmeans"
+    orthogonal: Inducing | Sequence[Inducing] | None = None
+
+    def __post_init__(self):
+        if isinstance(self.inducing, InducingStart):
+            self.orthogonal = self.orthogonal or self.inducing.O
+            self.inducing = self.inducing.Z
+        sets, sizes = self.orthogonal, self.num_orthogonal
+        if sets is not None and not isinstance(sets, tuple | list):
+            sets = (sets,)
+        if isinstance(sizes, int | np.integer):
+            sizes = (int(sizes),)
+        if sizes is None:
+            sizes = (None,) * (1 if sets is None else len(sets))
+        if sets is not None and len(sets) != len(sizes):
             raise ValueError(
-                f"{type(self).__name__}: {len(num_orthogonal)} orthogonal sets were asked "
-                f"for, but {len(orthogonal)} arrays were given."
+                f"{type(self).__name__}: {len(sizes)} orthogonal sets were asked for, but "
+                f"{len(sets)} arrays were given."
             )
-        self.num_inducing = num_inducing
-        self.num_orthogonal = tuple(num_orthogonal)
-        self.inducing = inducing
-        self.orthogonal = orthogonal
-        super().__init__(
-            whiten=whiten,
-            covariance=covariance,
-            train_inducing=train_inducing,
-            share_inducing=share_inducing,
-            tight=tight,
-            initial_scale=initial_scale,
-            jitter=jitter,
-            seed=seed,
-        )
+        self.orthogonal, self.num_orthogonal = sets, tuple(sizes)
+        super().__post_init__()
 
     def _sets(self):
         method = self.inducing
@@ -612,6 +480,7 @@ class SOLVEGP(_Approximation):
         return [(self.num_inducing, self.inducing), *rest]
 
 
+@dataclass(eq=False, repr=False)
 class ODVGP(SOLVEGP):
     """
     Orthogonally decoupled GPs [1]: SOLVE-GP whose second covariance is the prior's, so
@@ -637,9 +506,7 @@ class ODVGP(SOLVEGP):
     105
     """
 
-    def __init__(self, *args, num_columns: int | None = None, **options):
-        self.num_columns = num_columns
-        super().__init__(*args, **options)
+    num_columns: int | None = field(default=None, kw_only=True)
 
     def _family(self, name, covariance):
         first = super()._family(name, covariance)
@@ -680,7 +547,8 @@ class ODVGP(SOLVEGP):
         return points if self.num_columns is None else points[:1]
 
 
-class MixtureSVGP(SVGP):
+@dataclass(eq=False, repr=False)
+class MixtureSVGP(_Approximation):
     r"""
     One set of inducing points Z with a mixture of K Gaussians over the inducing variables
     of all latent functions of the site [1],
@@ -723,60 +591,45 @@ class MixtureSVGP(SVGP):
     _covariances = ("diagonal", "full")
     _relaxations = (Scalar,)
 
-    def __init__(
-        self,
-        num_inducing: int | None = None,
-        num_components: int = 2,
-        inducing: Inducing = "kmeans",
-        *,
-        covariance: Literal["diagonal", "full"] = "diagonal",
-        entropy: Literal["pairwise", "jensen", "monte_carlo"] = "pairwise",
-        spread: float = 0.5,
-        whiten: bool = True,
-        train_inducing: bool = True,
-        share_inducing: bool = True,
-        tight: Literal["none", "scalar"] = "none",
-        jitter: float | None = None,
-        seed: int = 0,
-    ):
+    num_inducing: int | None = None
+    num_components: int = 2
+    inducing: Inducing = "kmeans"
+    covariance: Literal["diagonal", "full"] = field(default="diagonal", kw_only=True)
+    entropy: Literal["pairwise", "jensen", "monte_carlo"] = field(
+        default="pairwise", kw_only=True
+    )
+    spread: float = field(default=0.5, kw_only=True)
+
+    def __post_init__(self):
         if (
-            isinstance(num_components, bool)
-            or not isinstance(num_components, int | np.integer)
-            or num_components < 1
+            isinstance(self.num_components, bool)
+            or not isinstance(self.num_components, int | np.integer)
+            or self.num_components < 1
         ):
             raise ValueError(
                 f"MixtureSVGP: num_components must be a positive whole number, got "
-                f"{num_components!r}."
+                f"{self.num_components!r}."
             )
-        if entropy not in ENTROPIES:
+        if self.entropy not in ENTROPIES:
             raise ValueError(
-                f"MixtureSVGP: entropy must be one of {ENTROPIES}, got {entropy!r}."
+                f"MixtureSVGP: entropy must be one of {ENTROPIES}, got {self.entropy!r}."
             )
-        if not spread > 0 and num_components > 1:
+        if not self.spread > 0 and self.num_components > 1:
             raise ValueError(
-                f"MixtureSVGP: spread must be positive, got {spread}: components that "
+                f"MixtureSVGP: spread must be positive, got {self.spread}: components that "
                 "start equal stay equal."
             )
-        self.num_components = int(num_components)
-        self.entropy = entropy
-        self.spread = spread
-        self._seed = seed
-        super().__init__(
-            num_inducing,
-            inducing,
-            whiten=whiten,
-            covariance=covariance,
-            train_inducing=train_inducing,
-            share_inducing=share_inducing,
-            tight=tight,
-            jitter=jitter,
-            seed=seed,
-        )
+        if isinstance(self.inducing, InducingStart):
+            self.inducing = self.inducing.Z
+        super().__post_init__()
 
     def _family(self, name, covariance):
         each = super()._family(name, covariance)
         _check_blocks(name, each)
-        return Mixture(self.num_components, each, self.entropy, self.spread, self._seed)
+        return Mixture(self.num_components, each, self.entropy, self.spread, self.seed)
+
+    def _sets(self):
+        return [(self.num_inducing, self.inducing)]
 
 
 def _check_blocks(name, family):
@@ -800,43 +653,3 @@ def check_approximations(approximation) -> list:
                 f"site, got {option!r}."
             )
     return list(given)
-
-
-class MeanKernel:
-    """
-    The mean of a batch of kernels, for choosing points that serve all of them.
-
-    :param kernel: a kernel of any batch shape.
-    """
-
-    def __init__(self, kernel):
-        self.kernel = kernel
-
-    def __call__(self, X1, X2=None):
-        """Matrix of shape ``(N1, N2)``."""
-        same = X2 is None or X2 is X1
-        X1 = jnp.asarray(X1)
-        K = self.kernel(X1, X1 if same else jnp.asarray(X2))
-        return K.mean(axis=tuple(range(K.ndim - 2)))
-
-    def diag(self, X):
-        """Diagonal of shape ``(N,)``."""
-        variance = self.kernel.diag(jnp.asarray(X))
-        return variance.mean(axis=tuple(range(variance.ndim - 1)))
-
-
-def points_of(start):
-    """The points of a set, or the method that chooses them."""
-    return start.points if isinstance(start, InducingVariables) else start
-
-
-def _kind(start):
-    """What sets of inducing variables that are chosen together share; None for points."""
-    if not isinstance(start, InducingVariables):
-        return None
-    fixed = (f"{k}={v}" for k, v in sorted(vars(start).items()) if k != "points")
-    return type(start), *fixed
-
-
-def _point_name(index):
-    return "Z" if index == 0 else "O" if index == 1 else f"O{index}"

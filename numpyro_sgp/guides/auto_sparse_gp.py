@@ -23,7 +23,7 @@ from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
 from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.elbo.coupling import couples_rows, feeding, log_likelihood
 from numpyro_sgp.elbo.curvature import check_gaussian, check_log_concave
-from numpyro_sgp.guides.approximations import MeanKernel, check_approximations
+from numpyro_sgp.guides.approximations import check_approximations
 from numpyro_sgp.guides.identity import (
     check_params,
     check_shapes,
@@ -31,6 +31,7 @@ from numpyro_sgp.guides.identity import (
     shape_and_dtype,
 )
 from numpyro_sgp.guides.parameters import parameter_blocks
+from numpyro_sgp.guides.points import MeanKernel
 from numpyro_sgp.inducing import InducingVerdict, assess_inducing
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky, max_jitter

@@ -14,7 +14,8 @@ from numpyro_sgp.distributions.inverse_free_posterior import BOUNDS
 from numpyro_sgp.distributions.relaxation import Diagonal, Relaxation, Scalar
 from numpyro_sgp.families import Param
 from numpyro_sgp.families.constraint import lower_triangular
-from numpyro_sgp.guides.approximations import SVGP, Inducing, points_of
+from numpyro_sgp.guides.approximations import SVGP, Inducing
+from numpyro_sgp.guides.points import points_of
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import (
     inverse_root,

@@ -13,7 +13,7 @@ from numpyro.infer import SVI, Predictive
 from scipy.special import expit
 
 import numpyro_sgp as sgp
-from numpyro_sgp.families import DualGaussian
+from numpyro_sgp.families import DualGaussian, Factors
 from tests.helpers import count_data, gaussian_model, rbf, regression_data
 
 KEY = jax.random.key(0)
@@ -164,7 +164,7 @@ def test_derivative_by_the_factor_is_the_plain_one(indefinite):
 
     def score(L):
         q = DualGaussian(jnp.asarray(linear), jnp.asarray(precision), 1.0)
-        (block,) = q.whitened(L).blocks
+        (block,) = q.whitened(Factors(L)).blocks
         return to_w @ block.mu + jnp.sum(to_P * block.sqrt), block
 
     (value, block), slope = jax.value_and_grad(score, has_aux=True)(jnp.asarray(L))
@@ -190,7 +190,7 @@ def test_slopes_by_sites_are_those_by_expectation_parameters():
         return jnp.sin(m @ a) + m @ G @ m + jnp.log(jnp.trace(G @ S) + 1.0)
 
     def score(q):
-        (block,) = q.whitened(jnp.asarray(L)).blocks
+        (block,) = q.whitened(Factors(jnp.asarray(L))).blocks
         root = L @ block.sqrt
         return sum(of_moments(L @ block.mu[i], root[i] @ root[i].T) for i in range(2))
 

@@ -80,7 +80,7 @@ def test_natural_gradients_reach_the_optimum_of_a_free_gaussian():
     for family in (sites(), sgp.SVGP(inducing=Z, train_inducing=False)):
         svi = make_svi(family, sgp.GaussHermite(20))
         start = svi.init(jax.random.key(0), X, COUNTS, poisson=True)
-        if family.covariance == "sites":
+        if family.covariance == "pseudo_data":
             params = svi.get_params(start)
             args = ((X, COUNTS), {"poisson": True})
             params = natural_steps(svi, jax.random.key(0), params, 100, 1e-13, *args)
@@ -93,8 +93,8 @@ def test_natural_gradients_reach_the_optimum_of_a_free_gaussian():
             loss = fit.losses[-1]
         best[family.covariance] = float(loss)
     # L-BFGS stops where an iteration gains less than 1e-12 of the loss.
-    assert_allclose(best["sites"], best["full"], rtol=1e-8)
-    assert best["sites"] <= best["full"] + 1e-9
+    assert_allclose(best["pseudo_data"], best["full"], rtol=1e-8)
+    assert best["pseudo_data"] <= best["full"] + 1e-9
 
 
 def test_lbfgs_on_the_optimal_q_finds_the_joint_optimum_in_fewer_iterations():
