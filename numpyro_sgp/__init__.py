@@ -20,7 +20,6 @@ from numpyro_sgp.distributions import (
     DecoupledPosterior,
     FunctionSamples,
     GaussianProcess,
-    InverseFreePosterior,
     MarginalGP,
     MixturePosterior,
     SparsePosterior,
@@ -33,7 +32,6 @@ from numpyro_sgp.guides import (
     SVGP,
     VGP,
     AutoSparseGP,
-    InverseFreeSVGP,
     MixtureSVGP,
 )
 from numpyro_sgp.inducing import (
@@ -44,6 +42,7 @@ from numpyro_sgp.inducing import (
     assess_inducing,
     initial_inducing,
 )
+from numpyro_sgp.inverse_free import InverseFreePosterior, InverseFreeSVGP
 from numpyro_sgp.layers import convolutional_layer, layer
 from numpyro_sgp.mcmc import EllipticalSlice, WhitenReparam, sparsify, whiten
 from numpyro_sgp.predictions import Prediction, Predictions, predict

@@ -12,7 +12,6 @@ from numpyro_sgp.distributions.coupled_posterior import CoupledPosterior
 from numpyro_sgp.distributions.decoupled_posterior import DecoupledPosterior
 from numpyro_sgp.distributions.function_samples import FunctionSamples
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
-from numpyro_sgp.distributions.inverse_free_posterior import InverseFreePosterior
 from numpyro_sgp.distributions.mixture_posterior import MixturePosterior
 from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.distributions.relaxation import neighbour_blocks
@@ -30,7 +29,6 @@ __all__ = [
     "FunctionSamples",
     "GPPosterior",
     "GaussianProcess",
-    "InverseFreePosterior",
     "MarginalGP",
     "MixturePosterior",
     "SparsePosterior",

@@ -2,7 +2,6 @@
 
 from numpyro_sgp.guides.approximations import ODVGP, SOLVEGP, SVGP, VGP
 from numpyro_sgp.guides.auto_sparse_gp import AutoSparseGP
-from numpyro_sgp.guides.inverse_free import InverseFreeSVGP
 from numpyro_sgp.guides.mixture import MixtureSVGP
 
 __all__ = [
@@ -11,6 +10,5 @@ __all__ = [
     "SVGP",
     "VGP",
     "AutoSparseGP",
-    "InverseFreeSVGP",
     "MixtureSVGP",
 ]

@@ -40,9 +40,6 @@ class _BlockApproximation:
     #: Whether the set-up must see all rows of the data, and not minibatches.
     needs_all_rows = False
 
-    #: Whether it is a bound for log-concave likelihoods only.
-    needs_log_concave = False
-
     def __init__(
         self,
         *,
@@ -325,6 +322,22 @@ class _BlockApproximation:
         if self.tight == "none":
             return None
         return Relaxation(self.tight, params.get("qf_scale"), self.block_size)
+
+    def check_likelihood(self, site: str, trace_at, priors: dict, couples_rows: bool):
+        """
+        Refuses what the bound is not for, when a guide is set up.
+
+        :param site: name of the GP site.
+        :param trace_at: from values of the GP sites to the model's trace.
+        :param priors: the process at each GP site, at its starting hyperparameters.
+        :param couples_rows: whether the likelihood ties rows of X together.
+        """
+
+    def keep_state(self, values: dict, posterior: GPPosterior) -> None:
+        """Puts what the next step starts from into the mutable part of ``values``."""
+
+    def report(self, site: str, posterior: GPPosterior) -> None:
+        """Warns of what is wrong with a posterior of known numbers."""
 
     def posterior(self, prior: GaussianProcess, params: dict) -> GPPosterior:
         """

@@ -17,6 +17,11 @@ _BLOCK = 384
 _LARGEST = {"float32": 384, "float64": 512}
 
 
+def matmul(A: Array, B: Array) -> Array:
+    """``A @ B`` in the full precision of the dtype, on accelerators too."""
+    return jnp.matmul(A, B, precision=lax.Precision.HIGHEST)
+
+
 def solve_lower(L: Array, B: Array, transpose: bool = False) -> Array:
     """
     ``inv(L) @ B`` for lower triangular ``L``, batch dimensions broadcast.

@@ -18,7 +18,7 @@ from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.coupling import couples_rows
 from numpyro_sgp.elbo.expectation import default_expectation
 from numpyro_sgp.families import Block, BlockGaussian
-from numpyro_sgp.guides import VGP, InverseFreeSVGP, MixtureSVGP
+from numpyro_sgp.guides import SVGP, VGP
 from numpyro_sgp.guides.approximations import check_approximations
 from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import inducing_covariance
@@ -474,7 +474,7 @@ def _is_about_q(option):
     """Whether an approximation is chosen for its q(u) rather than its points."""
     covariance = getattr(option, "covariance", "full")
     return (
-        isinstance(option, InverseFreeSVGP | MixtureSVGP)
+        type(option) not in (SVGP, VGP)
         or getattr(option, "tight", "none") != "none"
         or covariance in ("coupled", "sites", "dual")
         or (isinstance(option, VGP) and (covariance != "full" or not option.whiten))

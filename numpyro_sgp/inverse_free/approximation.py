@@ -1,5 +1,7 @@
 """Inverse-free approximations: training steps of products alone."""
 
+import warnings
+from functools import partial
 from typing import Literal
 
 import jax
@@ -8,19 +10,16 @@ import numpy as np
 from jax import Array
 from numpyro.distributions import constraints
 from numpyro.primitives import mutable
+from numpyro.util import find_stack_level, not_jax_tracer
 
-from numpyro_sgp.distributions import GaussianProcess, InverseFreePosterior
-from numpyro_sgp.distributions.inverse_free_posterior import BOUNDS
+from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.guides.approximations import SVGP, Inducing, points_of
 from numpyro_sgp.guides.constraint import lower_triangular
 from numpyro_sgp.inducing.covariances import inducing_covariance
-from numpyro_sgp.linalg import (
-    inverse_root,
-    jittered_cholesky,
-    matmul,
-    solve_lower,
-    with_jitter,
-)
+from numpyro_sgp.inverse_free.iterations import inverse_root
+from numpyro_sgp.inverse_free.log_concave import check_log_concave
+from numpyro_sgp.inverse_free.posterior import BOUNDS, InverseFreePosterior
+from numpyro_sgp.linalg import jittered_cholesky, matmul, solve_lower, with_jitter
 
 KL = ("exact", "stochastic")
 STARTS = ("inverse", "scaled", "small", "random")
@@ -151,11 +150,6 @@ class InverseFreeSVGP(SVGP):
         )
 
     @property
-    def needs_log_concave(self) -> bool:
-        """See the base class."""
-        return self.bound == "lc"
-
-    @property
     def _mean_name(self):
         """Of other meaning, and so by another name, where it is preconditioned."""
         relaxed = self.bound == "relaxed" and self.precondition
@@ -166,10 +160,7 @@ class InverseFreeSVGP(SVGP):
         return ("none", "diagonal", "scalar") if self.bound == "lc" else ("none",)
 
     def _check(self):
-        if self.bound not in BOUNDS:
-            raise ValueError(
-                f"InverseFreeSVGP: bound must be one of {BOUNDS}, got {self.bound!r}."
-            )
+        self._refuse_unless(self.bound in BOUNDS, "bound", f"one of {BOUNDS}")
         if self.bound != "lc" and self.tight != "none":
             raise ValueError(
                 f"InverseFreeSVGP: tight={self.tight!r} is for bound='lc'. With bound="
@@ -178,28 +169,18 @@ class InverseFreeSVGP(SVGP):
                 "tight='none', or SVGP(num_inducing, tight=...)."
             )
         super()._check()
-        if self.kl not in KL:
-            raise ValueError(f"InverseFreeSVGP: kl must be one of {KL}, got {self.kl!r}.")
+        check, named = self._refuse_unless, isinstance(self.T_start, str)
+        check(self.kl in KL, "kl", f"one of {KL}")
         for name in ("num_probes", "max_steps"):
             value = getattr(self, name)
             whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-            if not whole or value < 1:
-                raise ValueError(
-                    f"InverseFreeSVGP: {name} must be a positive whole number, got "
-                    f"{value!r}."
-                )
-        if not isinstance(self.tol, int | float | np.number) or not 0 < self.tol <= 0.1:
-            raise ValueError(
-                "InverseFreeSVGP: tol must be a Python number above 0 and at most 0.1 "
-                f"(beyond that variances are far too large), got {self.tol!r}."
-            )
-        if not isinstance(self.precondition, bool):
-            raise ValueError(
-                "InverseFreeSVGP: precondition must be True or False, got "
-                f"{self.precondition!r}."
-            )
+            check(whole and value > 0, name, "a positive whole number")
+        small = isinstance(self.tol, int | float | np.number) and 0 < self.tol <= 0.1
+        wanted = "a Python number above 0 and at most 0.1 (beyond it variances explode)"
+        check(small, "tol", wanted)
+        check(isinstance(self.precondition, bool), "precondition", "True or False")
         if self.bound == "relaxed":
-            if not _is_default(self.T_start):
+            if not named or self.T_start != "inverse":
                 raise ValueError(
                     "InverseFreeSVGP: T_start is for bound='lc' and bound='fr'; T of "
                     "bound='relaxed' is iterated in each step."
@@ -210,13 +191,27 @@ class InverseFreeSVGP(SVGP):
                 "InverseFreeSVGP: covariance='diagonal' and precondition=False are for "
                 f"bound='relaxed', but bound={self.bound!r}."
             )
-        if isinstance(self.T_start, str) and self.T_start not in STARTS:
+        if named:
+            check(self.T_start in STARTS, "T_start", f"one of {STARTS} or an array")
+            return
+        T, M = np.asarray(self.T_start), self.num_points
+        if T.shape[-2:] != (M, M):
             raise ValueError(
-                f"InverseFreeSVGP: T_start must be one of {STARTS} or an array, got "
-                f"{self.T_start!r}."
+                f"InverseFreeSVGP: T_start must have the shape ({M}, {M}) for {M} inducing "
+                f"points, got {T.shape}."
             )
-        if not isinstance(self.T_start, str):
-            _check_T(self.T_start, self.num_points)
+        known = np.isfinite(T).all() and np.allclose(T, np.swapaxes(T, -1, -2))
+        if not known or np.linalg.eigvalsh(T).min() <= 0:
+            raise ValueError(
+                "InverseFreeSVGP: T_start must be symmetric and positive definite; "
+                "T_start='scaled' is."
+            )
+
+    def _refuse_unless(self, condition, name, wanted):
+        if not condition:
+            raise ValueError(
+                f"InverseFreeSVGP: {name} must be {wanted}, got {getattr(self, name)!r}."
+            )
 
     def initial_params(
         self, prior: GaussianProcess, points: tuple[Array, ...]
@@ -233,17 +228,18 @@ class InverseFreeSVGP(SVGP):
         (Z,) = points
         batch, size, dtype = prior.batch_shape, Z.shape[-2], Z.dtype
         params = {"Z": points_of(Z), self._mean_name: jnp.zeros((*batch, size), dtype)}
-        K = with_jitter(inducing_covariance(prior.kernel, points), self.jitter)
+        Kuu = inducing_covariance(prior.kernel, points)
+        K = with_jitter(Kuu, self.jitter)
         if self.bound == "relaxed":
             # Of the mean variance: that at a single point may be zero.
             noise = _NOISE * jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
-            noise = jnp.broadcast_to(noise[..., None], K.shape[:-1])
+            noise, shape = noise[..., None], (*batch, size)
             if self.covariance == "full":
                 noise = jnp.sqrt(noise)[..., None] * jnp.eye(size, dtype=dtype)
-            square = (size, size) if self.covariance == "full" else (size,)
-            params["qu_noise"] = jnp.broadcast_to(noise, (*batch, *square))
+                shape = (*shape, size)
+            params["qu_noise"] = jnp.broadcast_to(noise, shape)
             return params
-        root = _inverse_root(inducing_covariance(prior.kernel, points), self.jitter)
+        root = _inverse_root(Kuu, self.jitter)
         params["qu_root"] = jnp.broadcast_to(root, (*batch, size, size))
         params["qu_T"] = self._start(K, root, batch)
         if self.tight == "scalar":
@@ -252,20 +248,20 @@ class InverseFreeSVGP(SVGP):
 
     def _start(self, K, root, batch):
         """Root of the first T, of the shape of K or with the batch shape of the site."""
-        eye = jnp.eye(K.shape[-1], dtype=K.dtype)
-        if not isinstance(self.T_start, str):
-            L = jnp.linalg.cholesky(jnp.asarray(self.T_start, K.dtype))
+        start, eye = self.T_start, jnp.eye(K.shape[-1], dtype=K.dtype)
+        if not isinstance(start, str):
+            L = jnp.linalg.cholesky(jnp.asarray(start, K.dtype))
             if L.ndim > 2 and L.shape[:-2] != batch:
                 raise ValueError(
                     f"T_start has the shape {L.shape}, but the latent functions have the "
                     f"batch shape {batch}: give one matrix, or one for each of them."
                 )
             return jnp.broadcast_to(L, (*batch, *K.shape[-2:]))
-        if self.T_start == "inverse":
+        if start == "inverse":
             return root
-        if self.T_start == "small":
+        if start == "small":
             return jnp.broadcast_to(jnp.sqrt(_SMALL).astype(K.dtype) * eye, K.shape)
-        if self.T_start == "random":
+        if start == "random":
             A = jax.random.normal(jax.random.key(self.seed), K.shape, K.dtype)
             eye = jnp.linalg.cholesky(A @ A.mT / K.shape[-1])
         size = jnp.max(jnp.sum(jnp.abs(K), axis=-1), axis=-1)
@@ -295,67 +291,70 @@ class InverseFreeSVGP(SVGP):
 
         :param prior: the process at the site.
         :param params: values by name, as :meth:`declare` returns them. The dict ``"T"``, if
-            there, is where the iteration starts, and is told where it ended.
+            there, is where the iteration starts; where it ended is ``iteration`` of what is
+            returned.
         """
-        num_probes = self.num_probes if self.kl == "stochastic" else None
-        Z, weights = self._inducing(0, params["Z"]), params[self._mean_name]
+        make = partial(
+            InverseFreePosterior,
+            prior,
+            self._inducing(0, params["Z"]),
+            bound=self.bound,
+            num_probes=self.num_probes if self.kl == "stochastic" else None,
+            jitter=self.jitter,
+        )
+        weights = params[self._mean_name]
         if self.bound != "relaxed":
-            factors = _positive(jnp.tril(params["qu_T"])), params["qu_root"]
-            return InverseFreePosterior(
-                prior, Z, weights, *factors, self.bound, num_probes, self.jitter
-            )
+            return make(weights, _positive(jnp.tril(params["qu_T"])), params["qu_root"])
         R = params["qu_noise"]
         if self.covariance == "diagonal":
             S = R[..., None] * jnp.eye(R.shape[-1], dtype=R.dtype)
             R = jnp.sqrt(R)
         else:
             S = matmul(R, R.mT)
-        K = with_jitter(inducing_covariance(prior.kernel, (Z,)), self.jitter) + S
-        state = params.get("T", {})
-        found = inverse_root(K, state.get("root"), self.tol, self.max_steps)
-        state.update(found._asdict())
+        K = inducing_covariance(prior.kernel, self.points_in(params))
+        K = with_jitter(K, self.jitter) + S
+        start = params.get("T", {}).get("root")
+        found = inverse_root(K, start, self.tol, self.max_steps)
         L = found.root
         if self.precondition:
-            mu = weights[..., None]
-            T_mu = matmul(L, matmul(L.mT, mu))
+            T_mu = matmul(L, matmul(L.mT, weights[..., None]))
             weights = 2.0 * T_mu - matmul(L, matmul(L.mT, matmul(K, T_mu)))
             weights = weights[..., 0]
-        return InverseFreePosterior(
-            prior,
-            Z,
-            weights,
-            L,
-            R,
-            "relaxed",
-            num_probes,
-            self.jitter,
-            residual=found.residual,
-        )
+        return make(weights, L, R, iteration=found)
+
+    def keep_state(self, values: dict, posterior: InverseFreePosterior) -> None:
+        """See the base class: where the next step's iteration starts."""
+        if posterior.iteration is not None:
+            values["T"].update(posterior.iteration._asdict())
+
+    def check_likelihood(self, site, trace_at, priors, couples_rows) -> None:
+        """See the base class; ``"lc"`` is a bound for log-concave likelihoods only."""
+        if self.bound == "lc":
+            check_log_concave(site, trace_at, priors, couples_rows)
+
+    def report(self, site: str, posterior: InverseFreePosterior) -> None:
+        """Warns where the iteration for T has not converged."""
+        found = posterior.iteration
+        if found is None or not not_jax_tracer(found.residual):
+            return
+        residual = np.asarray(found.residual)
+        rounding = 10 * found.root.shape[-1] * np.finfo(residual.dtype).eps
+        if not np.all(residual < max(self.tol, rounding)):
+            warnings.warn(
+                f"The iteration for the inverse at GP site '{site}' ended at a residual of "
+                f"{np.max(residual):.1e}, above tol={self.tol:.1e}: variances are too "
+                "large and the bound is loose. Look for small pseudo-noise or near-by "
+                "inducing points; give InverseFreeSVGP a jitter (1e-6, say), more "
+                "max_steps or a larger tol; in float32, try numpyro.enable_x64().",
+                UserWarning,
+                stacklevel=find_stack_level(),
+            )
 
 
 def _positive(L):
     """The root of the same matrix with a positive diagonal."""
     diagonal = jnp.diagonal(L, axis1=-2, axis2=-1)
     return L * jnp.where(diagonal < 0, -1.0, 1.0).astype(L.dtype)[..., None, :]
-
-
-def _is_default(T_start):
-    return isinstance(T_start, str) and T_start == "inverse"
-
-
-def _check_T(T, num_points):
-    T = np.asarray(T)
-    if T.shape[-2:] != (num_points, num_points):
-        raise ValueError(
-            f"InverseFreeSVGP: T_start must have the shape ({num_points}, {num_points}) "
-            f"for {num_points} inducing points, got {T.shape}."
-        )
-    known = np.isfinite(T).all() and np.allclose(T, np.swapaxes(T, -1, -2))
-    if not known or np.linalg.eigvalsh(T).min() <= 0:
-        raise ValueError(
-            "InverseFreeSVGP: T_start must be symmetric and positive definite; "
-            "T_start='scaled' is."
-        )
 
 
 def _inverse_root(K, jitter):
