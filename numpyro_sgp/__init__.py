@@ -59,6 +59,10 @@ from numpyro_sgp.training import (
 )
 
 __all__ = [
+    "ODVGP",
+    "SOLVEGP",
+    "SVGP",
+    "VGP",
     "AutoSparseGP",
     "BlackBox",
     "BlackBoxError",
@@ -86,16 +90,12 @@ __all__ = [
     "MixturePosterior",
     "MixtureSVGP",
     "MonteCarlo",
-    "ODVGP",
     "Prediction",
     "Predictions",
-    "SOLVEGP",
-    "SVGP",
     "ScoreFunction",
     "SmoothedPoints",
     "SparsePosterior",
     "TraceGP_ELBO",
-    "VGP",
     "WhitenReparam",
     "__version__",
     "assess_inducing",

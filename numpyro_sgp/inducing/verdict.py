@@ -189,10 +189,11 @@ def assess_inducing(
     if len(X) == 0:
         raise ValueError(f"X must have at least one row, got shape {X.shape}.")
     sets = [_points(Z, "Z", X.shape[1])]
-    if not isinstance(O, list | tuple):
-        # An array of three dimensions is sets of equal size; of two, one set.
-        O = (O,) if np.ndim(O) == 2 else tuple(O)
-    sets += [_points(points, f"O[{i}]", X.shape[1]) for i, points in enumerate(O)]
+    # An array of three dimensions is sets of equal size; of two, one set.
+    others: Any = O
+    if not isinstance(O, list | tuple) and np.ndim(others) == 2:
+        others = (O,)
+    sets += [_points(points, f"O[{i}]", X.shape[1]) for i, points in enumerate(others)]
     X = verdict_rows(X)
 
     diagonal, precision = kernel_diagonal(kernel, X)

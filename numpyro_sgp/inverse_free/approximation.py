@@ -1,6 +1,7 @@
 """Inverse-free approximations: training steps of products alone."""
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -109,7 +110,7 @@ class InverseFreeSVGP(SVGP):
     20
     """
 
-    _covariances = ("full", "diagonal")
+    _covariances = ("full", "diagonal")  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -278,7 +279,7 @@ class InverseFreeSVGP(SVGP):
             return constraints.real
         return super()._constraint(name)
 
-    def declare(self, prefix, initial):
+    def declare(self, prefix: str, initial: dict[str, Array]) -> dict:
         """See the base class; with the mutable site of T."""
         values = super().declare(prefix, initial)
         if self.bound == "relaxed":
@@ -327,7 +328,9 @@ class InverseFreeSVGP(SVGP):
         if posterior.iteration is not None:
             values["T"].update(posterior.iteration._asdict())
 
-    def check_likelihood(self, site, trace_at, priors, couples_rows) -> None:
+    def check_likelihood(
+        self, site: str, trace_at: Callable, priors: dict, couples_rows: bool
+    ) -> None:
         """See the base class; ``"lc"`` is a bound for log-concave likelihoods only."""
         if self.bound == "lc":
             check_log_concave(site, trace_at, priors, couples_rows)

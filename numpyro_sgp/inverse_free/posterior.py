@@ -3,10 +3,12 @@
 import copy
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 from numpyro.distributions.kl import kl_divergence
 from numpyro.util import not_jax_tracer
 
@@ -15,6 +17,7 @@ from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.families import Block, BlockGaussian
+from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.inverse_free.iterations import InverseRoot, inverse_root
 from numpyro_sgp.inverse_free.log_det import log_det
@@ -23,7 +26,7 @@ from numpyro_sgp.linalg import jittered_cholesky, matmul, with_jitter
 BOUNDS = ("relaxed", "lc", "fr")
 # What preconditions determinants need not be accurate, but better than any start of T:
 # conjugate gradients must arrive within their steps for gradients to have no bias.
-_PRECONDITIONER = {"tol": 0.1, "max_steps": 30}
+_inverse_root = partial(inverse_root, tol=0.1, max_steps=30)
 
 
 class InverseFreePosterior(GPPosterior):
@@ -115,7 +118,7 @@ class InverseFreePosterior(GPPosterior):
     def __init__(
         self,
         prior: GaussianProcess,
-        inducing: Array,
+        inducing: Array | InducingVariables,
         weights: Array,
         root: Array,
         factor: Array,
@@ -143,7 +146,7 @@ class InverseFreePosterior(GPPosterior):
                 f"({num_points},)), got {shapes[0]}, {shapes[1]} and {shapes[2]}."
             )
         self.prior = prior
-        self.inducing = (inducing,)
+        self.inducing: tuple[Any, ...] = (inducing,)
         self.weights = weights
         self.root = root
         self.factor = factor
@@ -221,7 +224,7 @@ class InverseFreePosterior(GPPosterior):
         """Marginal variances, eq. (5) and (7), shape ``batch_shape + (N,)``."""
         return self._floored(sum(self._variances()))
 
-    def bound_marginals(self, component=0):
+    def bound_marginals(self, component: ArrayLike = 0) -> tuple[Array, Array]:
         """See :meth:`GPPosterior.bound_marginals`."""
         if self.relaxation is None:
             return self.marginals(component)
@@ -229,10 +232,11 @@ class InverseFreePosterior(GPPosterior):
         rest = jnp.maximum(rest, 0.0)
         return self.mean, self._floored(self.relaxation.factor * rest + added)
 
-    def relaxation_cost(self, precision=None):
+    def relaxation_cost(self, precision: Array | None = None) -> Array:
         """See :meth:`GPPosterior.relaxation_cost`; of eq. (5) in the place of d_n."""
         rest = jnp.maximum(self._variances()[0], 0.0)
-        cost = self.relaxation.cost(self.prior, None, rest, precision)
+        relaxation: Any = self.relaxation
+        cost = relaxation.cost(self.prior, None, rest, precision)
         return jnp.broadcast_to(cost, self.batch_shape)
 
     @property
@@ -282,13 +286,13 @@ class InverseFreePosterior(GPPosterior):
             total = total + _sum(v * matmul(K, v))
         if self.bound == "lc":
             # T itself may be far from the inverse, and conjugate gradients then too slow.
-            L = inverse_root(K, L, **_PRECONDITIONER).root
+            L = _inverse_root(K, L).root
             total = total - _drawn_log_det(key_det, K, L, self.num_probes)
             total = total - num_points - 2.0 * self._log_factor
         if self.bound == "fr":
             S, P = self._optimal_covariance()
             # The same random vectors, so that errors cancel where q(u) is near the prior.
-            K, L = jnp.broadcast_to(K, S.shape), inverse_root(K, L, **_PRECONDITIONER).root
+            K, L = jnp.broadcast_to(K, S.shape), _inverse_root(K, L).root
             total = total - _drawn_log_det(key_det, S, P, self.num_probes)
             total = total + _drawn_log_det(key_det, K, L, self.num_probes)
             total = total + _sum(g * (g - 2.0 * r))
@@ -301,7 +305,7 @@ class InverseFreePosterior(GPPosterior):
         a = matmul(self.root, B)  # T K
         F = self._factor_times(K)
         S = K - 2.0 * matmul(B.mT, B) + matmul(a.mT, matmul(K, a)) + matmul(F.mT, F)
-        return S, inverse_root(S, self.root, **_PRECONDITIONER).root
+        return S, _inverse_root(S, self.root).root
 
     def _exact_kl(self):
         """Eq. (12), or the KL of q*(u)."""
@@ -340,11 +344,11 @@ class InverseFreePosterior(GPPosterior):
         q = BlockGaussian((Block(mean, sqrt),))
         return SparsePosterior(self.prior, self.inducing, q, self.jitter)
 
-    def sample(self, key, sample_shape=()) -> Array:
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """See :meth:`SparsePosterior.sample`."""
         return self.as_sparse_posterior().sample(key, sample_shape)
 
-    def sample_parametric(self, key, sample_shape=()) -> Array:
+    def sample_parametric(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """See :meth:`SparsePosterior.sample_parametric`."""
         return self.as_sparse_posterior().sample_parametric(key, sample_shape)
 
@@ -360,7 +364,7 @@ class InverseFreePosterior(GPPosterior):
         """See :meth:`SparsePosterior.orthogonal`."""
         return self.as_sparse_posterior().orthogonal()
 
-    def expand(self, batch_shape) -> "InverseFreePosterior":
+    def expand(self, batch_shape: tuple[int, ...]) -> "InverseFreePosterior":
         """Independent posteriors with the same parameters; nothing is copied."""
         expanded = copy.copy(self)
         expanded.prior = self.prior.expand(batch_shape)

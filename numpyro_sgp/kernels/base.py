@@ -20,6 +20,8 @@ from numpyro.util import not_jax_tracer
 __all__ = ["Kernel", "Product", "Scaled", "Sum"]
 
 T = TypeVar("T", bound=type)
+Shape = tuple[int, ...]
+Features = Callable[[Array], Array]
 
 # The default matrix product of an accelerator rounds to TF32 or bfloat16. A squared
 # distance is a difference of such products and would keep two or three digits.
@@ -40,7 +42,7 @@ def frozen_pytree(cls: T) -> T:
     ``__init__``: JAX unflattens with placeholders, with axes and with the blocks of a
     Jacobian, whose shapes are not those of hyperparameters and must not be checked.
     """
-    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    dataclasses.dataclass(frozen=True, eq=False)(cls)
     static = [f.name for f in dataclasses.fields(cls) if f.metadata.get("static")]
     data = [f.name for f in dataclasses.fields(cls) if not f.metadata.get("static")]
 
@@ -108,9 +110,7 @@ class Kernel:
         """
         raise NotImplementedError(f"{type(self).__name__} does not define diag.")
 
-    def features(
-        self, rng_key: Array, shape: tuple[int, ...], dim: int, dtype: Any
-    ) -> Callable[[Array], Array]:
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         r"""
         Independent random functions :math:`\phi` with
         :math:`E[\phi(x) \phi(x')] = k(x, x')`, exactly.
@@ -196,7 +196,7 @@ def no_features(kernel: Any, reason: str = "") -> NotImplementedError:
     )
 
 
-def features_of(kernel: Any, *args: Any) -> Callable[[Array], Array]:
+def features_of(kernel: Any, *args: Any) -> Features:
     """``kernel.features(*args)``, which not every foreign kernel has."""
     if not callable(getattr(kernel, "features", None)):
         raise no_features(kernel)
@@ -264,7 +264,7 @@ class Sum(Kernel):
     def diag(self, X: ArrayLike) -> Array:
         return self.left.diag(X) + self.right.diag(X)
 
-    def features(self, rng_key, shape, dim, dtype):
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         left, right, sign = jax.random.split(rng_key, 3)
         left = features_of(self.left, left, shape, dim, dtype)
         right = features_of(self.right, right, shape, dim, dtype)
@@ -302,7 +302,7 @@ class Product(Kernel):
     def diag(self, X: ArrayLike) -> Array:
         return self.left.diag(X) * self.right.diag(X)
 
-    def features(self, rng_key, shape, dim, dtype):
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         left, right = jax.random.split(rng_key)
         left = features_of(self.left, left, shape, dim, dtype)
         right = features_of(self.right, right, shape, dim, dtype)
@@ -342,7 +342,7 @@ class Scaled(Kernel):
     def diag(self, X: ArrayLike) -> Array:
         return append_axes(self.scale, 1) * self.kernel.diag(X)
 
-    def features(self, rng_key, shape, dim, dtype):
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         features = features_of(self.kernel, rng_key, shape, dim, dtype)
         return Partial(_scaled, features, self.scale)
 
@@ -360,7 +360,7 @@ def _scaled(features, scale, X):
     return jnp.sqrt(append_axes(scale, 2)) * features(X)
 
 
-def append_axes(value: ArrayLike, n: int) -> ArrayLike:
+def append_axes(value: ArrayLike, n: int) -> Any:
     """Append ``n`` axes of size one; a scalar stays as it is (and weakly typed)."""
     shape = np.shape(value)
     return jnp.reshape(value, shape + (1,) * n) if shape else value
@@ -469,19 +469,18 @@ class InputKernel(Kernel):
 
     def _inputs(self, *Xs: ArrayLike) -> list[Array]:
         """Check the inputs (and the hyperparameters against them); select columns."""
-        own = type(self).__name__
-        Xs = tuple(map(jnp.asarray, Xs))
-        for X in Xs:
+        own, given = type(self).__name__, [jnp.asarray(X) for X in Xs]
+        for X in given:
             if X.ndim < 2:
                 raise ValueError(
                     f"{own}: the inputs have shape {X.shape}, expected (*batch, N, D). "
                     "For N points with one column give X[:, None]."
                 )
-        D = Xs[0].shape[-1]
-        if Xs[-1].shape[-1] != D:
+        D = given[0].shape[-1]
+        if given[-1].shape[-1] != D:
             raise ValueError(
                 f"{own}: X1 and X2 must have the same number of columns, got shapes "
-                f"{Xs[0].shape} and {Xs[-1].shape}."
+                f"{given[0].shape} and {given[-1].shape}."
             )
         dims = self.active_dims
         if dims is not None:
@@ -492,9 +491,9 @@ class InputKernel(Kernel):
                 )
             # An index array with -1 in it would cost a select; make them non-negative.
             columns = np.array([d % D for d in dims])
-            Xs = tuple(X[..., columns] for X in Xs)
-        self._check(Xs[0].shape[-1])
-        return [X if jnp.issubdtype(X.dtype, jnp.floating) else X * 1.0 for X in Xs]
+            given = [X[..., columns] for X in given]
+        self._check(given[0].shape[-1])
+        return [X if jnp.issubdtype(X.dtype, jnp.floating) else X * 1.0 for X in given]
 
     def _full(self, value: ArrayLike, X: Array, shape: tuple[int, ...]) -> Array:
         """``value`` on the batch of ``self(X)``, with the axes ``shape`` at the end."""
@@ -508,7 +507,10 @@ class InputKernel(Kernel):
         X = jax.ShapeDtypeStruct((1, dim), dtype)
         return jax.eval_shape(lambda X: self._scaled(*self._inputs(X)), X).shape[-1]
 
-    def _per_point(self, name: str) -> ArrayLike:
+    def _scaled(self, X: Array) -> Array:
+        return X / self._per_point("lengthscale")
+
+    def _per_point(self, name: str) -> Any:
         """A ``_per_column`` hyperparameter, shaped to meet inputs ``(*b, N, D)``."""
         value = getattr(self, name)
         shape = np.shape(value)

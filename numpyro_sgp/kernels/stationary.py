@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,9 @@ from jax.typing import ArrayLike
 
 from numpyro_sgp.kernels.base import (
     PRECISION,
+    Features,
     InputKernel,
+    Shape,
     append_axes,
     frozen_pytree,
     no_features,
@@ -64,9 +66,6 @@ class Stationary(InputKernel):
         """:math:`g(r^2)`, with :math:`g(0) = 1`; ``r2`` ends in two axes of points."""
         raise NotImplementedError(f"{type(self).__name__} does not define _of_r2.")
 
-    def _scaled(self, X: Array) -> Array:
-        return X / self._per_point("lengthscale")
-
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
         if X2 is None or X2 is X1:
             X1, X2 = *self._inputs(X1), None
@@ -88,7 +87,7 @@ class Stationary(InputKernel):
         """
         raise no_features(self)
 
-    def features(self, rng_key, shape, dim, dtype):
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         key, key_phase = jax.random.split(rng_key)
         frequency = self._frequencies(key, (*shape, self._num_scaled(dim, dtype)), dtype)
         phase = jax.random.uniform(key_phase, shape, dtype, maxval=2.0 * math.pi)
@@ -337,8 +336,11 @@ class Periodic(Stationary):
 
     def _r2(self, X1: Array, X2: Array | None) -> Array:
         # |cos a - cos b|² + |sin a - sin b|² = 4 sin²((a - b) / 2)
-        circles = [None if X is None else self._on_circles(X) for X in (X1, X2)]
-        return squared_distances(*circles, self._circle_lengthscale(X1.shape[-1]))
+        return squared_distances(
+            self._on_circles(X1),
+            None if X2 is None else self._on_circles(X2),
+            self._circle_lengthscale(X1.shape[-1]),
+        )
 
     def _of_r2(self, r2: Array) -> Array:
         return jnp.exp(-0.5 * r2)

@@ -1,6 +1,7 @@
 """The class with the largest latent function, and its expectation in closed form."""
 
 import copy
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +78,7 @@ class RobustMax(dist.Distribution):
         super().__init__(jnp.shape(f)[1:], validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
-    def support(self):
+    def support(self) -> constraints.Constraint:
         """The classes, 0 to C - 1."""
         return constraints.integer_interval(0, self.f.shape[0] - 1)
 
@@ -97,11 +98,13 @@ class RobustMax(dist.Distribution):
         return self._log_prob(jnp.broadcast_to(right, shape))
 
     @classmethod
-    def infer_shapes(cls, f, epsilon=None, num_points=None):
+    def infer_shapes(
+        cls, f: tuple[int, ...], epsilon: Any = None, num_points: int | None = None
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of the distribution of an ``f`` of this shape."""
         return tuple(f[1:]), ()
 
-    def expand(self, batch_shape) -> dist.Distribution:
+    def expand(self, batch_shape: tuple[int, ...]) -> dist.Distribution:
         """
         The same likelihood for several sets of labels; nothing is copied.
 

@@ -1,7 +1,7 @@
 """Warped Gaussian processes: the warp, the likelihood, and moments of predictions."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -140,7 +140,7 @@ class TanhWarp(Transform):
         """The x with t(x) = y; infinities and NaN stay themselves."""
         return _unwarp(*self._common_dtype(y))
 
-    def log_abs_det_jacobian(self, x, y, intermediates=None) -> Array:
+    def log_abs_det_jacobian(self, x: ArrayLike, y: Any, intermediates=None) -> Array:
         """log t'(x); ``y`` is not used."""
         return jnp.log1p(_excess_slope(*self._common_dtype(x)))
 
@@ -152,7 +152,7 @@ class TanhWarp(Transform):
         """As :meth:`forward_shape`."""
         return self.forward_shape(shape)
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple[Array, ...], tuple[Any, ...]]:
         """``a``, ``b`` and ``c`` are the leaves."""
         return (self.a, self.b, self.c), (("a", "b", "c"), {})
 
@@ -362,11 +362,11 @@ def _moments(mean: Array, variance: Array, warp: TanhWarp, num_points: int):
     # Places in the first axis, so that a batch of warps lines up with `mean`.
     shape = warp.forward_shape(mean.shape)
     mean, scale = jnp.broadcast_to(mean, shape), jnp.broadcast_to(variance**0.5, shape)
-    places = jnp.asarray(places.reshape(-1, *[1] * len(shape)), mean.dtype)
-    *values, upper, lower = warp.inv(mean + scale * places)
-    values, weights = jnp.stack(values), jnp.asarray(weights, mean.dtype)
-    centre = jnp.tensordot(weights, values, 1)
-    spread = jnp.tensordot(weights, (values - centre) ** 2, 1)
+    places = places.reshape(-1, *[1] * len(shape)).astype(mean.dtype)
+    *inverses, upper, lower = warp.inv(mean + scale * places)
+    values, w = jnp.stack(inverses), jnp.asarray(weights, mean.dtype)
+    centre = jnp.tensordot(w, values, 1)
+    spread = jnp.tensordot(w, (values - centre) ** 2, 1)
     return WarpedMoments(centre, spread, ((upper - lower) / 4) ** 2)
 
 

@@ -15,7 +15,6 @@ __all__ = [
     "gauss_hermite",
     "jittered_cholesky",
     "matmul",
-    "matmul",
     "max_jitter",
     "solve_lower",
     "tensor_grid",

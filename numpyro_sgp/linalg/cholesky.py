@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import AxisType, PartitionSpec
+from jax.typing import DTypeLike
 
 from numpyro_sgp.linalg.triangular import half_congruence, solve_lower, triangular_product
 
@@ -15,12 +16,12 @@ from numpyro_sgp.linalg.triangular import half_congruence, solve_lower, triangul
 _JITTER_RANGE = {"float32": (1e-5, 1e-2), "float64": (1e-8, 1e-3)}
 
 
-def default_jitter(dtype) -> float:
+def default_jitter(dtype: DTypeLike) -> float:
     """First relative jitter tried for matrices of ``dtype``."""
     return _jitter_range(dtype)[0]
 
 
-def max_jitter(dtype) -> float:
+def max_jitter(dtype: DTypeLike) -> float:
     """Largest relative jitter tried for matrices of ``dtype``."""
     return _jitter_range(dtype)[1]
 

@@ -1,5 +1,7 @@
 """Variationally sparse MCMC: a model whose GP sites are inducing values."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +30,11 @@ FACTOR = "expected_log_likelihood"
 _ALL_ROWS = "MCMC needs them all in each step"
 
 
-def sparsify(model, approximation, expectation=None):
+def sparsify(
+    model: Callable,
+    approximation: SVGP | dict[str, SVGP],
+    expectation: GaussHermite | MonteCarlo | None = None,
+) -> Callable:
     r"""
     The model with inducing values in the place of each GP site, for NUTS at the cost of a
     sparse GP, :math:`O(N M^2)` a step [1].

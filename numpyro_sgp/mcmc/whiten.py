@@ -1,9 +1,12 @@
 """Non-centred GP sites, on which HMC and NUTS mix."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from jax import Array
 from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 from numpyro.util import not_jax_tracer
@@ -22,7 +25,9 @@ class WhitenReparam(Reparam):
     traced, and not in every leapfrog step; the program then holds its N x N numbers.
     """
 
-    def __call__(self, name, fn, obs):
+    def __call__(
+        self, name: str, fn: dist.Distribution, obs: Array | None
+    ) -> tuple[None, Array]:
         """See :class:`numpyro.infer.reparam.Reparam`."""
         if obs is not None:
             raise ValueError(f"GP site '{name}' is observed, so it cannot be whitened.")
@@ -42,7 +47,7 @@ def _factor(prior: GaussianProcess):
     return prior.scale_tril(), prior.mean
 
 
-def whiten(model):
+def whiten(model: Callable) -> Callable:
     """
     The model with every latent GP site whitened (:class:`WhitenReparam`), for HMC and
     NUTS with one or several chains.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from numpyro.infer.svi import SVIRunResult, SVIState
+from numpyro.infer.svi import SVI, SVIRunResult, SVIState
 from numpyro.primitives import Messenger
 from scipy.optimize import minimize
 from tqdm import tqdm
@@ -48,8 +48,8 @@ class FitInterrupted(RuntimeError):
 
 
 def fit_lbfgs(
-    svi,
-    rng_key,
+    svi: SVI,
+    rng_key: jax.Array,
     *args,
     max_iterations: int | Mapping[str, int] = 1000,
     blocks: Sequence | None = None,

@@ -6,7 +6,8 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jax import Array
 from jax.sharding import Mesh
 from numpyro import handlers
 from numpyro.distributions import Unit
-from numpyro.infer.svi import SVIState
+from numpyro.infer.svi import SVI, SVIState
 from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 from tqdm import tqdm
@@ -91,9 +92,9 @@ class FitResult(NamedTuple):
 
 
 def fit(
-    svi,
-    rng_key,
-    data,
+    svi: SVI,
+    rng_key: Array,
+    data: Any,
     num_steps: int,
     *args,
     batch_size: int | None = None,
@@ -101,7 +102,7 @@ def fit(
     validation: tuple | None = None,
     every: int = 1000,
     patience: int | None = None,
-    checkpoint=None,
+    checkpoint: str | Path | None = None,
     save_every: float = 60.0,
     init_params: dict | None = None,
     init_state: SVIState | None = None,
