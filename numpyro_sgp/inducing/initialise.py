@@ -229,7 +229,8 @@ def _standardise(rows: NDArray) -> NDArray:
 
 def _greedy(kernel: Any, rows: NDArray, num: int) -> NDArray:
     """
-    Pivots of the Cholesky factorisation of ``K(rows, rows)``, largest residual first.
+    Pivots of the Cholesky factorisation of ``K(rows, rows)``, the largest entry of
+    ``diag(K_ff - Q_ff)`` first.
 
     :param rows: distinct candidates, shape ``(N, D)``.
     :param num: number of pivots, at most N.
@@ -328,7 +329,8 @@ def _kmeans_plus_plus(
     Y: NDArray, counts: NDArray, num: int, rng: np.random.Generator
 ) -> NDArray:
     """
-    Indices of rows, drawn in proportion to squared distance from those before.
+    Indices of rows, drawn in proportion to squared distance from those before (Arthur and
+    Vassilvitskii 2007, k-means++).
 
     :return: shape ``(num,)``, or fewer where the rest coincide with rows that are drawn.
     """

@@ -132,10 +132,10 @@ def assess_inducing(
         1 - \frac{\mathrm{tr}(K_{ff} - Q_{ff})}{\mathrm{tr}(K_{ff})}, \qquad
         Q_{ff} = K_{fu} K_{uu}^{-1} K_{uf} ,
 
-    whose numerator is the trace that loosens Titsias's bound [1]. With orthogonal
-    points it is also taken with :math:`Z \cup O` for :math:`Z`; their covariance is the
-    residual :math:`C_{vv} = K_{vv} - K_{vu} K_{uu}^{-1} K_{uv}` [2], given ``Z`` and,
-    for later sets, the sets before.
+    whose numerator is the trace that loosens Titsias's bound [1; 2, eq. 3]. With
+    orthogonal points it is also taken with :math:`Z \cup O` for :math:`Z`; their
+    covariance is the residual :math:`C_{vv} = K_{vv} - K_{vu} K_{uu}^{-1} K_{uv}`
+    [2, eq. 22], given ``Z`` and, for later sets, the sets before.
 
     ``K_uu`` gets jitter before it is factorised, 1e-8 of the kernel's mean diagonal
     (1e-5 where the kernel's values are float32; tenfold more where that is too little),
@@ -213,6 +213,7 @@ def assess_inducing(
         # The jitter of a residual is relative to the kernel, not to the residual: what
         # the points before have explained leaves rounding errors of the kernel's size.
         scale = np.mean(np.diagonal(K))
+        # [2, Alg. 1] with this B for its A, and A for its B and D of all sets.
         B = solve_triangular(L, kernel_matrix(kernel, points, new), lower=True)
         C = K - B.T @ B  # K_uu for Z, else C_vv
         factor = _cholesky(C, jitter * scale)

@@ -132,7 +132,10 @@ class FourierFeatures(InducingVariables):
         return np.hstack([np.tile(frequencies, (2, 1)), phases]).astype(X.dtype)
 
     def _with_values(self, variance, lengthscale, X):
-        """Covariance with f(X): a wider bump in X - c times a slower cosine."""
+        """
+        K_uf, the integral of k(x, x_n) under the window with its cosine: a wider bump in
+        X - c times a slower cosine.
+        """
         squared, window = lengthscale**2, jnp.square(self.width)
         wide = squared + window
         away = X - self.centre
@@ -146,7 +149,7 @@ class FourierFeatures(InducingVariables):
         return size[..., None, None] * values
 
     def _between(self, variance, lengthscale, other, points):
-        """Covariance with other features, E[cos a cos b]."""
+        """K_uu: E[cos a cos b] = E[cos(a + b) + cos(a - b)] / 2, over both windows."""
         squared = lengthscale**2
         window1, window2 = jnp.square(self.width), jnp.square(other.width)
         wide = squared + window1 + window2

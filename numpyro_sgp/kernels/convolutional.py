@@ -229,7 +229,7 @@ class Convolutional(Kernel):
 
     def patch_covariance(self, Z1: Array, Z2: Array) -> Array:
         """
-        Covariance of g between two sets of patches.
+        Covariance of g between two sets of patches, k_g: K_uu of inducing patches.
 
         :param Z1: patches (and places), shape ``(*b1, M1, patch_dim)``.
         :param Z2: likewise; the very object ``Z1`` for the same patches.
@@ -242,7 +242,8 @@ class Convolutional(Kernel):
 
     def patch_image_covariance(self, Z: Array, X: ArrayLike) -> Array:
         """
-        Covariance of g at patches with f.
+        Covariance of g at patches with f, the mean over p of w_p k_g(z, x[p]): K_uf of
+        inducing patches.
 
         :param Z: patches (and places), shape ``(*b, M, patch_dim)``.
         :param X: flat images, shape ``(*b, N, H * W * C)``.
@@ -312,7 +313,7 @@ class Convolutional(Kernel):
         return jnp.asarray(self.weights) / self.num_patches
 
     def _pair_weights(self, dtype) -> Array:
-        """w w' / P^2, times the covariance of places, shape ``(*batch, P, P)``."""
+        """w_p w_p' / P^2, times TICK's covariance of places; shape ``(*batch, P, P)``."""
         weights = self._weights(dtype)
         weights = weights[..., :, None] * weights[..., None, :]
         if self.locations is None:

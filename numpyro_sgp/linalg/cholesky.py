@@ -108,7 +108,9 @@ def _cholesky_retry(K, scale, jitter, largest):
 def _cholesky_retry_jvp(jitter, largest, primals, tangents):
     K, scale = primals
     dK, dscale = tangents
-    # Not `_search`: derivatives of this rule must not go through the loop either.
+    # dL = L Phi(L^-1 dA L^-T), Phi: the lower triangle with half the diagonal (Murray 2016,
+    # Differentiation of the Cholesky decomposition, arXiv 1602.07527). Not `_search`:
+    # derivatives of this rule must not go through the loop either.
     L, level = _cholesky_retry(K, scale, jitter, largest)
     djitter = level * dscale
     dA = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
@@ -127,7 +129,8 @@ def whitened_solve(
     K: Array, B: Array, jitter: float | None = None
 ) -> tuple[Array, Array, Array]:
     r"""
-    :func:`jittered_cholesky` of K, and :math:`A = L^{-1} B` with it.
+    :func:`jittered_cholesky` of K, and :math:`A = L^{-1} B` with it: for
+    :math:`K = K_{uu}` and :math:`B = K_{uf}` those of Alg. 1 of Shi, Titsias and Mnih 2020.
 
     The derivative of A is :math:`L^{-1} dB - \Phi(L^{-1} dK L^{-\top}) A`, which does not
     go through L: a gradient by way of A alone saves the product of L with a matrix of its

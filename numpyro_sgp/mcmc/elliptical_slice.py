@@ -251,6 +251,8 @@ class EllipticalSlice(MCMCKernel):
             moved = jnp.max(jnp.abs(ravel_pytree(z)[0] - flat)) > tolerance
             return jnp.where(moved, likelihood(z), jnp.inf)
 
+        # z cos(theta) + nu sin(theta) with nu ~ N(0, I), theta from a bracket that shrinks:
+        # Fig. 2 of [1].
         module = _blackjax()
         kernel = module.build_kernel(jnp.ones_like(flat), jnp.zeros_like(flat))
         start = module.EllipSliceState(old, state.log_likelihood)

@@ -330,7 +330,8 @@ class _Sparsified:
             if f"{name}_u_white" not in values:
                 raise ValueError(_no_value(f"{name}_u_white"))
         dtype = jnp.result_type(*(values[f"{name}_u_white"] for name in shapes))
-        # The same nodes in each step: the density must be a function.
+        # E_{p(f | u, theta)}[log p(y | f, theta)], by the same nodes in each step: the
+        # density must be a function.
         nodes, weights = rule.nodes(jax.random.key(0), shapes, dtype)
 
         def at(node):

@@ -19,7 +19,8 @@ from numpyro_sgp.distributions.row_indices import check_row_indices
 class WhitenReparam(Reparam):
     r"""
     Writes :math:`f(X) = m(X) + L \epsilon` with :math:`L L^\top = K(X, X)` and draws
-    :math:`\epsilon \sim N(0, I)` at the site ``{name}_white``; f becomes deterministic.
+    :math:`\epsilon \sim N(0, I)` at the site ``{name}_white``; f becomes deterministic
+    (Murray and Adams 2010, arXiv 1006.0868).
 
     Where kernel and inputs are known numbers, L is computed once, when the model is
     traced, and not in every leapfrog step; the program then holds its N x N numbers.

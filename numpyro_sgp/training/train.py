@@ -512,7 +512,10 @@ def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwarg
 
 
 def _check_scale(svi, source, batch, args, kwargs):
-    """Refuses a model that takes a batch for all of the data."""
+    """
+    Refuses a model that takes a batch for all of the data: its sum of expected log
+    likelihoods must count N / B times (eq. 33 of Bonilla, Krauth and Dezfouli 2018).
+    """
     if source.total_rows is None:
         return
     found, wanted = {}, source.total_rows / source.batch_size
