@@ -137,47 +137,39 @@ class Kernel:
         raise no_features(self)
 
     def __add__(self, other: Any) -> Kernel:
-        other = _operand(other)
-        return NotImplemented if other is None else Sum(self, other)
+        return _pair(Sum, self, other)
 
     def __radd__(self, other: Any) -> Kernel:
         if isinstance(other, int) and other == 0:  # the start of sum([...])
             return self
-        other = _operand(other)
-        return NotImplemented if other is None else Sum(other, self)
+        return _pair(Sum, other, self)
 
     def __mul__(self, other: Any) -> Kernel:
-        if _is_array(other):
-            return Scaled(self, other)
-        other = _operand(other)
-        return NotImplemented if other is None else Product(self, other)
+        return Scaled(self, other) if _is_array(other) else _pair(Product, self, other)
 
     def __rmul__(self, other: Any) -> Kernel:
-        if _is_array(other):
-            return Scaled(self, other)
-        other = _operand(other)
-        return NotImplemented if other is None else Product(other, self)
+        return Scaled(self, other) if _is_array(other) else _pair(Product, other, self)
 
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, (int, float, np.number, np.ndarray, jax.Array))
 
 
-def _operand(other: Any) -> Any:
-    """``other`` as a kernel, or None where it is not one."""
-    if isinstance(other, Kernel):
-        return other
-    if _is_array(other):
-        raise TypeError(
-            f"A kernel and a number ({other!r}) do not add; for a constant covariance "
-            "add Constant(variance)."
-        )
+def _pair(kind: type, *operands: Any) -> Any:
+    """A sum or product; NotImplemented where something is not a kernel."""
     from numpyro_sgp.kernels.adapters import as_kernel
 
+    for other in operands:
+        if _is_array(other):
+            raise TypeError(
+                f"A kernel and a number ({other!r}) do not add; for a constant covariance "
+                "add Constant(variance)."
+            )
     try:
-        return as_kernel(other)
+        left, right = map(as_kernel, operands)
     except TypeError:
-        return None
+        return NotImplemented
+    return kind(left, right)
 
 
 def batch_shape_of(kernel: Any) -> tuple[int, ...]:
@@ -234,17 +226,8 @@ def check_range(owner: Kernel, name: str, zero: bool) -> None:
 
 
 @frozen_pytree
-class Sum(Kernel):
-    """
-    The sum of two kernels, written ``left + right``; their batch shapes broadcast.
-
-    :param left: a kernel.
-    :param right: a kernel.
-
-    >>> from numpyro_sgp.kernels import RBF, Linear
-    >>> print((RBF(variance=2.0) + Linear()).diag([[0.0], [3.0]]))
-    [ 2. 11.]
-    """
+class _Pair(Kernel):
+    """What sums and products share."""
 
     left: Any
     right: Any
@@ -256,6 +239,20 @@ class Sum(Kernel):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return np.broadcast_shapes(batch_shape_of(self.left), batch_shape_of(self.right))
+
+
+@frozen_pytree
+class Sum(_Pair):
+    """
+    The sum of two kernels, written ``left + right``; their batch shapes broadcast.
+
+    :param left: a kernel.
+    :param right: a kernel.
+
+    >>> from numpyro_sgp.kernels import RBF, Linear
+    >>> print((RBF(variance=2.0) + Linear()).diag([[0.0], [3.0]]))
+    [ 2. 11.]
+    """
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
         X2 = X1 if X2 is None else X2
@@ -272,7 +269,7 @@ class Sum(Kernel):
 
 
 @frozen_pytree
-class Product(Kernel):
+class Product(_Pair):
     """
     The product of two kernels, written ``left * right``; their batch shapes broadcast.
 
@@ -283,17 +280,6 @@ class Product(Kernel):
     >>> print((RBF(variance=2.0) * Linear()).diag([[0.0], [3.0]]))
     [ 0. 18.]
     """
-
-    left: Any
-    right: Any
-
-    def __post_init__(self):
-        left, right = batch_shape_of(self.left), batch_shape_of(self.right)
-        broadcast_batches(self, {"left": left, "right": right})
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return np.broadcast_shapes(batch_shape_of(self.left), batch_shape_of(self.right))
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
         X2 = X1 if X2 is None else X2
@@ -451,15 +437,11 @@ class InputKernel(Kernel):
                 )
         for name in self._per_column:
             shape = np.shape(getattr(self, name))
-            if len(shape) <= len(batch):
-                valid = broadcasts_to(shape, batch)
-            else:
-                valid = len(shape) == len(batch) + 1 and (
-                    broadcasts_to(shape[:-1], batch) and (D is None or shape[-1] in (1, D))
-                )
-            if not valid:
-                columns = "D" if D is None else D
-                ard = f"({', '.join(map(str, (*batch, columns)))}{',' * (not batch)})"
+            own, columns = shape[: len(batch)], shape[len(batch) :]
+            known = D is None or columns in ((), (1,), (D,))
+            if not (broadcasts_to(own, batch) and len(columns) <= 1 and known):
+                ard = (*map(str, batch), "D" if D is None else str(D))
+                ard = f"({', '.join(ard)}{',' * (not batch)})"
                 inputs = "" if D is None else f" and the inputs {D} (active) column(s)"
                 raise ValueError(
                     f"{type(self).__name__}: {name} has shape {shape}, variance {batch}"
@@ -507,6 +489,10 @@ class InputKernel(Kernel):
         X = jax.ShapeDtypeStruct((1, dim), dtype)
         return jax.eval_shape(lambda X: self._scaled(*self._inputs(X)), X).shape[-1]
 
+    def diag(self, X: ArrayLike) -> Array:
+        (X,) = self._inputs(X)
+        return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))
+
     def _scaled(self, X: Array) -> Array:
         return X / self._per_point("lengthscale")
 
@@ -519,7 +505,7 @@ class InputKernel(Kernel):
         return append_axes(value, 2)
 
 
-def broadcasts_to(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+def broadcasts_to(shape: Shape, batch: Shape) -> bool:
     try:
         return np.broadcast_shapes(shape, batch) == batch
     except ValueError:
@@ -528,15 +514,10 @@ def broadcasts_to(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
 
 def _mend(name: str, shape: tuple[int, ...]) -> str:
     """What to do about a hyperparameter that is meant to be one for each kernel."""
-    if len(shape) == 1:
-        return (
-            f"For {shape[0]} kernels with one {name} each, give variance the shape "
-            f"{shape} too."
-        )
-    batch = shape[:-1]
+    batch, each = (shape, "each") if len(shape) == 1 else (shape[:-1], "for each column")
     return (
-        f"For {math.prod(batch)} kernels with one {name} for each column, give "
-        f"variance the shape {batch} too."
+        f"For {math.prod(batch)} kernels with one {name} {each}, give variance the shape "
+        f"{batch} too."
     )
 
 

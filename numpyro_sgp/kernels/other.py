@@ -91,12 +91,10 @@ class Polynomial(Linear):
 
         k(x, x') = \sigma^2 \left(\sum_d x_d x'_d / \ell_d^2 + c\right)^p .
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`~numpyro_sgp.kernels.Stationary` for batches and ARD).
+    The other parameters are those of :class:`Linear`.
+
     :param offset: :math:`c`, non-negative, a scalar or of shape ``batch``.
     :param int degree: :math:`p`, at least 1; static.
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
 
     >>> from numpyro_sgp.kernels import Polynomial
     >>> print(Polynomial(offset=1.0, degree=3)([[1.0], [2.0]]))
@@ -168,10 +166,6 @@ class Constant(InputKernel):
         shape = (*batch, X1.shape[-2], X2.shape[-2])
         return jnp.broadcast_to(variance.astype(dtype), shape)
 
-    def diag(self, X: ArrayLike) -> Array:
-        (X,) = self._inputs(X)
-        return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))
-
     def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         del dim
         return Partial(_constant, self, jax.random.rademacher(rng_key, shape, dtype))
@@ -216,10 +210,6 @@ class White(InputKernel):
         batch = np.broadcast_shapes(variance.shape[:-2], X2.shape[:-2])
         dtype = jnp.result_type(variance, X2)
         return jnp.zeros((*batch, X1.shape[-2], X2.shape[-2]), dtype)
-
-    def diag(self, X: ArrayLike) -> Array:
-        (X,) = self._inputs(X)
-        return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))
 
     def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         raise no_features(self, ": its independent values at each point are no function")

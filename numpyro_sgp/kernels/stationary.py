@@ -76,10 +76,6 @@ class Stationary(InputKernel):
     def _r2(self, X1: Array, X2: Array | None) -> Array:
         return squared_distances(X1, X2, self._per_point("lengthscale"))
 
-    def diag(self, X: ArrayLike) -> Array:
-        (X,) = self._inputs(X)
-        return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))
-
     def _frequencies(self, rng_key: Array, shape: tuple[int, ...], dtype) -> Array:
         r"""
         Draws of :math:`\omega`, of shape ``shape``, the last axis that of the scaled
@@ -142,13 +138,9 @@ class RBF(Stationary):
 
     .. math::
 
-        k(x, x') = \sigma^2 \exp(-r^2 / 2), \qquad
-        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+        k(x, x') = \sigma^2 \exp(-r^2 / 2) .
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`Stationary` for batches and ARD).
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+    Parameters are those of :class:`Stationary`.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_sgp.kernels import RBF
@@ -175,13 +167,9 @@ class Matern12(Stationary):
 
     .. math::
 
-        k(x, x') = \sigma^2 \exp(-r), \qquad
-        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+        k(x, x') = \sigma^2 \exp(-r) .
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`Stationary` for batches and ARD).
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+    Parameters are those of :class:`Stationary`.
 
     >>> from numpyro_sgp.kernels import Matern12
     >>> print(Matern12(lengthscale=2.0)([[0.0], [2.0]]).round(4))
@@ -203,13 +191,9 @@ class Matern32(Stationary):
 
     .. math::
 
-        k(x, x') = \sigma^2 (1 + \sqrt{3}\, r) \exp(-\sqrt{3}\, r), \qquad
-        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+        k(x, x') = \sigma^2 (1 + \sqrt{3}\, r) \exp(-\sqrt{3}\, r) .
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`Stationary` for batches and ARD).
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+    Parameters are those of :class:`Stationary`.
 
     >>> from numpyro_sgp.kernels import Matern32
     >>> print(Matern32(lengthscale=2.0)([[0.0], [2.0]]).round(4))
@@ -231,13 +215,9 @@ class Matern52(Stationary):
 
     .. math::
 
-        k(x, x') = \sigma^2 (1 + \sqrt{5}\, r + 5 r^2 / 3) \exp(-\sqrt{5}\, r), \qquad
-        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+        k(x, x') = \sigma^2 (1 + \sqrt{5}\, r + 5 r^2 / 3) \exp(-\sqrt{5}\, r) .
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`Stationary` for batches and ARD).
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+    Parameters are those of :class:`Stationary`.
 
     >>> from numpyro_sgp.kernels import Matern52
     >>> print(Matern52(lengthscale=2.0)([[0.0], [2.0]]).round(4))
@@ -259,14 +239,11 @@ class RationalQuadratic(Stationary):
 
     .. math::
 
-        k(x, x') = \sigma^2 \left(1 + \frac{r^2}{2 \alpha}\right)^{-\alpha}, \qquad
-        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+        k(x, x') = \sigma^2 \left(1 + \frac{r^2}{2 \alpha}\right)^{-\alpha} .
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`Stationary` for batches and ARD).
+    The other parameters are those of :class:`Stationary`.
+
     :param alpha: :math:`\alpha`, a scalar or of shape ``batch``.
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
 
     >>> from numpyro_sgp.kernels import RationalQuadratic
     >>> print(RationalQuadratic(alpha=0.5)([[0.0], [1.0]]).round(4))
@@ -304,11 +281,9 @@ class Periodic(Stationary):
     :math:`[\cos(2 \pi x_d / p_d), \sin(2 \pi x_d / p_d)] / \ell_d`, and computed so.
     Its lengthscale is relative to the period, not in the units of the inputs.
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`Stationary` for batches and ARD).
+    The other parameters are those of :class:`Stationary`.
+
     :param period: :math:`p`, a scalar or of shape ``batch`` or ``(*batch, D)``.
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
 
     >>> from numpyro_sgp.kernels import Periodic
     >>> print(Periodic(period=2.0)([[0.0], [1.0]], [[2.0]]).round(4))
@@ -342,11 +317,7 @@ class Periodic(Stationary):
             self._circle_lengthscale(X1.shape[-1]),
         )
 
-    def _of_r2(self, r2: Array) -> Array:
-        return jnp.exp(-0.5 * r2)
-
-    def _frequencies(self, rng_key, shape, dtype):
-        return jax.random.normal(rng_key, shape, dtype)
+    _of_r2, _frequencies = RBF._of_r2, RBF._frequencies
 
 
 @jax.custom_jvp

@@ -1,5 +1,6 @@
 """Training on minibatches from data that need not fit into memory."""
 
+import itertools
 import time
 import zlib
 from collections import deque
@@ -345,18 +346,15 @@ class _Training:
         self.set(state=state, losses=np.concatenate([self.losses, losses]))
         if done < stop - start:
             fault = self.source.fault(start + done, block, done)
-            told = self._explain(start + done, float(loss), finite)
-            raise FloatingPointError(f"{told} {fault or _MEND}")
+            bad = [name for name, is_finite in finite.items() if not is_finite]
+            also = f" and would have made {bad} not finite" if bad else ""
+            raise FloatingPointError(
+                f"step {start + done + 1} had the loss {float(loss):g}{also}. "
+                f"{fault or _MEND}"
+            )
         mean = losses.mean()
         old = mean if self._smooth is None else self._smooth
         self._smooth = old + _SMOOTH * (mean - old)
-
-    def _explain(self, step, loss, finite):
-        bad = [name for name, is_finite in finite.items() if not is_finite]
-        told = f"step {step + 1} had the loss {loss:g}"
-        if bad:
-            told += f" and would have made {bad} not finite"
-        return told + "."
 
     def validate(self):
         """The held-out NLPD now; keeps the best parameters."""
@@ -392,24 +390,17 @@ class _Training:
 
     def record(self):
         """What a checkpoint holds."""
-        return {
-            "state": self.state,
-            "losses": self.losses,
-            "best": self.best,
-            "nlpd": self.nlpd,
-            "nlpd_steps": self.nlpd_steps,
-        }
+        names = ("state", "losses", "best", "nlpd", "nlpd_steps")
+        return {name: getattr(self, name) for name in names}
 
     def set(self, **record):
         """Parts of the record, all at once: an interrupt finds all of them or none."""
         self.__dict__.update(record)
 
     def result(self, seconds, stopped):
-        params = self.svi.get_params(self.state)
-        if np.isfinite(self.nlpd).any():
-            params = self.best
-        losses = jax.device_put(self.losses)
-        found = self.nlpd, self.nlpd_steps
+        known = np.isfinite(self.nlpd).any()
+        params = self.best if known else self.svi.get_params(self.state)
+        losses, found = jax.device_put(self.losses), (self.nlpd, self.nlpd_steps)
         return FitResult(params, self.state, losses, *found, seconds, stopped)
 
 
@@ -615,13 +606,9 @@ def _read_ahead(pool, source, steps, chunk):
             return source.block(start, stop, chunk)
 
     waiting = deque()
-    for start, stop in steps:
-        waiting.append((start, stop, pool.submit(read, start, stop)))
-        if len(waiting) > _AHEAD:
-            yield _ready(*waiting.popleft())
-    while waiting:
-        yield _ready(*waiting.popleft())
-
-
-def _ready(start, stop, block):
-    return start, stop, block.result()
+    for step in itertools.chain(steps, [None] * _AHEAD):
+        if step is not None:
+            waiting.append((*step, pool.submit(read, *step)))
+        if len(waiting) > _AHEAD or (step is None and waiting):
+            start, stop, block = waiting.popleft()
+            yield start, stop, block.result()
