@@ -21,7 +21,7 @@ help:
 	@echo "make slow       the tests marked slow, which make test leaves out"
 	@echo "make demo       the coal-mining example with its default options"
 	@echo "make experiments DATA=folder    the SAVIGP paper's experiments (hours)"
-	@echo "make lint       ruff"
+	@echo "make lint       ruff and mypy"
 	@echo "make clean      remove caches and build outputs"
 	@echo "make distclean  the same, and $(VENV)"
 
@@ -43,6 +43,7 @@ experiments: $(VENV)/.installed
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
 
 # The stamp's time changes only when .venv is made anew, so what depends on it is
 # installed again then, and when pyproject.toml changes, and not otherwise.

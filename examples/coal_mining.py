@@ -46,6 +46,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from likelihoods import lgcp_intensity_moments
 from numpyro.infer import HMC, MCMC, NUTS, SVI, Predictive, log_likelihood
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from scipy.special import gammaln
@@ -289,10 +290,11 @@ def intensity_moments(fits, marginals, num_bins, nugget=0.0):
             q = marginals[name]
             first, second = 0.0, 0.0
             for k, weight in enumerate(np.exp(q.log_weights)):
-                mean, variance = (np.asarray(v) for v in q.marginals(k))
-                variance = variance + nugget
-                first = first + weight * np.exp(offset + mean + variance / 2)
-                second = second + weight * np.exp(2 * (offset + mean + variance))
+                mean, variance = q.marginals(k)
+                of_k = lgcp_intensity_moments(mean, variance + nugget, offset)
+                mean_k, variance_k = map(np.asarray, of_k)
+                first = first + weight * mean_k
+                second = second + weight * (variance_k + mean_k**2)
             moments[name] = first, np.sqrt(second - first**2)
         else:
             draws = np.exp(offset + arviz_base.extract(fit, var_names="f").to_numpy())

@@ -49,10 +49,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from likelihoods import seismic_travel_times
 from numpyro.infer import MCMC, NUTS, SVI
 
 import numpyro_sgp as sgp
-from numpyro_sgp.likelihoods import seismic_travel_times
 
 FULL, COUPLED, REFERENCE = "SVI independent", "SVI coupled", "NUTS"
 PAPER_LENGTHSCALE = 1.0  # metres

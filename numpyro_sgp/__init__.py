@@ -18,7 +18,6 @@ from numpyro_sgp.distributions import (
     CollapsedSVGP,
     FunctionSamples,
     GaussianProcess,
-    InverseFreePosterior,
     MarginalGP,
     SparsePosterior,
     relaxation,
@@ -30,7 +29,6 @@ from numpyro_sgp.guides import (
     SVGP,
     VGP,
     AutoSparseGP,
-    InverseFreeSVGP,
     MixtureSVGP,
 )
 from numpyro_sgp.inducing import (
@@ -41,6 +39,7 @@ from numpyro_sgp.inducing import (
     assess_inducing,
     initial_inducing,
 )
+from numpyro_sgp.inverse_free import InverseFreePosterior, InverseFreeSVGP
 from numpyro_sgp.layers import convolutional_layer, layer
 from numpyro_sgp.linalg.row_blocks import neighbour_blocks
 from numpyro_sgp.mcmc import EllipticalSlice, WhitenReparam, sparsify, whiten
@@ -58,6 +57,10 @@ from numpyro_sgp.training import (
 )
 
 __all__ = [
+    "ODVGP",
+    "SOLVEGP",
+    "SVGP",
+    "VGP",
     "AutoSparseGP",
     "BlackBox",
     "BlackBoxError",
@@ -82,16 +85,12 @@ __all__ = [
     "MarginalGP",
     "MixtureSVGP",
     "MonteCarlo",
-    "ODVGP",
     "Prediction",
     "Predictions",
-    "SOLVEGP",
-    "SVGP",
     "ScoreFunction",
     "SmoothedPoints",
     "SparsePosterior",
     "TraceGP_ELBO",
-    "VGP",
     "WhitenReparam",
     "__version__",
     "assess_inducing",

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,7 +159,7 @@ class _Function:
         return self.function(X)
 
 
-def as_mean(mean) -> Callable[[Array], Array]:
+def as_mean(mean: Any) -> Callable[[Array], Array]:
     """
     A mean function that is a JAX pytree.
 

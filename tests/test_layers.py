@@ -22,6 +22,7 @@ LEVELS = {
     "elbo": 5,
     "layers": 5,
     "guides": 6,
+    "inverse_free": 7,
     "mcmc": 7,
     "predictive": 7,
     "predictions": 8,

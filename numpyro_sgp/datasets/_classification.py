@@ -146,9 +146,9 @@ def mnist(
     path = locate(folder, "mnist/mnist.npz", MNIST_ARRAYS)
     arrays = read_arrays(path, "x_train", "y_train", "x_test", "y_test")
     parts = []
-    for name, num, images, labels in (
-        ("num_train", num_train, *arrays[:2]),
-        ("num_test", num_test, *arrays[2:]),
+    given = {"num_train": num_train, "num_test": num_test}
+    for (name, num), images, labels in zip(
+        given.items(), arrays[::2], arrays[1::2], strict=True
     ):
         num = len(images) if num is None else num
         if not 1 <= num <= len(images):

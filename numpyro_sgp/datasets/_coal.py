@@ -22,7 +22,7 @@ class CoalMining(NamedTuple):
     bin_centre_day: Array
     """Middle of each bin in days, shape ``(num_bins,)``."""
 
-    count: Array
+    count: Array  # type: ignore[assignment]
     """Number of events in each bin, integers, shape ``(num_bins,)``."""
 
     @property

@@ -45,7 +45,7 @@ def seismic(folder: str | Path) -> Seismic:
     Otway basin, with prior and noise of the published experiment [1, 2].
 
     The task is to find depths and velocities from the times, by
-    :func:`numpyro_sgp.likelihoods.seismic_travel_times`; there is no test set. Prior
+    ``seismic_travel_times`` of ``examples/likelihoods.py``; there is no test set. Prior
     standard deviations are 15 % of a mean depth and 10 % of a mean velocity. In [2] the
     kernel has lengthscale 1 on positions in metres, so that its sites are independent:
     standardise ``X``, or let the lengthscale be hundreds of metres, to tie them together.

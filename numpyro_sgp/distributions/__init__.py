@@ -10,7 +10,6 @@ from numpyro_sgp.distributions.collapsed import (
 )
 from numpyro_sgp.distributions.function_samples import FunctionSamples
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
-from numpyro_sgp.distributions.inverse_free_posterior import InverseFreePosterior
 from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 
@@ -24,7 +23,6 @@ __all__ = [
     "FunctionSamples",
     "GPPosterior",
     "GaussianProcess",
-    "InverseFreePosterior",
     "MarginalGP",
     "SparsePosterior",
 ]

@@ -7,9 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-# Where `check_log_concave` looks.
-_MOST_SDS, _NUM_LEVELS, _ROUNDS = 4.0, 33, 3
-
 
 def row_precisions(
     log_density: Callable[[dict[str, Array]], Array],
@@ -87,50 +84,4 @@ def check_gaussian(log_density, shapes: dict[str, tuple], dtype, names) -> None:
             raise ValueError(
                 f"GP site '{name}': the log likelihood is convex in f, so tight='diagonal' "
                 "and tight='block' are not for it. Use tight='none'."
-            )
-
-
-def check_log_concave(log_density, moments: dict[str, tuple], names) -> None:
-    """
-    Looks for positive curvature of the log likelihood at values of f up to
-    ``_MOST_SDS`` prior standard deviations from the prior mean; finds no other.
-
-    :param log_density: as in :func:`row_precisions`.
-    :param moments: prior means and standard deviations of each GP site, arrays of shape
-        ``batch_shape + (N,)``.
-    :param names: sites at which the likelihood must be log-concave.
-    :raises ValueError: naming a site at which it is not.
-    """
-    precisions = jax.jit(lambda f: row_precisions(log_density, f, names))
-    rng, found = np.random.default_rng(0), {name: [] for name in names}
-    # Each row and function goes through the levels in an order of its own, so that others
-    # are anywhere in the same range, several times.
-    levels = np.tile(np.linspace(-_MOST_SDS, _MOST_SDS, _NUM_LEVELS), _ROUNDS)
-    orders = {
-        name: rng.permuted(
-            np.broadcast_to(levels, (*mean.shape, len(levels))), axis=-1
-        ).astype(sd.dtype)
-        for name, (mean, sd) in moments.items()
-    }
-    for i in range(len(levels)):
-        f = {k: mean + sd * orders[k][..., i] for k, (mean, sd) in moments.items()}
-        try:
-            each = precisions(f)
-        except (TypeError, ValueError, NotImplementedError) as error:
-            raise ValueError(
-                f"bound='lc' at GP sites {sorted(names)} needs a log-concave likelihood, "
-                "which is looked for by derivatives, but JAX cannot differentiate this "
-                "one. Use bound='fr' or bound='relaxed'."
-            ) from error
-        for name in names:
-            found[name].append(np.asarray(each[name]))
-    for name, values in found.items():
-        values = np.stack(values)
-        values = np.where(np.isfinite(values), values, 0.0)
-        tolerance = 1e4 * float(jnp.finfo(values.dtype).eps)
-        if np.any(values < -tolerance * np.max(np.abs(values), axis=0)):
-            raise ValueError(
-                f"GP site '{name}': the log likelihood has positive curvature in f, so "
-                "bound='lc', for log-concave likelihoods, is not a bound. Use bound='fr' "
-                "or bound='relaxed'."
             )

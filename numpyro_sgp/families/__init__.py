@@ -15,6 +15,7 @@ from numpyro_sgp.families.mixture import Mixture, MixtureGaussian
 from numpyro_sgp.families.pseudo_data import PseudoData, PseudoDataGaussian
 
 __all__ = [
+    "QU",
     "Block",
     "BlockGaussian",
     "Coupled",
@@ -33,6 +34,5 @@ __all__ = [
     "PriorAfterFirst",
     "PseudoData",
     "PseudoDataGaussian",
-    "QU",
     "Start",
 ]

@@ -2,7 +2,6 @@
 
 from numpyro_sgp.guides.approximations import ODVGP, SOLVEGP, SVGP, VGP, MixtureSVGP
 from numpyro_sgp.guides.auto_sparse_gp import AutoSparseGP
-from numpyro_sgp.guides.inverse_free import InverseFreeSVGP
 
 __all__ = [
     "ODVGP",
@@ -10,6 +9,5 @@ __all__ = [
     "SVGP",
     "VGP",
     "AutoSparseGP",
-    "InverseFreeSVGP",
     "MixtureSVGP",
 ]

@@ -64,8 +64,6 @@ class _Approximation:
     _covariances: ClassVar[tuple[str, ...]] = ("full", "diagonal")
     #: Relaxations that ``tight`` takes.
     _relaxations: ClassVar[tuple[type[Relaxation], ...]] = (Diagonal, Blocks, Scalar)
-    #: Whether it is a bound for log-concave likelihoods only.
-    needs_log_concave: ClassVar[bool] = False
 
     whiten: bool = True
     covariance: Covariance | Family = "full"
@@ -78,7 +76,8 @@ class _Approximation:
 
     def __post_init__(self):
         name = type(self).__name__
-        self.tight = relaxation_of(self.tight, name, self._relaxations)
+        #: How q(f | u) is relaxed, one of :mod:`numpyro_sgp.relaxation`, or None.
+        self.relaxation = relaxation_of(self.tight, name, self._relaxations)
         #: The q(u), one of :mod:`numpyro_sgp.families`.
         self.family = self._family(name, self.covariance)
         self._check(name)
@@ -120,9 +119,9 @@ class _Approximation:
                 "whose covariance it has no parameter for; leave initial_scale=1, or use "
                 "covariance='full'."
             )
-        if self.tight is not None and not family.independent_latents:
+        if self.relaxation is not None and not family.independent_latents:
             raise ValueError(
-                f"{name}: tight={self.tight.name!r} is for independent latent functions; "
+                f"{name}: tight={self.relaxation.name!r} is for independent latent functions; "
                 f"use tight='none' with covariance={family.name!r}."
             )
         if family.whitened_only and not self.whiten:
@@ -230,8 +229,8 @@ class _Approximation:
             for i, p in enumerate(points)
         }
         params |= self.family.start(at)
-        if self.tight is not None:
-            params |= self.tight.start(prior.batch_shape, at.dtype)
+        if self.relaxation is not None:
+            params |= self.relaxation.start(prior.batch_shape, at.dtype)
         return params
 
     def is_trained(self, param: Param) -> bool:
@@ -255,6 +254,22 @@ class _Approximation:
             for name, param in initial.items()
         }
 
+    def check_likelihood(self, site: str, trace_at, priors: dict, couples_rows: bool):
+        """
+        Refuses what the bound is not for, when a guide is set up.
+
+        :param site: name of the GP site.
+        :param trace_at: from values of the GP sites to the model's trace.
+        :param priors: the process at each GP site, at its starting hyperparameters.
+        :param couples_rows: whether the likelihood ties rows of X together.
+        """
+
+    def keep_state(self, values: dict, posterior: GPPosterior) -> None:
+        """Puts what the next step starts from into the mutable part of ``values``."""
+
+    def report(self, site: str, posterior: GPPosterior) -> None:
+        """Warns of what is wrong with a posterior of known numbers."""
+
     def posterior(self, prior: GaussianProcess, params: dict) -> GPPosterior:
         """
         q(f(X)) at a site, relaxed as the bound is.
@@ -266,7 +281,9 @@ class _Approximation:
         points = self.factorised(self.points_in(params))
         q = self.family.build(params, self.whiten)
         posterior = SparsePosterior(prior, points, q, self.jitter)
-        return posterior if self.tight is None else posterior.relaxed(self.tight.at(params))
+        if self.relaxation is None:
+            return posterior
+        return posterior.relaxed(self.relaxation.at(params))
 
 
 @dataclass(eq=False, repr=False)

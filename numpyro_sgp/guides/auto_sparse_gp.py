@@ -1,5 +1,6 @@
 """The guide: the model itself, with a sparse posterior at each GP site."""
 
+import copy
 import functools
 import hashlib
 import json
@@ -21,8 +22,8 @@ from numpyro.util import find_stack_level, not_jax_tracer
 from numpyro_sgp.distributions import SparsePosterior, sites
 from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
 from numpyro_sgp.distributions.row_indices import check_row_indices
-from numpyro_sgp.elbo.coupling import couples_rows, feeding, log_likelihood
-from numpyro_sgp.elbo.curvature import check_gaussian, check_log_concave
+from numpyro_sgp.elbo.coupling import couples_rows, log_likelihood
+from numpyro_sgp.elbo.curvature import check_gaussian
 from numpyro_sgp.guides.approximations import check_approximations
 from numpyro_sgp.guides.identity import (
     check_params,
@@ -257,6 +258,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         values = declared[name]
         constants = {**self._constants[name], "natural_rate": self.natural_rate}
         posterior = approximation.posterior(prior, {**values, **constants})
+        approximation.keep_state(values, posterior)
         if (num_rows := site["infer"].get("joint_rows", 1)) != 1:
             try:
                 posterior = posterior.drawn_together(num_rows)
@@ -535,43 +537,25 @@ class AutoSparseGP(autoguide.AutoGuide):
         tight = {
             name: option
             for name, option in self._approximations.items()
-            if option.tight is not None
+            if option.relaxation is not None
         }
         if tight and self.couples_rows:
             raise ValueError(
                 f"GP sites {sorted(tight)} have a tight bound, which is for likelihoods of "
                 "one row at a time, but this one ties rows of X together. Use tight='none'."
             )
-        gaussian = [name for name, option in tight.items() if option.tight.is_gaussian]
+        gaussian = [name for name, option in tight.items() if option.relaxation.is_gaussian]
         if gaussian:
             check_gaussian(
                 lambda f: log_likelihood(trace_at(f), shapes), shapes, dtype, gaussian
             )
-        lc = [k for k, o in self._approximations.items() if o.needs_log_concave]
-        if lc:
-            below = feeding(trace_at, shapes, dtype) if len(shapes) > 1 else set()
-            for name in lc:
-                if name in below or self.couples_rows:
-                    why = (
-                        f"GP site '{name}' feeds another GP site"
-                        if name in below
-                        else f"GP site '{name}': the likelihood ties rows of X together"
-                    )
-                    raise ValueError(
-                        f"{why}, so that bound='lc', for log-concave likelihoods of one "
-                        "row at a time, may not be a bound. Use bound='relaxed' or "
-                        "bound='fr'."
-                    )
-            moments = {}
-            for name in shapes:
-                prior, _ = sites.unwrap(trace[name]["fn"])
-                sd = jnp.sqrt(self._setup_inputs[name][0].diag(prior.X))
-                moments[name] = [
-                    jnp.broadcast_to(v, shapes[name]) for v in (prior.mean, sd)
-                ]
-            check_log_concave(lambda f: log_likelihood(trace_at(f), shapes), moments, lc)
+        priors = {name: copy.copy(sites.unwrap(trace[name]["fn"])[0]) for name in shapes}
+        for name, prior in priors.items():
+            prior.kernel = self._setup_inputs[name][0]  # with starting hyperparameters
+        for name, option in self._approximations.items():
+            option.check_likelihood(name, trace_at, priors, self.couples_rows)
         for name in gaussian:
-            tight[name].tight.check(shapes[name][-1])
+            tight[name].relaxation.check(shapes[name][-1])
 
     # ---- results ------------------------------------------------------------------
 
@@ -680,7 +664,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             posterior, _ = sites.unwrap(fn)
             check_cholesky(site["name"], posterior.chol)
             _report_collapse(site["name"], posterior)
-            _report_residual(site["name"], posterior, self._approximations[site["name"]])
+            self._approximations[site["name"]].report(site["name"], posterior)
             if inner_key is None:
                 f = posterior.mean
             else:
@@ -1052,25 +1036,6 @@ def _report_collapse(name, posterior):
             f"{np.array2string(weights, precision=3)}): SVGP(M, covariance=...) gives the "
             "same at less cost. Where several modes are expected, start the components "
             "further apart (MixtureSVGP(..., spread=1.0)) or with another seed.",
-            UserWarning,
-            stacklevel=find_stack_level(),
-        )
-
-
-def _report_residual(name, posterior, approximation):
-    """Warns where the inverse of an inverse-free posterior has not converged."""
-    residual = getattr(posterior, "residual", None)
-    if residual is None or not not_jax_tracer(residual):
-        return
-    rounding = 10 * posterior.root.shape[-1] * np.finfo(residual.dtype).eps
-    if not np.all(np.asarray(residual) < max(approximation.tol, rounding)):
-        worst = np.max(np.asarray(residual))
-        warnings.warn(
-            f"The iteration for the inverse at GP site '{name}' ended at a residual of "
-            f"{worst:.1e}, above tol={approximation.tol:.1e}: variances are too large and "
-            "the bound is loose. Look for small pseudo-noise or near-by inducing points; "
-            "give InverseFreeSVGP a jitter (1e-6, say), more max_steps or a larger tol; in "
-            "float32, try numpyro.enable_x64().",
             UserWarning,
             stacklevel=find_stack_level(),
         )

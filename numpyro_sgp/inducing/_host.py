@@ -62,8 +62,8 @@ def kernel_matrix(kernel: Any, X1: NDArray, X2: NDArray) -> NDArray:
         return np.zeros((0, X2.shape[0]))
     with jax.ensure_compile_time_eval():
         same = X2 is X1
-        X1 = jnp.asarray(X1)
-        values = _concrete(kernel(X1, X1 if same else jnp.asarray(X2)))
+        first = jnp.asarray(X1)
+        values = _concrete(kernel(first, first if same else jnp.asarray(X2)))
     return _checked(values, "kernel(X1, X2)", (X1.shape[0], X2.shape[0]))
 
 

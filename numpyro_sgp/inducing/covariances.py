@@ -1,12 +1,15 @@
 """Covariances of inducing variables, over the union of the sets of a family."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 
 from numpyro_sgp.inducing.variables import InducingVariables, covariance
 
 
-def union(inducing: tuple[Array, ...]) -> Array:
+def union(inducing: Sequence[Any]) -> Array:
     """
     All inducing points as one set.
 

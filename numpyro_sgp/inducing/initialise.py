@@ -173,13 +173,14 @@ def initial_inducing(
 
 
 def _orthogonal_sizes(num_orthogonal: int | Sequence[int]) -> list[int]:
-    if np.ndim(num_orthogonal) == 0:
-        num_orthogonal = () if num_orthogonal == 0 else (num_orthogonal,)
-    sizes = [index(size) for size in num_orthogonal]
+    given: Any = num_orthogonal
+    if np.ndim(given) == 0:
+        given = () if given == 0 else (given,)
+    sizes = [index(size) for size in given]
     if any(size < 1 for size in sizes):
         raise ValueError(
             f"Every set of orthogonal inducing points must have at least 1 point, got "
-            f"num_orthogonal={num_orthogonal}. For none, pass ()."
+            f"num_orthogonal={given}. For none, pass ()."
         )
     return sizes
 
@@ -228,7 +229,8 @@ def _standardise(rows: NDArray) -> NDArray:
 
 def _greedy(kernel: Any, rows: NDArray, num: int) -> NDArray:
     """
-    Pivots of the Cholesky factorisation of ``K(rows, rows)``, largest residual first.
+    Pivots of the Cholesky factorisation of ``K(rows, rows)``, the largest entry of
+    ``diag(K_ff - Q_ff)`` first.
 
     :param rows: distinct candidates, shape ``(N, D)``.
     :param num: number of pivots, at most N.
@@ -270,13 +272,13 @@ def _farthest(Y: NDArray, chosen: NDArray, num: int) -> NDArray:
         squared = np.minimum(squared, np.sum((Y - Y[row]) ** 2, axis=1))
     # Rows whose standardised values coincide are distinct all the same.
     squared[chosen] = -np.inf
-    chosen = list(chosen)
-    while len(chosen) < num:
+    found = list(chosen)
+    while len(found) < num:
         row = int(np.argmax(squared))
         squared = np.minimum(squared, np.sum((Y - Y[row]) ** 2, axis=1))
         squared[row] = -np.inf
-        chosen.append(row)
-    return np.array(chosen)
+        found.append(row)
+    return np.array(found)
 
 
 def _kmeans(
@@ -327,7 +329,8 @@ def _kmeans_plus_plus(
     Y: NDArray, counts: NDArray, num: int, rng: np.random.Generator
 ) -> NDArray:
     """
-    Indices of rows, drawn in proportion to squared distance from those before.
+    Indices of rows, drawn in proportion to squared distance from those before (Arthur and
+    Vassilvitskii 2007, k-means++).
 
     :return: shape ``(num,)``, or fewer where the rest coincide with rows that are drawn.
     """

@@ -90,7 +90,9 @@ class InducingVariables:
         """
         raise NotImplementedError(f"{type(self).__name__} does not define covariance.")
 
-    def candidates(self, kernel: Any, X: np.ndarray, rng: np.random.Generator):
+    def candidates(
+        self, kernel: Any, X: np.ndarray, rng: np.random.Generator
+    ) -> np.ndarray:
         """
         Rows to choose the starting points from; rows of X if not overridden.
 
@@ -124,9 +126,9 @@ class InducingVariables:
         return self.shape[0]
 
     @property
-    def dtype(self):
+    def dtype(self) -> np.dtype:
         """Dtype of ``points``."""
-        return self.points.dtype
+        return self.points.dtype  # type: ignore[union-attr]
 
 
 def covariance(kernel: Any, first: Any, second: Any) -> Array:
@@ -224,7 +226,7 @@ class InducingPatches(InducingVariables):
                 f"InducingPatches: places must be 'own' or 'uniform', got {self.places!r}."
             )
 
-    def covariance(self, kernel, other):
+    def covariance(self, kernel: Any, other: InducingVariables | Array) -> Array:
         """See :meth:`InducingVariables.covariance`."""
         if isinstance(other, InducingPatches):
             kernel, scale = _convolutional(kernel)
@@ -235,7 +237,9 @@ class InducingPatches(InducingVariables):
         kernel, scale = _convolutional(kernel)
         return scale * kernel.patch_image_covariance(self.points, other)
 
-    def candidates(self, kernel, X, rng):
+    def candidates(
+        self, kernel: Any, X: np.ndarray, rng: np.random.Generator
+    ) -> np.ndarray:
         """Random patches of the rows of X."""
         kernel, _ = _convolutional(kernel)
         images = X[rng.integers(len(X), size=min(_IMAGES, 10 * len(X)))]

@@ -132,10 +132,10 @@ def assess_inducing(
         1 - \frac{\mathrm{tr}(K_{ff} - Q_{ff})}{\mathrm{tr}(K_{ff})}, \qquad
         Q_{ff} = K_{fu} K_{uu}^{-1} K_{uf} ,
 
-    whose numerator is the trace that loosens Titsias's bound [1]. With orthogonal
-    points it is also taken with :math:`Z \cup O` for :math:`Z`; their covariance is the
-    residual :math:`C_{vv} = K_{vv} - K_{vu} K_{uu}^{-1} K_{uv}` [2], given ``Z`` and,
-    for later sets, the sets before.
+    whose numerator is the trace that loosens Titsias's bound [1; 2, eq. 3]. With
+    orthogonal points it is also taken with :math:`Z \cup O` for :math:`Z`; their
+    covariance is the residual :math:`C_{vv} = K_{vv} - K_{vu} K_{uu}^{-1} K_{uv}`
+    [2, eq. 22], given ``Z`` and, for later sets, the sets before.
 
     ``K_uu`` gets jitter before it is factorised, 1e-8 of the kernel's mean diagonal
     (1e-5 where the kernel's values are float32; tenfold more where that is too little),
@@ -189,10 +189,11 @@ def assess_inducing(
     if len(X) == 0:
         raise ValueError(f"X must have at least one row, got shape {X.shape}.")
     sets = [_points(Z, "Z", X.shape[1])]
-    if not isinstance(O, list | tuple):
-        # An array of three dimensions is sets of equal size; of two, one set.
-        O = (O,) if np.ndim(O) == 2 else tuple(O)
-    sets += [_points(points, f"O[{i}]", X.shape[1]) for i, points in enumerate(O)]
+    # An array of three dimensions is sets of equal size; of two, one set.
+    others: Any = O
+    if not isinstance(O, list | tuple) and np.ndim(others) == 2:
+        others = (O,)
+    sets += [_points(points, f"O[{i}]", X.shape[1]) for i, points in enumerate(others)]
     X = verdict_rows(X)
 
     diagonal, precision = kernel_diagonal(kernel, X)
@@ -212,6 +213,7 @@ def assess_inducing(
         # The jitter of a residual is relative to the kernel, not to the residual: what
         # the points before have explained leaves rounding errors of the kernel's size.
         scale = np.mean(np.diagonal(K))
+        # [2, Alg. 1] with this B for its A, and A for its B and D of all sets.
         B = solve_triangular(L, kernel_matrix(kernel, points, new), lower=True)
         C = K - B.T @ B  # K_uu for Z, else C_vv
         factor = _cholesky(C, jitter * scale)

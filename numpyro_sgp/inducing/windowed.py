@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -47,17 +48,18 @@ class SmoothedPoints(InducingVariables):
         super().__post_init__()
         _check_window(self, least=0.0)
 
-    def covariance(self, kernel, other):
+    def covariance(self, kernel: Any, other: InducingVariables | Array) -> Array:
         """See :meth:`InducingVariables.covariance`."""
+        own, points = self.points, other  # type: Any, Any
         if isinstance(other, SmoothedPoints):
-            points = self.points if other is self else other.points
+            points = own if other is self else other.points
             squared = jnp.square(self.width) + jnp.square(other.width)
         elif isinstance(other, InducingVariables):
             return NotImplemented
         else:
-            points, squared = other, jnp.square(self.width)
+            squared = jnp.square(self.width)
         parts = _rbf_parts(kernel, self.shape[-1], "SmoothedPoints")
-        return sum(_smoothed(*part, squared)(self.points, points) for part in parts)
+        return reduce(jnp.add, (_smoothed(*part, squared)(own, points) for part in parts))
 
 
 class FourierFeatures(InducingVariables):
@@ -99,7 +101,7 @@ class FourierFeatures(InducingVariables):
         super().__post_init__()
         _check_window(self, least=np.finfo(np.float32).tiny, centre=self.centre)
 
-    def covariance(self, kernel, other):
+    def covariance(self, kernel: Any, other: InducingVariables | Array) -> Array:
         """See :meth:`InducingVariables.covariance`."""
         dim = self.shape[-1] - 1
         parts = _rbf_parts(kernel, dim, "FourierFeatures")
@@ -116,20 +118,24 @@ class FourierFeatures(InducingVariables):
             )
         return sum(self._with_values(*part, other) for part in parts)
 
-    def candidates(self, kernel, X, rng):
+    def candidates(
+        self, kernel: Any, X: np.ndarray, rng: np.random.Generator
+    ) -> np.ndarray:
         """Draws of the spectral density, each with both phases."""
-        dim, scales, weights = X.shape[-1], [], []
-        for variance, lengthscale in _rbf_parts(kernel, dim, "FourierFeatures"):
-            scales.append(np.asarray(lengthscale, float).reshape(-1, dim))
-            weights.append(np.asarray(variance, float).ravel())
-        scales, weights = np.concatenate(scales), np.concatenate(weights)
+        dim = X.shape[-1]
+        parts = list(_rbf_parts(kernel, dim, "FourierFeatures"))
+        scales = np.concatenate([np.asarray(s, float).reshape(-1, dim) for _, s in parts])
+        weights = np.concatenate([np.asarray(v, float).ravel() for v, _ in parts])
         scale = scales[rng.choice(len(scales), _DRAWS, p=weights / weights.sum())]
         frequencies = rng.normal(size=(_DRAWS, dim)) / scale
         phases = np.repeat([[0.0], [-0.5 * np.pi]], _DRAWS, axis=0)
         return np.hstack([np.tile(frequencies, (2, 1)), phases]).astype(X.dtype)
 
     def _with_values(self, variance, lengthscale, X):
-        """Covariance with f(X): a wider bump in X - c times a slower cosine."""
+        """
+        K_uf, the integral of k(x, x_n) under the window with its cosine: a wider bump in
+        X - c times a slower cosine.
+        """
         squared, window = lengthscale**2, jnp.square(self.width)
         wide = squared + window
         away = X - self.centre
@@ -143,7 +149,7 @@ class FourierFeatures(InducingVariables):
         return size[..., None, None] * values
 
     def _between(self, variance, lengthscale, other, points):
-        """Covariance with other features, E[cos a cos b]."""
+        """K_uu: E[cos a cos b] = E[cos(a + b) + cos(a - b)] / 2, over both windows."""
         squared = lengthscale**2
         window1, window2 = jnp.square(self.width), jnp.square(other.width)
         wide = squared + window1 + window2
@@ -181,7 +187,7 @@ def _rbf_parts(kernel: Any, dim: int, kind: str) -> Iterator[tuple[Array, Array]
     """Variance, ``(*batch,)``, and lengthscales, ``(*batch, D)``, of each RBF summand."""
     if isinstance(kernel, Scaled):
         for variance, lengthscale in _rbf_parts(kernel.kernel, dim, kind):
-            variance = kernel.scale * variance
+            variance = jnp.multiply(kernel.scale, variance)
             yield variance, jnp.broadcast_to(lengthscale, (*variance.shape, dim))
     elif isinstance(kernel, Sum):
         yield from _rbf_parts(kernel.left, dim, kind)

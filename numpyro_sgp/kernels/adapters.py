@@ -12,9 +12,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_sgp.kernels.base import (
+    Features,
     Kernel,
     Product,
     Scaled,
+    Shape,
     Sum,
     batch_shape_of,
     features_of,
@@ -234,5 +236,5 @@ class ObjectKernel(Kernel):
     def diag(self, X: ArrayLike) -> Array:
         return self.box.value.diag(X)
 
-    def features(self, rng_key, shape, dim, dtype):
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         return features_of(self.box.value, rng_key, shape, dim, dtype)

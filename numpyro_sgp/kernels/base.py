@@ -20,6 +20,8 @@ from numpyro.util import not_jax_tracer
 __all__ = ["Kernel", "Product", "Scaled", "Sum"]
 
 T = TypeVar("T", bound=type)
+Shape = tuple[int, ...]
+Features = Callable[[Array], Array]
 
 # The default matrix product of an accelerator rounds to TF32 or bfloat16. A squared
 # distance is a difference of such products and would keep two or three digits.
@@ -40,7 +42,7 @@ def frozen_pytree(cls: T) -> T:
     ``__init__``: JAX unflattens with placeholders, with axes and with the blocks of a
     Jacobian, whose shapes are not those of hyperparameters and must not be checked.
     """
-    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    dataclasses.dataclass(frozen=True, eq=False)(cls)
     static = [f.name for f in dataclasses.fields(cls) if f.metadata.get("static")]
     data = [f.name for f in dataclasses.fields(cls) if not f.metadata.get("static")]
 
@@ -108,9 +110,7 @@ class Kernel:
         """
         raise NotImplementedError(f"{type(self).__name__} does not define diag.")
 
-    def features(
-        self, rng_key: Array, shape: tuple[int, ...], dim: int, dtype: Any
-    ) -> Callable[[Array], Array]:
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         r"""
         Independent random functions :math:`\phi` with
         :math:`E[\phi(x) \phi(x')] = k(x, x')`, exactly.
@@ -137,47 +137,39 @@ class Kernel:
         raise no_features(self)
 
     def __add__(self, other: Any) -> Kernel:
-        other = _operand(other)
-        return NotImplemented if other is None else Sum(self, other)
+        return _pair(Sum, self, other)
 
     def __radd__(self, other: Any) -> Kernel:
         if isinstance(other, int) and other == 0:  # the start of sum([...])
             return self
-        other = _operand(other)
-        return NotImplemented if other is None else Sum(other, self)
+        return _pair(Sum, other, self)
 
     def __mul__(self, other: Any) -> Kernel:
-        if _is_array(other):
-            return Scaled(self, other)
-        other = _operand(other)
-        return NotImplemented if other is None else Product(self, other)
+        return Scaled(self, other) if _is_array(other) else _pair(Product, self, other)
 
     def __rmul__(self, other: Any) -> Kernel:
-        if _is_array(other):
-            return Scaled(self, other)
-        other = _operand(other)
-        return NotImplemented if other is None else Product(other, self)
+        return Scaled(self, other) if _is_array(other) else _pair(Product, other, self)
 
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, (int, float, np.number, np.ndarray, jax.Array))
 
 
-def _operand(other: Any) -> Any:
-    """``other`` as a kernel, or None where it is not one."""
-    if isinstance(other, Kernel):
-        return other
-    if _is_array(other):
-        raise TypeError(
-            f"A kernel and a number ({other!r}) do not add; for a constant covariance "
-            "add Constant(variance)."
-        )
+def _pair(kind: type, *operands: Any) -> Any:
+    """A sum or product; NotImplemented where something is not a kernel."""
     from numpyro_sgp.kernels.adapters import as_kernel
 
+    for other in operands:
+        if _is_array(other):
+            raise TypeError(
+                f"A kernel and a number ({other!r}) do not add; for a constant covariance "
+                "add Constant(variance)."
+            )
     try:
-        return as_kernel(other)
+        left, right = map(as_kernel, operands)
     except TypeError:
-        return None
+        return NotImplemented
+    return kind(left, right)
 
 
 def batch_shape_of(kernel: Any) -> tuple[int, ...]:
@@ -196,7 +188,7 @@ def no_features(kernel: Any, reason: str = "") -> NotImplementedError:
     )
 
 
-def features_of(kernel: Any, *args: Any) -> Callable[[Array], Array]:
+def features_of(kernel: Any, *args: Any) -> Features:
     """``kernel.features(*args)``, which not every foreign kernel has."""
     if not callable(getattr(kernel, "features", None)):
         raise no_features(kernel)
@@ -234,7 +226,23 @@ def check_range(owner: Kernel, name: str, zero: bool) -> None:
 
 
 @frozen_pytree
-class Sum(Kernel):
+class _Pair(Kernel):
+    """What sums and products share."""
+
+    left: Any
+    right: Any
+
+    def __post_init__(self):
+        left, right = batch_shape_of(self.left), batch_shape_of(self.right)
+        broadcast_batches(self, {"left": left, "right": right})
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return np.broadcast_shapes(batch_shape_of(self.left), batch_shape_of(self.right))
+
+
+@frozen_pytree
+class Sum(_Pair):
     """
     The sum of two kernels, written ``left + right``; their batch shapes broadcast.
 
@@ -246,17 +254,6 @@ class Sum(Kernel):
     [ 2. 11.]
     """
 
-    left: Any
-    right: Any
-
-    def __post_init__(self):
-        left, right = batch_shape_of(self.left), batch_shape_of(self.right)
-        broadcast_batches(self, {"left": left, "right": right})
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return np.broadcast_shapes(batch_shape_of(self.left), batch_shape_of(self.right))
-
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
         X2 = X1 if X2 is None else X2
         return self.left(X1, X2) + self.right(X1, X2)
@@ -264,7 +261,7 @@ class Sum(Kernel):
     def diag(self, X: ArrayLike) -> Array:
         return self.left.diag(X) + self.right.diag(X)
 
-    def features(self, rng_key, shape, dim, dtype):
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         left, right, sign = jax.random.split(rng_key, 3)
         left = features_of(self.left, left, shape, dim, dtype)
         right = features_of(self.right, right, shape, dim, dtype)
@@ -272,7 +269,7 @@ class Sum(Kernel):
 
 
 @frozen_pytree
-class Product(Kernel):
+class Product(_Pair):
     """
     The product of two kernels, written ``left * right``; their batch shapes broadcast.
 
@@ -284,17 +281,6 @@ class Product(Kernel):
     [ 0. 18.]
     """
 
-    left: Any
-    right: Any
-
-    def __post_init__(self):
-        left, right = batch_shape_of(self.left), batch_shape_of(self.right)
-        broadcast_batches(self, {"left": left, "right": right})
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return np.broadcast_shapes(batch_shape_of(self.left), batch_shape_of(self.right))
-
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
         X2 = X1 if X2 is None else X2
         return self.left(X1, X2) * self.right(X1, X2)
@@ -302,7 +288,7 @@ class Product(Kernel):
     def diag(self, X: ArrayLike) -> Array:
         return self.left.diag(X) * self.right.diag(X)
 
-    def features(self, rng_key, shape, dim, dtype):
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         left, right = jax.random.split(rng_key)
         left = features_of(self.left, left, shape, dim, dtype)
         right = features_of(self.right, right, shape, dim, dtype)
@@ -342,7 +328,7 @@ class Scaled(Kernel):
     def diag(self, X: ArrayLike) -> Array:
         return append_axes(self.scale, 1) * self.kernel.diag(X)
 
-    def features(self, rng_key, shape, dim, dtype):
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         features = features_of(self.kernel, rng_key, shape, dim, dtype)
         return Partial(_scaled, features, self.scale)
 
@@ -360,7 +346,7 @@ def _scaled(features, scale, X):
     return jnp.sqrt(append_axes(scale, 2)) * features(X)
 
 
-def append_axes(value: ArrayLike, n: int) -> ArrayLike:
+def append_axes(value: ArrayLike, n: int) -> Any:
     """Append ``n`` axes of size one; a scalar stays as it is (and weakly typed)."""
     shape = np.shape(value)
     return jnp.reshape(value, shape + (1,) * n) if shape else value
@@ -451,15 +437,11 @@ class InputKernel(Kernel):
                 )
         for name in self._per_column:
             shape = np.shape(getattr(self, name))
-            if len(shape) <= len(batch):
-                valid = broadcasts_to(shape, batch)
-            else:
-                valid = len(shape) == len(batch) + 1 and (
-                    broadcasts_to(shape[:-1], batch) and (D is None or shape[-1] in (1, D))
-                )
-            if not valid:
-                columns = "D" if D is None else D
-                ard = f"({', '.join(map(str, (*batch, columns)))}{',' * (not batch)})"
+            own, columns = shape[: len(batch)], shape[len(batch) :]
+            known = D is None or columns in ((), (1,), (D,))
+            if not (broadcasts_to(own, batch) and len(columns) <= 1 and known):
+                parts = (*map(str, batch), "D" if D is None else str(D))
+                ard = f"({', '.join(parts)}{',' * (not batch)})"
                 inputs = "" if D is None else f" and the inputs {D} (active) column(s)"
                 raise ValueError(
                     f"{type(self).__name__}: {name} has shape {shape}, variance {batch}"
@@ -469,19 +451,18 @@ class InputKernel(Kernel):
 
     def _inputs(self, *Xs: ArrayLike) -> list[Array]:
         """Check the inputs (and the hyperparameters against them); select columns."""
-        own = type(self).__name__
-        Xs = tuple(map(jnp.asarray, Xs))
-        for X in Xs:
+        own, given = type(self).__name__, [jnp.asarray(X) for X in Xs]
+        for X in given:
             if X.ndim < 2:
                 raise ValueError(
                     f"{own}: the inputs have shape {X.shape}, expected (*batch, N, D). "
                     "For N points with one column give X[:, None]."
                 )
-        D = Xs[0].shape[-1]
-        if Xs[-1].shape[-1] != D:
+        D = given[0].shape[-1]
+        if given[-1].shape[-1] != D:
             raise ValueError(
                 f"{own}: X1 and X2 must have the same number of columns, got shapes "
-                f"{Xs[0].shape} and {Xs[-1].shape}."
+                f"{given[0].shape} and {given[-1].shape}."
             )
         dims = self.active_dims
         if dims is not None:
@@ -492,9 +473,9 @@ class InputKernel(Kernel):
                 )
             # An index array with -1 in it would cost a select; make them non-negative.
             columns = np.array([d % D for d in dims])
-            Xs = tuple(X[..., columns] for X in Xs)
-        self._check(Xs[0].shape[-1])
-        return [X if jnp.issubdtype(X.dtype, jnp.floating) else X * 1.0 for X in Xs]
+            given = [X[..., columns] for X in given]
+        self._check(given[0].shape[-1])
+        return [X if jnp.issubdtype(X.dtype, jnp.floating) else X * 1.0 for X in given]
 
     def _full(self, value: ArrayLike, X: Array, shape: tuple[int, ...]) -> Array:
         """``value`` on the batch of ``self(X)``, with the axes ``shape`` at the end."""
@@ -508,7 +489,14 @@ class InputKernel(Kernel):
         X = jax.ShapeDtypeStruct((1, dim), dtype)
         return jax.eval_shape(lambda X: self._scaled(*self._inputs(X)), X).shape[-1]
 
-    def _per_point(self, name: str) -> ArrayLike:
+    def diag(self, X: ArrayLike) -> Array:
+        (X,) = self._inputs(X)
+        return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))
+
+    def _scaled(self, X: Array) -> Array:
+        return X / self._per_point("lengthscale")
+
+    def _per_point(self, name: str) -> Any:
         """A ``_per_column`` hyperparameter, shaped to meet inputs ``(*b, N, D)``."""
         value = getattr(self, name)
         shape = np.shape(value)
@@ -517,7 +505,7 @@ class InputKernel(Kernel):
         return append_axes(value, 2)
 
 
-def broadcasts_to(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+def broadcasts_to(shape: Shape, batch: Shape) -> bool:
     try:
         return np.broadcast_shapes(shape, batch) == batch
     except ValueError:
@@ -526,15 +514,10 @@ def broadcasts_to(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
 
 def _mend(name: str, shape: tuple[int, ...]) -> str:
     """What to do about a hyperparameter that is meant to be one for each kernel."""
-    if len(shape) == 1:
-        return (
-            f"For {shape[0]} kernels with one {name} each, give variance the shape "
-            f"{shape} too."
-        )
-    batch = shape[:-1]
+    batch, each = (shape, "each") if len(shape) == 1 else (shape[:-1], "for each column")
     return (
-        f"For {math.prod(batch)} kernels with one {name} for each column, give "
-        f"variance the shape {batch} too."
+        f"For {math.prod(batch)} kernels with one {name} {each}, give variance the shape "
+        f"{batch} too."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -193,7 +193,12 @@ class Convolutional(Kernel):
     @property
     def patch_dim(self) -> int:
         """Columns of an inducing patch: ``h * w * C``, and two of its place, if it has."""
-        return math.prod(self.patch_size) * self.image_shape[2] + self._place_dim
+        (h, w), C = self._patch, self.image_shape[2]
+        return h * w * C + self._place_dim
+
+    @property
+    def _patch(self) -> tuple[int, int]:
+        return cast(tuple[int, int], self.patch_size)  # since `__post_init__`
 
     @property
     def _place_dim(self) -> int:
@@ -224,7 +229,7 @@ class Convolutional(Kernel):
 
     def patch_covariance(self, Z1: Array, Z2: Array) -> Array:
         """
-        Covariance of g between two sets of patches.
+        Covariance of g between two sets of patches, k_g: K_uu of inducing patches.
 
         :param Z1: patches (and places), shape ``(*b1, M1, patch_dim)``.
         :param Z2: likewise; the very object ``Z1`` for the same patches.
@@ -237,7 +242,8 @@ class Convolutional(Kernel):
 
     def patch_image_covariance(self, Z: Array, X: ArrayLike) -> Array:
         """
-        Covariance of g at patches with f.
+        Covariance of g at patches with f, the mean over p of w_p k_g(z, x[p]): K_uf of
+        inducing patches.
 
         :param Z: patches (and places), shape ``(*b, M, patch_dim)``.
         :param X: flat images, shape ``(*b, N, H * W * C)``.
@@ -304,10 +310,10 @@ class Convolutional(Kernel):
         """w / P, shape ``(*batch, P)``."""
         if self.weights is None:
             return jnp.full(self.num_patches, 1.0 / self.num_patches, dtype)
-        return self.weights / self.num_patches
+        return jnp.asarray(self.weights) / self.num_patches
 
     def _pair_weights(self, dtype) -> Array:
-        """w w' / P^2, times the covariance of places, shape ``(*batch, P, P)``."""
+        """w_p w_p' / P^2, times TICK's covariance of places; shape ``(*batch, P, P)``."""
         weights = self._weights(dtype)
         weights = weights[..., :, None] * weights[..., None, :]
         if self.locations is None:
@@ -322,7 +328,7 @@ class Convolutional(Kernel):
         """Patches and their places."""
         Z = jnp.asarray(Z)
         if Z.ndim < 2 or Z.shape[-1] != self.patch_dim:
-            (h, w), C = self.patch_size, self.image_shape[2]
+            (h, w), C = self._patch, self.image_shape[2]
             place = ", and row and column of its place" if self._place_dim else ""
             raise ValueError(
                 f"Inducing patches for {h} x {w} pixels with {C} channel(s){place} have "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,9 @@ from jax.typing import ArrayLike
 
 from numpyro_sgp.kernels.base import (
     PRECISION,
+    Features,
     InputKernel,
+    Shape,
     append_axes,
     frozen_pytree,
     inner_products,
@@ -59,9 +61,6 @@ class Linear(InputKernel):
         del axes
         return inner
 
-    def _scaled(self, X: Array) -> Array:
-        return X / self._per_point("lengthscale")
-
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
         X1, X2 = self._inputs(X1, X1 if X2 is None else X2)
         inner = inner_products(self._scaled(X1), self._scaled(X2))
@@ -72,7 +71,7 @@ class Linear(InputKernel):
         inner = jnp.sum(self._scaled(X) ** 2, axis=-1)
         return append_axes(self.variance, 1) * self._of_inner(inner, 1)
 
-    def features(self, rng_key, shape, dim, dtype):
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         shape = (*shape, self._num_scaled(dim, dtype))
         return Partial(_linear, self, jax.random.rademacher(rng_key, shape, dtype))
 
@@ -92,12 +91,10 @@ class Polynomial(Linear):
 
         k(x, x') = \sigma^2 \left(\sum_d x_d x'_d / \ell_d^2 + c\right)^p .
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`~numpyro_sgp.kernels.Stationary` for batches and ARD).
+    The other parameters are those of :class:`Linear`.
+
     :param offset: :math:`c`, non-negative, a scalar or of shape ``batch``.
     :param int degree: :math:`p`, at least 1; static.
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
 
     >>> from numpyro_sgp.kernels import Polynomial
     >>> print(Polynomial(offset=1.0, degree=3)([[1.0], [2.0]]))
@@ -126,7 +123,7 @@ class Polynomial(Linear):
     def _of_inner(self, inner: Array, axes: int) -> Array:
         return (inner + append_axes(self.offset, axes)) ** self.degree
 
-    def features(self, rng_key, shape, dim, dtype):
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         # One random line for each factor of the power.
         key, key_level = jax.random.split(rng_key)
         shape = (*shape, self.degree)
@@ -169,11 +166,7 @@ class Constant(InputKernel):
         shape = (*batch, X1.shape[-2], X2.shape[-2])
         return jnp.broadcast_to(variance.astype(dtype), shape)
 
-    def diag(self, X: ArrayLike) -> Array:
-        (X,) = self._inputs(X)
-        return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))
-
-    def features(self, rng_key, shape, dim, dtype):
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         del dim
         return Partial(_constant, self, jax.random.rademacher(rng_key, shape, dtype))
 
@@ -218,9 +211,5 @@ class White(InputKernel):
         dtype = jnp.result_type(variance, X2)
         return jnp.zeros((*batch, X1.shape[-2], X2.shape[-2]), dtype)
 
-    def diag(self, X: ArrayLike) -> Array:
-        (X,) = self._inputs(X)
-        return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))
-
-    def features(self, rng_key, shape, dim, dtype):
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         raise no_features(self, ": its independent values at each point are no function")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,9 @@ from jax.typing import ArrayLike
 
 from numpyro_sgp.kernels.base import (
     PRECISION,
+    Features,
     InputKernel,
+    Shape,
     append_axes,
     frozen_pytree,
     no_features,
@@ -64,9 +66,6 @@ class Stationary(InputKernel):
         """:math:`g(r^2)`, with :math:`g(0) = 1`; ``r2`` ends in two axes of points."""
         raise NotImplementedError(f"{type(self).__name__} does not define _of_r2.")
 
-    def _scaled(self, X: Array) -> Array:
-        return X / self._per_point("lengthscale")
-
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
         if X2 is None or X2 is X1:
             X1, X2 = *self._inputs(X1), None
@@ -77,10 +76,6 @@ class Stationary(InputKernel):
     def _r2(self, X1: Array, X2: Array | None) -> Array:
         return squared_distances(X1, X2, self._per_point("lengthscale"))
 
-    def diag(self, X: ArrayLike) -> Array:
-        (X,) = self._inputs(X)
-        return self._full(append_axes(self.variance, 1), X, (X.shape[-2],))
-
     def _frequencies(self, rng_key: Array, shape: tuple[int, ...], dtype) -> Array:
         r"""
         Draws of :math:`\omega`, of shape ``shape``, the last axis that of the scaled
@@ -88,7 +83,7 @@ class Stationary(InputKernel):
         """
         raise no_features(self)
 
-    def features(self, rng_key, shape, dim, dtype):
+    def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         key, key_phase = jax.random.split(rng_key)
         frequency = self._frequencies(key, (*shape, self._num_scaled(dim, dtype)), dtype)
         phase = jax.random.uniform(key_phase, shape, dtype, maxval=2.0 * math.pi)
@@ -143,13 +138,9 @@ class RBF(Stationary):
 
     .. math::
 
-        k(x, x') = \sigma^2 \exp(-r^2 / 2), \qquad
-        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+        k(x, x') = \sigma^2 \exp(-r^2 / 2) .
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`Stationary` for batches and ARD).
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+    Parameters are those of :class:`Stationary`.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_sgp.kernels import RBF
@@ -176,13 +167,9 @@ class Matern12(Stationary):
 
     .. math::
 
-        k(x, x') = \sigma^2 \exp(-r), \qquad
-        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+        k(x, x') = \sigma^2 \exp(-r) .
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`Stationary` for batches and ARD).
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+    Parameters are those of :class:`Stationary`.
 
     >>> from numpyro_sgp.kernels import Matern12
     >>> print(Matern12(lengthscale=2.0)([[0.0], [2.0]]).round(4))
@@ -204,13 +191,9 @@ class Matern32(Stationary):
 
     .. math::
 
-        k(x, x') = \sigma^2 (1 + \sqrt{3}\, r) \exp(-\sqrt{3}\, r), \qquad
-        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+        k(x, x') = \sigma^2 (1 + \sqrt{3}\, r) \exp(-\sqrt{3}\, r) .
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`Stationary` for batches and ARD).
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+    Parameters are those of :class:`Stationary`.
 
     >>> from numpyro_sgp.kernels import Matern32
     >>> print(Matern32(lengthscale=2.0)([[0.0], [2.0]]).round(4))
@@ -232,13 +215,9 @@ class Matern52(Stationary):
 
     .. math::
 
-        k(x, x') = \sigma^2 (1 + \sqrt{5}\, r + 5 r^2 / 3) \exp(-\sqrt{5}\, r), \qquad
-        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+        k(x, x') = \sigma^2 (1 + \sqrt{5}\, r + 5 r^2 / 3) \exp(-\sqrt{5}\, r) .
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`Stationary` for batches and ARD).
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
+    Parameters are those of :class:`Stationary`.
 
     >>> from numpyro_sgp.kernels import Matern52
     >>> print(Matern52(lengthscale=2.0)([[0.0], [2.0]]).round(4))
@@ -260,14 +239,11 @@ class RationalQuadratic(Stationary):
 
     .. math::
 
-        k(x, x') = \sigma^2 \left(1 + \frac{r^2}{2 \alpha}\right)^{-\alpha}, \qquad
-        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+        k(x, x') = \sigma^2 \left(1 + \frac{r^2}{2 \alpha}\right)^{-\alpha} .
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`Stationary` for batches and ARD).
+    The other parameters are those of :class:`Stationary`.
+
     :param alpha: :math:`\alpha`, a scalar or of shape ``batch``.
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
 
     >>> from numpyro_sgp.kernels import RationalQuadratic
     >>> print(RationalQuadratic(alpha=0.5)([[0.0], [1.0]]).round(4))
@@ -305,11 +281,9 @@ class Periodic(Stationary):
     :math:`[\cos(2 \pi x_d / p_d), \sin(2 \pi x_d / p_d)] / \ell_d`, and computed so.
     Its lengthscale is relative to the period, not in the units of the inputs.
 
-    :param variance: :math:`\sigma^2`, shape ``batch``.
-    :param lengthscale: :math:`\ell`, a scalar or of shape ``batch`` or ``(*batch, D)``
-        (see :class:`Stationary` for batches and ARD).
+    The other parameters are those of :class:`Stationary`.
+
     :param period: :math:`p`, a scalar or of shape ``batch`` or ``(*batch, D)``.
-    :param active_dims: the columns of the inputs that the kernel sees; None for all.
 
     >>> from numpyro_sgp.kernels import Periodic
     >>> print(Periodic(period=2.0)([[0.0], [1.0]], [[2.0]]).round(4))
@@ -337,14 +311,13 @@ class Periodic(Stationary):
 
     def _r2(self, X1: Array, X2: Array | None) -> Array:
         # |cos a - cos b|² + |sin a - sin b|² = 4 sin²((a - b) / 2)
-        circles = [None if X is None else self._on_circles(X) for X in (X1, X2)]
-        return squared_distances(*circles, self._circle_lengthscale(X1.shape[-1]))
+        return squared_distances(
+            self._on_circles(X1),
+            None if X2 is None else self._on_circles(X2),
+            self._circle_lengthscale(X1.shape[-1]),
+        )
 
-    def _of_r2(self, r2: Array) -> Array:
-        return jnp.exp(-0.5 * r2)
-
-    def _frequencies(self, rng_key, shape, dtype):
-        return jax.random.normal(rng_key, shape, dtype)
+    _of_r2, _frequencies = RBF._of_r2, RBF._frequencies
 
 
 @jax.custom_jvp

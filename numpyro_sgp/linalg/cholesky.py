@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import AxisType, PartitionSpec
+from jax.typing import DTypeLike
 
 from numpyro_sgp.linalg.triangular import half_congruence, solve_lower, triangular_product
 
@@ -15,12 +16,12 @@ from numpyro_sgp.linalg.triangular import half_congruence, solve_lower, triangul
 _JITTER_RANGE = {"float32": (1e-5, 1e-2), "float64": (1e-8, 1e-3)}
 
 
-def default_jitter(dtype) -> float:
+def default_jitter(dtype: DTypeLike) -> float:
     """First relative jitter tried for matrices of ``dtype``."""
     return _jitter_range(dtype)[0]
 
 
-def max_jitter(dtype) -> float:
+def max_jitter(dtype: DTypeLike) -> float:
     """Largest relative jitter tried for matrices of ``dtype``."""
     return _jitter_range(dtype)[1]
 
@@ -107,7 +108,9 @@ def _cholesky_retry(K, scale, jitter, largest):
 def _cholesky_retry_jvp(jitter, largest, primals, tangents):
     K, scale = primals
     dK, dscale = tangents
-    # Not `_search`: derivatives of this rule must not go through the loop either.
+    # dL = L Phi(L^-1 dA L^-T), Phi: the lower triangle with half the diagonal (Murray 2016,
+    # Differentiation of the Cholesky decomposition, arXiv 1602.07527). Not `_search`:
+    # derivatives of this rule must not go through the loop either.
     L, level = _cholesky_retry(K, scale, jitter, largest)
     djitter = level * dscale
     dA = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
@@ -126,7 +129,8 @@ def whitened_solve(
     K: Array, B: Array, jitter: float | None = None
 ) -> tuple[Array, Array, Array]:
     r"""
-    :func:`jittered_cholesky` of K, and :math:`A = L^{-1} B` with it.
+    :func:`jittered_cholesky` of K, and :math:`A = L^{-1} B` with it: for
+    :math:`K = K_{uu}` and :math:`B = K_{uf}` those of Alg. 1 of Shi, Titsias and Mnih 2020.
 
     The derivative of A is :math:`L^{-1} dB - \Phi(L^{-1} dK L^{-\top}) A`, which does not
     go through L: a gradient by way of A alone saves the product of L with a matrix of its

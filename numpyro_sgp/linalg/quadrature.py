@@ -15,6 +15,7 @@ def gauss_hermite(num_points: int) -> tuple[np.ndarray, np.ndarray]:
     >>> round(float(weights @ nodes**4), 6)
     3.0
     """
+    # 25.4.46 of Abramowitz and Stegun, of the weight exp(-x^2 / 2).
     nodes, weights = np.polynomial.hermite_e.hermegauss(num_points)
     return nodes, weights / weights.sum()
 

@@ -1,11 +1,11 @@
 """Rows of the data in blocks."""
 
 import numpy as np
-from jax import Array
+from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
 
-def neighbour_blocks(X: Array, size: int) -> np.ndarray:
+def neighbour_blocks(X: ArrayLike, size: int) -> np.ndarray:
     """
     Rows of X in blocks of neighbours, for a tight bound: the rows are halved along the
     widest column until there are no more than ``size`` in each part.

@@ -17,6 +17,11 @@ _BLOCK = 384
 _LARGEST = {"float32": 384, "float64": 512}
 
 
+def matmul(A: Array, B: Array) -> Array:
+    """``A @ B`` in the full precision of the dtype, on accelerators too."""
+    return jnp.matmul(A, B, precision=lax.Precision.HIGHEST)
+
+
 def solve_lower(L: Array, B: Array, transpose: bool = False) -> Array:
     """
     ``inv(L) @ B`` for lower triangular ``L``, batch dimensions broadcast.
@@ -57,8 +62,9 @@ def triangular_product(L: Array, B: Array, transpose: bool = False) -> Array:
 def half_congruence(L: Array, K: Array) -> Array:
     r"""
     :math:`\Phi(L^{-1} K L^{-\top})` for lower triangular L and symmetric K; Phi: the
-    lower triangle with half the diagonal. Where K is divided, a gradient with respect to
-    it lies in diagonal blocks and one triangle alone: that of what K is made from is right.
+    lower triangle with half the diagonal (Murray 2016, arXiv 1602.07527). Where K is
+    divided, a gradient with respect to it lies in diagonal blocks and one triangle alone:
+    that of what K is made from is right.
 
     :param L: shape ``(*batch, M, M)``.
     :param K: the shape of L.

@@ -1,7 +1,8 @@
 """Elliptical slice sampling of GP values, for likelihoods with or without a gradient."""
 
 import copy
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,22 +99,27 @@ class EllipticalSlice(MCMCKernel):
 
     sample_field = "z"
 
-    def __init__(self, model, *, init_strategy=init_to_sample):
+    def __init__(self, model: Callable, *, init_strategy: Callable = init_to_sample):
         if not callable(model):
             raise TypeError(f"model must be a NumPyro model, a function, got {model!r}.")
         _blackjax()
         self._model = model
         self._init_strategy = init_strategy
         self._num_warmup = 0
-        self._sample_fn = None
+        self._sample_fn: Any = None
 
     @property
-    def model(self):
+    def model(self) -> Callable:
         """The model as it was given (Gibbs asks that its blocks have the same one)."""
         return self._model
 
     def init(
-        self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: dict[str, Array] | None = None,
+        model_args: tuple = (),
+        model_kwargs: dict | None = None,
     ) -> EllipticalSliceState:
         """See :meth:`numpyro.infer.mcmc.MCMCKernel.init`."""
         self._num_warmup = num_warmup
@@ -140,10 +146,7 @@ class EllipticalSlice(MCMCKernel):
         else:
             self._sample_fn = self._step
         if init_params:
-            z = {
-                name: jnp.asarray(init_params[name], prototype[name].dtype)
-                for name in names
-            }
+            z = {k: jnp.asarray(init_params[k], prototype[k].dtype) for k in names}
             state = init_one(keys, z)
             known = not_jax_tracer(state.log_likelihood)
             if known and np.isfinite(state.log_likelihood).all():
@@ -167,27 +170,31 @@ class EllipticalSlice(MCMCKernel):
             self._refuse_start(z, what, single, model_args, model_kwargs)
         return init_one(keys, z)
 
-    def sample(self, state, model_args, model_kwargs) -> EllipticalSliceState:
+    def sample(
+        self, state: EllipticalSliceState, model_args: tuple, model_kwargs: dict | None
+    ) -> EllipticalSliceState:
         """See :meth:`numpyro.infer.mcmc.MCMCKernel.sample`."""
         return self._sample_fn(state, model_args, model_kwargs)
 
-    def refresh(self, state, model_args, model_kwargs) -> EllipticalSliceState:
+    def refresh(
+        self, state: EllipticalSliceState, model_args: tuple, model_kwargs: dict | None
+    ) -> EllipticalSliceState:
         """See :meth:`numpyro.infer.mcmc.MCMCKernel.refresh`."""
         log_likelihood = self._log_likelihood(state.z, model_args, model_kwargs)
         return state._replace(log_likelihood=log_likelihood)
 
-    def wrap_model(self, wrapper) -> "EllipticalSlice":
+    def wrap_model(self, wrapper: Callable) -> "EllipticalSlice":
         """See :meth:`numpyro.infer.mcmc.MCMCKernel.wrap_model`."""
         kernel = copy.copy(self)
         kernel._model = wrapper(self._model)
         kernel._sample_fn = None
         return kernel
 
-    def get_constrain_fn(self, model_args, model_kwargs):
+    def get_constrain_fn(self, model_args: tuple, model_kwargs: dict | None) -> Callable:
         """Nothing to constrain."""
         return identity
 
-    def postprocess_fn(self, model_args, model_kwargs):
+    def postprocess_fn(self, model_args: tuple, model_kwargs: dict | None) -> Callable:
         """From whitened values to these and the deterministic sites, f among them."""
 
         def with_deterministic(z):
@@ -199,7 +206,7 @@ class EllipticalSlice(MCMCKernel):
 
         return with_deterministic
 
-    def get_diagnostics_str(self, state) -> str:
+    def get_diagnostics_str(self, state: EllipticalSliceState) -> str:
         """Likelihood evaluations a step; the fewer, the larger the steps."""
         return f"{float(state.mean_num_evaluations):.1f} likelihood evaluations a step"
 
@@ -244,6 +251,8 @@ class EllipticalSlice(MCMCKernel):
             moved = jnp.max(jnp.abs(ravel_pytree(z)[0] - flat)) > tolerance
             return jnp.where(moved, likelihood(z), jnp.inf)
 
+        # z cos(theta) + nu sin(theta) with nu ~ N(0, I), theta from a bracket that shrinks:
+        # Fig. 2 of [1].
         module = _blackjax()
         kernel = module.build_kernel(jnp.ones_like(flat), jnp.zeros_like(flat))
         start = module.EllipSliceState(old, state.log_likelihood)

@@ -1,5 +1,7 @@
 """Variationally sparse MCMC: a model whose GP sites are inducing values."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,7 @@ from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.coupling import couples_rows
 from numpyro_sgp.elbo.expectation import default_expectation
 from numpyro_sgp.families import Block, BlockGaussian, Full
-from numpyro_sgp.guides import VGP, InverseFreeSVGP
+from numpyro_sgp.guides import SVGP, VGP
 from numpyro_sgp.guides.approximations import check_approximations
 from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import inducing_covariance
@@ -28,7 +30,11 @@ FACTOR = "expected_log_likelihood"
 _ALL_ROWS = "MCMC needs them all in each step"
 
 
-def sparsify(model, approximation, expectation=None):
+def sparsify(
+    model: Callable,
+    approximation: SVGP | dict[str, SVGP],
+    expectation: GaussHermite | MonteCarlo | None = None,
+) -> Callable:
     r"""
     The model with inducing values in the place of each GP site, for NUTS at the cost of a
     sparse GP, :math:`O(N M^2)` a step [1].
@@ -324,7 +330,8 @@ class _Sparsified:
             if f"{name}_u_white" not in values:
                 raise ValueError(_no_value(f"{name}_u_white"))
         dtype = jnp.result_type(*(values[f"{name}_u_white"] for name in shapes))
-        # The same nodes in each step: the density must be a function.
+        # E_{p(f | u, theta)}[log p(y | f, theta)], by the same nodes in each step: the
+        # density must be a function.
         nodes, weights = rule.nodes(jax.random.key(0), shapes, dtype)
 
         def at(node):
@@ -473,8 +480,8 @@ def _observed(trace):
 def _is_about_q(option):
     """Whether an approximation is chosen for its q(u) rather than its points."""
     return (
-        isinstance(option, InverseFreeSVGP)
-        or option.tight is not None
+        type(option) not in (SVGP, VGP)
+        or option.relaxation is not None
         or not isinstance(option.family, Full)
         or (isinstance(option, VGP) and (option.covariance != "full" or not option.whiten))
     )

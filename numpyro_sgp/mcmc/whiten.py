@@ -1,9 +1,12 @@
 """Non-centred GP sites, on which HMC and NUTS mix."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from jax import Array
 from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 from numpyro.util import not_jax_tracer
@@ -16,13 +19,16 @@ from numpyro_sgp.distributions.row_indices import check_row_indices
 class WhitenReparam(Reparam):
     r"""
     Writes :math:`f(X) = m(X) + L \epsilon` with :math:`L L^\top = K(X, X)` and draws
-    :math:`\epsilon \sim N(0, I)` at the site ``{name}_white``; f becomes deterministic.
+    :math:`\epsilon \sim N(0, I)` at the site ``{name}_white``; f becomes deterministic
+    (Murray and Adams 2010, arXiv 1006.0868).
 
     Where kernel and inputs are known numbers, L is computed once, when the model is
     traced, and not in every leapfrog step; the program then holds its N x N numbers.
     """
 
-    def __call__(self, name, fn, obs):
+    def __call__(
+        self, name: str, fn: dist.Distribution, obs: Array | None
+    ) -> tuple[None, Array]:
         """See :class:`numpyro.infer.reparam.Reparam`."""
         if obs is not None:
             raise ValueError(f"GP site '{name}' is observed, so it cannot be whitened.")
@@ -42,7 +48,7 @@ def _factor(prior: GaussianProcess):
     return prior.scale_tril(), prior.mean
 
 
-def whiten(model):
+def whiten(model: Callable) -> Callable:
     """
     The model with every latent GP site whitened (:class:`WhitenReparam`), for HMC and
     NUTS with one or several chains.

@@ -122,7 +122,7 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """
     part = path.with_name(path.name + ".part")
     with open(part, "wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)

@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from numpyro.infer.svi import SVIRunResult, SVIState
+from numpyro.infer.svi import SVI, SVIRunResult, SVIState
 from numpyro.primitives import Messenger
 from scipy.optimize import minimize
 from tqdm import tqdm
@@ -48,8 +49,8 @@ class FitInterrupted(RuntimeError):
 
 
 def fit_lbfgs(
-    svi,
-    rng_key,
+    svi: SVI,
+    rng_key: jax.Array,
     *args,
     max_iterations: int | Mapping[str, int] = 1000,
     blocks: Sequence | None = None,
@@ -140,7 +141,7 @@ def fit_lbfgs(
     args, kwargs = as_arrays(svi.model, args, kwargs)
     check_row_indices(svi.model, args, {**kwargs, **svi.static_kwargs})
     state = init_state
-    if state is None or svi.constrain_fn is None:
+    if state is None or svi.constrain_fn is None:  # which gives svi its transforms
         fresh = svi.init(rng_key, *args, init_params=init_params, **kwargs)
         state = fresh if state is None else state
     state = state._replace(rng_key=jax.random.split(rng_key, 3)[0])
@@ -377,15 +378,12 @@ def _is_data(leaf) -> bool:
 def _suits_natural(svi) -> bool:
     """Whether natural gradients can train q(u) of a guide."""
     loss = svi.loss
-    if not isinstance(loss, TraceGP_ELBO) or loss.num_particles != 1 or not loss.sum_sites:
+    if not isinstance(loss, TraceGP_ELBO) or getattr(loss.expectation, "joint", False):
         return False
-    if getattr(loss.expectation, "joint", False):
-        return False
-    try:
+    with suppress(ValueError):
         pseudo_data_names(svi.guide)
-    except ValueError:
-        return False
-    return not svi.guide.couples_rows
+        return loss.num_particles == 1 and loss.sum_sites and not svi.guide.couples_rows
+    return False
 
 
 def _visits(descent, blocks, max_iterations):
@@ -393,9 +391,8 @@ def _visits(descent, blocks, max_iterations):
     if blocks is None:
         if isinstance(max_iterations, Mapping):
             raise ValueError("max_iterations is a dict by block, but blocks is None.")
-        others = set(descent.free) - set(descent.sites)
-        if not others:  # natural gradients alone find the optimum
-            others = set(descent.free)
+        # Where there are but sites, natural gradients alone find the optimum.
+        others = set(descent.free) - set(descent.sites) or set(descent.free)
         visits = [("all", descent.index(others), max_iterations)]
     else:
         if isinstance(blocks, str):
@@ -411,15 +408,11 @@ def _visits(descent, blocks, max_iterations):
                 f"max_iterations is given for {sorted(limits)}, but the blocks are "
                 f"{sorted(set(labels))}. Give one number, or one for each block."
             )
-        visits = [
-            (
-                label,
-                descent.index({n for part in block for n in names[part]}),
-                limits[label],
-            )
-            for label, block in zip(labels, blocks, strict=True)
-        ]
-        visits = [visit for visit in visits if visit[1].size]
+        visits = []
+        for label, block in zip(labels, blocks, strict=True):
+            index = descent.index({name for part in block for name in names[part]})
+            if index.size:
+                visits.append((label, index, limits[label]))
         if not visits:
             raise ValueError(f"No parameter is in any of the blocks {labels}.")
     for label, _, limit in visits:

@@ -16,7 +16,7 @@ _SMALLEST_STEP = 1e-3  # of whole steps on pseudo-data
 
 
 class _State(NamedTuple):
-    count: Array
+    step: Array
     others: optax.OptState
 
 
@@ -148,7 +148,7 @@ def natural_gradients(
         steps, other_state = others.update(slopes, state.others, rest)
         rate = learning_rate
         if callable(learning_rate):
-            rate = jnp.clip(learning_rate(state.count), 0.0, 1.0)
+            rate = jnp.clip(learning_rate(state.step), 0.0, 1.0)
         for family, names in by_site:
             own, own_slopes = (
                 {name: tree[full] for name, full in names.items()}
@@ -156,7 +156,7 @@ def natural_gradients(
             )
             new = family.natural_step(own, own_slopes, rate)
             steps |= {names[name]: step for name, step in new.items()}
-        return steps, _State(state.count + 1, other_state)
+        return steps, _State(state.step + 1, other_state)
 
     return optax.GradientTransformation(init, update)
 

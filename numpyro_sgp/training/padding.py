@@ -55,12 +55,12 @@ def pad_rows(*arrays, size: int | None = None) -> tuple:
         >>> data[0].shape, int(data[2].sum())
         ((8, 1), 7)
     """
-    arrays = [np.asarray(array) for array in arrays]
-    counts = {array.shape[0] if array.ndim else None for array in arrays}
-    if len(counts) != 1 or None in counts or 0 in counts:
+    known = [np.asarray(array) for array in arrays]
+    counts = {array.shape[0] if array.ndim else 0 for array in known}
+    if len(counts) != 1 or 0 in counts:
         raise ValueError(
             "pad_rows takes arrays with the same number of rows, at least one, such as X "
-            f"and y, got shapes {[array.shape for array in arrays]}."
+            f"and y, got shapes {[array.shape for array in known]}."
         )
     (num_rows,) = counts
     size = 1 << (num_rows - 1).bit_length() if size is None else size
@@ -68,5 +68,5 @@ def pad_rows(*arrays, size: int | None = None) -> tuple:
         raise ValueError(f"size must be at least the {num_rows} rows given, got {size}.")
     # By NumPy: indexing by JAX would compile for each number of rows.
     rows = np.arange(size)
-    filled = [jnp.asarray(array[rows % num_rows]) for array in arrays]
+    filled = [jnp.asarray(array[rows % num_rows]) for array in known]
     return *filled, jnp.asarray(rows < num_rows)

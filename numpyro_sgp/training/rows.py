@@ -26,7 +26,8 @@ def permuted(index: np.ndarray, size: int, seed) -> np.ndarray:
     It is computed for each number by itself: memory does not grow with ``size``.
 
     A Feistel cipher on pairs of digits to the base ``ceil(sqrt(size))`` permutes at most
-    ``size + 2 sqrt(size)`` numbers; what comes out too large goes through it again.
+    ``size + 2 sqrt(size)`` numbers; what comes out too large goes through it again (Black
+    and Rogaway 2002, Ciphers with Arbitrary Finite Domains: cycle walking).
 
     :param index: numbers below ``size``.
     :param seed: non-negative integers, of any length.

@@ -108,7 +108,7 @@ def load(path: str | os.PathLike, guide: AutoSparseGP, *args, **kwargs) -> dict:
             f"numpyro_sgp {__version__}, which reads version {_FORMAT_VERSION}."
         )
     wide = sorted({a.dtype.name for a in arrays.values()} & _WIDE)
-    if wide and not jax.config.jax_enable_x64:
+    if wide and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         raise ValueError(
             f"{path} has arrays of {', '.join(wide)}, which JAX would round: call "
             "numpyro.enable_x64() before."

@@ -1,12 +1,14 @@
 """Training on minibatches from data that need not fit into memory."""
 
+import itertools
 import time
 import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from jax import Array
 from jax.sharding import Mesh
 from numpyro import handlers
 from numpyro.distributions import Unit
-from numpyro.infer.svi import SVIState
+from numpyro.infer.svi import SVI, SVIState
 from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 from tqdm import tqdm
@@ -91,9 +93,9 @@ class FitResult(NamedTuple):
 
 
 def fit(
-    svi,
-    rng_key,
-    data,
+    svi: SVI,
+    rng_key: Array,
+    data: Any,
     num_steps: int,
     *args,
     batch_size: int | None = None,
@@ -101,7 +103,7 @@ def fit(
     validation: tuple | None = None,
     every: int = 1000,
     patience: int | None = None,
-    checkpoint=None,
+    checkpoint: str | Path | None = None,
     save_every: float = 60.0,
     init_params: dict | None = None,
     init_state: SVIState | None = None,
@@ -344,18 +346,15 @@ class _Training:
         self.set(state=state, losses=np.concatenate([self.losses, losses]))
         if done < stop - start:
             fault = self.source.fault(start + done, block, done)
-            told = self._explain(start + done, float(loss), finite)
-            raise FloatingPointError(f"{told} {fault or _MEND}")
+            bad = [name for name, is_finite in finite.items() if not is_finite]
+            also = f" and would have made {bad} not finite" if bad else ""
+            raise FloatingPointError(
+                f"step {start + done + 1} had the loss {float(loss):g}{also}. "
+                f"{fault or _MEND}"
+            )
         mean = losses.mean()
         old = mean if self._smooth is None else self._smooth
         self._smooth = old + _SMOOTH * (mean - old)
-
-    def _explain(self, step, loss, finite):
-        bad = [name for name, is_finite in finite.items() if not is_finite]
-        told = f"step {step + 1} had the loss {loss:g}"
-        if bad:
-            told += f" and would have made {bad} not finite"
-        return told + "."
 
     def validate(self):
         """The held-out NLPD now; keeps the best parameters."""
@@ -391,24 +390,17 @@ class _Training:
 
     def record(self):
         """What a checkpoint holds."""
-        return {
-            "state": self.state,
-            "losses": self.losses,
-            "best": self.best,
-            "nlpd": self.nlpd,
-            "nlpd_steps": self.nlpd_steps,
-        }
+        names = ("state", "losses", "best", "nlpd", "nlpd_steps")
+        return {name: getattr(self, name) for name in names}
 
     def set(self, **record):
         """Parts of the record, all at once: an interrupt finds all of them or none."""
         self.__dict__.update(record)
 
     def result(self, seconds, stopped):
-        params = self.svi.get_params(self.state)
-        if np.isfinite(self.nlpd).any():
-            params = self.best
-        losses = jax.device_put(self.losses)
-        found = self.nlpd, self.nlpd_steps
+        known = np.isfinite(self.nlpd).any()
+        params = self.best if known else self.svi.get_params(self.state)
+        losses, found = jax.device_put(self.losses), (self.nlpd, self.nlpd_steps)
         return FitResult(params, self.state, losses, *found, seconds, stopped)
 
 
@@ -511,7 +503,10 @@ def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwarg
 
 
 def _check_scale(svi, source, batch, args, kwargs):
-    """Refuses a model that takes a batch for all of the data."""
+    """
+    Refuses a model that takes a batch for all of the data: its sum of expected log
+    likelihoods must count N / B times (eq. 33 of Bonilla, Krauth and Dezfouli 2018).
+    """
     if source.total_rows is None:
         return
     found, wanted = {}, source.total_rows / source.batch_size
@@ -611,13 +606,9 @@ def _read_ahead(pool, source, steps, chunk):
             return source.block(start, stop, chunk)
 
     waiting = deque()
-    for start, stop in steps:
-        waiting.append((start, stop, pool.submit(read, start, stop)))
-        if len(waiting) > _AHEAD:
-            yield _ready(*waiting.popleft())
-    while waiting:
-        yield _ready(*waiting.popleft())
-
-
-def _ready(start, stop, block):
-    return start, stop, block.result()
+    for step in itertools.chain(steps, [None] * _AHEAD):
+        if step is not None:
+            waiting.append((*step, pool.submit(read, *step)))
+        if len(waiting) > _AHEAD or (step is None and waiting):
+            start, stop, block = waiting.popleft()
+            yield start, stop, block.result()

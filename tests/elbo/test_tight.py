@@ -195,7 +195,7 @@ def test_scalar_is_its_formula_for_any_likelihood(family):
     each = [bound(v, X[i : i + 4], y[i : i + 4], 12) for i in (0, 4, 8)]
     np.testing.assert_allclose(np.mean(each), bound(v, X, y), rtol=1e-9)
     # At v = 1 it is the plain bound.
-    option.tight = None
+    option.relaxation = None
     plain = sgp.AutoSparseGP(poisson, option)
     plain.setup(X, y)
     given = {k: p for k, p in params.items() if k != "f_auto_qf_scale"}

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from examples.likelihoods import seismic_travel_times
 from numpyro_sgp.datasets import Seismic
-from numpyro_sgp.likelihoods import seismic_travel_times
 from tests.helpers import load_example
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from numpyro_sgp.linalg import InverseRoot, inverse_root, log_det, ulisse
+from numpyro_sgp.inverse_free import InverseRoot, inverse_root, log_det, ulisse
 from tests.helpers import primitives
 
 DTYPES = ["float32", "float64"]

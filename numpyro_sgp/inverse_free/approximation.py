@@ -1,5 +1,9 @@
 """Inverse-free approximations: training steps of products alone."""
 
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import jax
@@ -8,22 +12,19 @@ import numpy as np
 from jax import Array
 from numpyro.distributions import constraints
 from numpyro.primitives import mutable
+from numpyro.util import find_stack_level, not_jax_tracer
 
-from numpyro_sgp.distributions import GaussianProcess, InverseFreePosterior
-from numpyro_sgp.distributions.inverse_free_posterior import BOUNDS
-from numpyro_sgp.distributions.relaxation import Diagonal, Relaxation, Scalar
-from numpyro_sgp.families import Param
+from numpyro_sgp.distributions import GaussianProcess
+from numpyro_sgp.distributions.relaxation import Diagonal, Scalar
+from numpyro_sgp.families import Family, Param
 from numpyro_sgp.families.constraint import lower_triangular
-from numpyro_sgp.guides.approximations import SVGP, Inducing
+from numpyro_sgp.guides.approximations import SVGP
 from numpyro_sgp.guides.points import points_of
 from numpyro_sgp.inducing.covariances import inducing_covariance
-from numpyro_sgp.linalg import (
-    inverse_root,
-    jittered_cholesky,
-    matmul,
-    solve_lower,
-    with_jitter,
-)
+from numpyro_sgp.inverse_free.iterations import inverse_root
+from numpyro_sgp.inverse_free.log_concave import check_log_concave
+from numpyro_sgp.inverse_free.posterior import BOUNDS, InverseFreePosterior
+from numpyro_sgp.linalg import jittered_cholesky, matmul, solve_lower, with_jitter
 
 KL = ("exact", "stochastic")
 STARTS = ("inverse", "scaled", "small", "random")
@@ -32,6 +33,15 @@ _SMALL = 1e-6
 _NOISE = 0.1
 
 
+@dataclass(frozen=True)
+class PseudoNoise(Family):
+    """q(u) of the inverse-free bounds; :class:`InverseFreePosterior` has its arrays."""
+
+    name = "inverse-free"
+    whitened_only = False
+
+
+@dataclass(eq=False, repr=False)
 class InverseFreeSVGP(SVGP):
     r"""
     One set of inducing points Z with a Gaussian q(u), trained by matrix products alone: no
@@ -113,50 +123,31 @@ class InverseFreeSVGP(SVGP):
     20
     """
 
-    _covariances = ("full", "diagonal")
+    _relaxations = (Diagonal, Scalar)
 
-    def __init__(
-        self,
-        num_inducing: int | None = None,
-        inducing: Inducing = "kmeans",
-        *,
-        bound: Literal["relaxed", "lc", "fr"] = "relaxed",
-        covariance: Literal["full", "diagonal"] = "full",
-        precondition: bool = True,
-        tol: float = 1e-3,
-        max_steps: int = 100,
-        T_start: Literal["inverse", "scaled", "small", "random"] | Array = "inverse",
-        kl: Literal["exact", "stochastic"] = "exact",
-        num_probes: int = 16,
-        train_inducing: bool = True,
-        share_inducing: bool = True,
-        tight: Literal["none", "diagonal", "scalar"] | Relaxation = "none",
-        jitter: float | None = None,
-        seed: int = 0,
-    ):
-        self.bound = bound
-        self.precondition = precondition
-        self.tol = tol
-        self.max_steps = max_steps
-        self.T_start = T_start
-        self.kl = kl
-        self.num_probes = num_probes
-        super().__init__(
-            num_inducing,
-            inducing,
-            whiten=False,
-            covariance=covariance,
-            train_inducing=train_inducing,
-            share_inducing=share_inducing,
-            tight=tight,
-            jitter=0.0 if jitter is None and bound == "relaxed" else jitter,
-            seed=seed,
+    bound: Literal["relaxed", "lc", "fr"] = field(default="relaxed", kw_only=True)
+    precondition: bool = field(default=True, kw_only=True)
+    tol: float = field(default=1e-3, kw_only=True)
+    max_steps: int = field(default=100, kw_only=True)
+    T_start: Literal["inverse", "scaled", "small", "random"] | Array = field(
+        default="inverse", kw_only=True
+    )
+    kl: Literal["exact", "stochastic"] = field(default="exact", kw_only=True)
+    num_probes: int = field(default=16, kw_only=True)
+    whiten: bool = field(default=False, init=False)
+    initial_scale: float = field(default=1.0, init=False)
+
+    def __post_init__(self):
+        self._refuse_unless(self.bound in BOUNDS, "bound", f"one of {BOUNDS}")
+        if self.jitter is None and self.bound == "relaxed":
+            self.jitter = 0.0
+        super().__post_init__()
+
+    def _family(self, name, covariance):
+        self._refuse_unless(
+            covariance in ("full", "diagonal"), "covariance", "one of ('full', 'diagonal')"
         )
-
-    @property
-    def needs_log_concave(self) -> bool:
-        """See the base class."""
-        return self.bound == "lc"
+        return PseudoNoise()
 
     @property
     def _mean_name(self):
@@ -164,45 +155,27 @@ class InverseFreeSVGP(SVGP):
         relaxed = self.bound == "relaxed" and self.precondition
         return "qu_pseudo" if relaxed else "qu_weights"
 
-    @property
-    def _relaxations(self):
-        return (Diagonal, Scalar)
-
     def _check(self, name):
-        if self.bound not in BOUNDS:
+        if self.bound != "lc" and self.relaxation is not None:
             raise ValueError(
-                f"InverseFreeSVGP: bound must be one of {BOUNDS}, got {self.bound!r}."
-            )
-        if self.bound != "lc" and self.tight is not None:
-            raise ValueError(
-                f"InverseFreeSVGP: tight={self.tight.name!r} is for bound='lc'. With bound="
+                f"InverseFreeSVGP: tight={self.relaxation.name!r} is for bound='lc'. With bound="
                 f"{self.bound!r} the variance that T leaves too much is part of q(u), and "
                 "products alone do not tell it from what the inducing points leave. Use "
                 "tight='none', or SVGP(num_inducing, tight=...)."
             )
         super()._check(name)
-        if self.kl not in KL:
-            raise ValueError(f"InverseFreeSVGP: kl must be one of {KL}, got {self.kl!r}.")
+        check, named = self._refuse_unless, isinstance(self.T_start, str)
+        check(self.kl in KL, "kl", f"one of {KL}")
         for name in ("num_probes", "max_steps"):
             value = getattr(self, name)
             whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-            if not whole or value < 1:
-                raise ValueError(
-                    f"InverseFreeSVGP: {name} must be a positive whole number, got "
-                    f"{value!r}."
-                )
-        if not isinstance(self.tol, int | float | np.number) or not 0 < self.tol <= 0.1:
-            raise ValueError(
-                "InverseFreeSVGP: tol must be a Python number above 0 and at most 0.1 "
-                f"(beyond that variances are far too large), got {self.tol!r}."
-            )
-        if not isinstance(self.precondition, bool):
-            raise ValueError(
-                "InverseFreeSVGP: precondition must be True or False, got "
-                f"{self.precondition!r}."
-            )
+            check(whole and value > 0, name, "a positive whole number")
+        small = isinstance(self.tol, int | float | np.number) and 0 < self.tol <= 0.1
+        wanted = "a Python number above 0 and at most 0.1 (beyond it variances explode)"
+        check(small, "tol", wanted)
+        check(isinstance(self.precondition, bool), "precondition", "True or False")
         if self.bound == "relaxed":
-            if not _is_default(self.T_start):
+            if not named or self.T_start != "inverse":
                 raise ValueError(
                     "InverseFreeSVGP: T_start is for bound='lc' and bound='fr'; T of "
                     "bound='relaxed' is iterated in each step."
@@ -213,13 +186,27 @@ class InverseFreeSVGP(SVGP):
                 "InverseFreeSVGP: covariance='diagonal' and precondition=False are for "
                 f"bound='relaxed', but bound={self.bound!r}."
             )
-        if isinstance(self.T_start, str) and self.T_start not in STARTS:
+        if named:
+            check(self.T_start in STARTS, "T_start", f"one of {STARTS} or an array")
+            return
+        T, M = np.asarray(self.T_start), self.num_points
+        if T.shape[-2:] != (M, M):
             raise ValueError(
-                f"InverseFreeSVGP: T_start must be one of {STARTS} or an array, got "
-                f"{self.T_start!r}."
+                f"InverseFreeSVGP: T_start must have the shape ({M}, {M}) for {M} inducing "
+                f"points, got {T.shape}."
             )
-        if not isinstance(self.T_start, str):
-            _check_T(self.T_start, self.num_points)
+        known = np.isfinite(T).all() and np.allclose(T, np.swapaxes(T, -1, -2))
+        if not known or np.linalg.eigvalsh(T).min() <= 0:
+            raise ValueError(
+                "InverseFreeSVGP: T_start must be symmetric and positive definite; "
+                "T_start='scaled' is."
+            )
+
+    def _refuse_unless(self, condition, name, wanted):
+        if not condition:
+            raise ValueError(
+                f"InverseFreeSVGP: {name} must be {wanted}, got {getattr(self, name)!r}."
+            )
 
     def start(self, prior: GaussianProcess, points: tuple[Array, ...]) -> dict[str, Param]:
         """
@@ -237,52 +224,51 @@ class InverseFreeSVGP(SVGP):
             "Z": Param(points_of(Z), role="inducing"),
             self._mean_name: Param(jnp.zeros((*batch, size), dtype)),
         }
-        K = with_jitter(inducing_covariance(prior.kernel, points), self.jitter)
+        Kuu = inducing_covariance(prior.kernel, points)
+        K = with_jitter(Kuu, self.jitter)
         if self.bound == "relaxed":
             # Of the mean variance: that at a single point may be zero.
             noise = _NOISE * jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
-            noise = jnp.broadcast_to(noise[..., None], K.shape[:-1])
+            noise, shape = noise[..., None], (*batch, size)
             if self.covariance == "full":
                 noise = jnp.sqrt(noise)[..., None] * jnp.eye(size, dtype=dtype)
-            square = (size, size) if self.covariance == "full" else (size,)
-            noise = jnp.broadcast_to(noise, (*batch, *square))
+                shape = (*shape, size)
+            noise = jnp.broadcast_to(noise, shape)
             full = self.covariance == "full"
-            params["qu_noise"] = Param(
-                noise, lower_triangular if full else constraints.positive
-            )
-            return params
-        root = _inverse_root(inducing_covariance(prior.kernel, points), self.jitter)
-        root_now = jnp.broadcast_to(root, (*batch, size, size))
-        params["qu_root"] = Param(root_now, lower_triangular)
+            constraint = lower_triangular if full else constraints.positive
+            return params | {"qu_noise": Param(noise, constraint)}
+        root = _inverse_root(Kuu, self.jitter)
+        factor = jnp.broadcast_to(root, (*batch, size, size))
+        params["qu_root"] = Param(factor, lower_triangular)
         # Not a positive diagonal: where that of a root goes to zero, so does the gradient
         # by it, and T would never have full rank again.
         params["qu_T"] = Param(self._start(K, root, batch))
-        if self.tight is not None:
-            params |= self.tight.start(batch, dtype)
+        if self.relaxation is not None:
+            params |= self.relaxation.start(batch, dtype)
         return params
 
     def _start(self, K, root, batch):
         """Root of the first T, of the shape of K or with the batch shape of the site."""
-        eye = jnp.eye(K.shape[-1], dtype=K.dtype)
-        if not isinstance(self.T_start, str):
-            L = jnp.linalg.cholesky(jnp.asarray(self.T_start, K.dtype))
+        start, eye = self.T_start, jnp.eye(K.shape[-1], dtype=K.dtype)
+        if not isinstance(start, str):
+            L = jnp.linalg.cholesky(jnp.asarray(start, K.dtype))
             if L.ndim > 2 and L.shape[:-2] != batch:
                 raise ValueError(
                     f"T_start has the shape {L.shape}, but the latent functions have the "
                     f"batch shape {batch}: give one matrix, or one for each of them."
                 )
             return jnp.broadcast_to(L, (*batch, *K.shape[-2:]))
-        if self.T_start == "inverse":
+        if start == "inverse":
             return root
-        if self.T_start == "small":
+        if start == "small":
             return jnp.broadcast_to(jnp.sqrt(_SMALL).astype(K.dtype) * eye, K.shape)
-        if self.T_start == "random":
+        if start == "random":
             A = jax.random.normal(jax.random.key(self.seed), K.shape, K.dtype)
             eye = jnp.linalg.cholesky(A @ A.mT / K.shape[-1])
         size = jnp.max(jnp.sum(jnp.abs(K), axis=-1), axis=-1)
         return eye / jnp.sqrt(size)[..., None, None]
 
-    def declare(self, prefix, initial):
+    def declare(self, prefix: str, initial: dict[str, Param]) -> dict:
         """See the base class; with the mutable site of T."""
         values = super().declare(prefix, initial)
         if self.bound == "relaxed":
@@ -295,70 +281,77 @@ class InverseFreeSVGP(SVGP):
 
         :param prior: the process at the site.
         :param params: values by name, as :meth:`declare` returns them. The dict ``"T"``, if
-            there, is where the iteration starts, and is told where it ended.
+            there, is where the iteration starts; where it ended is ``iteration`` of what is
+            returned.
         """
-        num_probes = self.num_probes if self.kl == "stochastic" else None
-        Z, weights = self._inducing(0, params["Z"]), params[self._mean_name]
+        (Z,) = self.points_in(params)
+        make = partial(
+            InverseFreePosterior,
+            prior,
+            Z,
+            bound=self.bound,
+            num_probes=self.num_probes if self.kl == "stochastic" else None,
+            jitter=self.jitter,
+        )
+        weights = params[self._mean_name]
         if self.bound != "relaxed":
             factors = _positive(jnp.tril(params["qu_T"])), params["qu_root"]
-            posterior = InverseFreePosterior(
-                prior, Z, weights, *factors, self.bound, num_probes, self.jitter
-            )
-            if self.tight is None:
+            posterior = make(weights, *factors)
+            if self.relaxation is None:
                 return posterior
-            return posterior.relaxed(self.tight.at(params))
+            return posterior.relaxed(self.relaxation.at(params))
         R = params["qu_noise"]
         if self.covariance == "diagonal":
             S = R[..., None] * jnp.eye(R.shape[-1], dtype=R.dtype)
             R = jnp.sqrt(R)
         else:
             S = matmul(R, R.mT)
-        K = with_jitter(inducing_covariance(prior.kernel, (Z,)), self.jitter) + S
-        state = params.get("T", {})
-        found = inverse_root(K, state.get("root"), self.tol, self.max_steps)
-        state.update(found._asdict())
+        K = inducing_covariance(prior.kernel, (Z,))
+        K = with_jitter(K, self.jitter) + S
+        start = params.get("T", {}).get("root")
+        found = inverse_root(K, start, self.tol, self.max_steps)
         L = found.root
         if self.precondition:
-            mu = weights[..., None]
-            T_mu = matmul(L, matmul(L.mT, mu))
+            T_mu = matmul(L, matmul(L.mT, weights[..., None]))
             weights = 2.0 * T_mu - matmul(L, matmul(L.mT, matmul(K, T_mu)))
             weights = weights[..., 0]
-        return InverseFreePosterior(
-            prior,
-            Z,
-            weights,
-            L,
-            R,
-            "relaxed",
-            num_probes,
-            self.jitter,
-            residual=found.residual,
-        )
+        return make(weights, L, R, iteration=found)
+
+    def keep_state(self, values: dict, posterior: InverseFreePosterior) -> None:
+        """See the base class: where the next step's iteration starts."""
+        if posterior.iteration is not None:
+            values["T"].update(posterior.iteration._asdict())
+
+    def check_likelihood(
+        self, site: str, trace_at: Callable, priors: dict, couples_rows: bool
+    ) -> None:
+        """See the base class; ``"lc"`` is a bound for log-concave likelihoods only."""
+        if self.bound == "lc":
+            check_log_concave(site, trace_at, priors, couples_rows)
+
+    def report(self, site: str, posterior: InverseFreePosterior) -> None:
+        """Warns where the iteration for T has not converged."""
+        found = posterior.iteration
+        if found is None or not not_jax_tracer(found.residual):
+            return
+        residual = np.asarray(found.residual)
+        rounding = 10 * found.root.shape[-1] * np.finfo(residual.dtype).eps
+        if not np.all(residual < max(self.tol, rounding)):
+            warnings.warn(
+                f"The iteration for the inverse at GP site '{site}' ended at a residual of "
+                f"{np.max(residual):.1e}, above tol={self.tol:.1e}: variances are too "
+                "large and the bound is loose. Look for small pseudo-noise or near-by "
+                "inducing points; give InverseFreeSVGP a jitter (1e-6, say), more "
+                "max_steps or a larger tol; in float32, try numpyro.enable_x64().",
+                UserWarning,
+                stacklevel=find_stack_level(),
+            )
 
 
 def _positive(L):
     """The root of the same matrix with a positive diagonal."""
     diagonal = jnp.diagonal(L, axis1=-2, axis2=-1)
     return L * jnp.where(diagonal < 0, -1.0, 1.0).astype(L.dtype)[..., None, :]
-
-
-def _is_default(T_start):
-    return isinstance(T_start, str) and T_start == "inverse"
-
-
-def _check_T(T, num_points):
-    T = np.asarray(T)
-    if T.shape[-2:] != (num_points, num_points):
-        raise ValueError(
-            f"InverseFreeSVGP: T_start must have the shape ({num_points}, {num_points}) "
-            f"for {num_points} inducing points, got {T.shape}."
-        )
-    known = np.isfinite(T).all() and np.allclose(T, np.swapaxes(T, -1, -2))
-    if not known or np.linalg.eigvalsh(T).min() <= 0:
-        raise ValueError(
-            "InverseFreeSVGP: T_start must be symmetric and positive definite; "
-            "T_start='scaled' is."
-        )
 
 
 def _inverse_root(K, jitter):

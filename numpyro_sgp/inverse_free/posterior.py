@@ -2,30 +2,31 @@
 
 import copy
 import math
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 from numpyro.distributions.kl import kl_divergence
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp.distributions.function_samples import FunctionSamples
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.families import Block, BlockGaussian
+from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
-from numpyro_sgp.linalg import (
-    inverse_root,
-    jittered_cholesky,
-    log_det,
-    matmul,
-    with_jitter,
-)
+from numpyro_sgp.inverse_free.iterations import InverseRoot, inverse_root
+from numpyro_sgp.inverse_free.log_det import log_det
+from numpyro_sgp.linalg import jittered_cholesky, matmul, with_jitter
 
 BOUNDS = ("relaxed", "lc", "fr")
 # What preconditions determinants need not be accurate, but better than any start of T:
 # conjugate gradients must arrive within their steps for gradients to have no bias.
-_PRECONDITIONER = {"tol": 0.1, "max_steps": 30}
+_inverse_root = partial(inverse_root, tol=0.1, max_steps=30)
 
 
 class InverseFreePosterior(GPPosterior):
@@ -76,8 +77,8 @@ class InverseFreePosterior(GPPosterior):
     :param num_probes: number of random vectors in :meth:`prior_kl` with a key; None to
         take traces and determinants exactly.
     :param jitter: relative jitter of K_uu; by dtype if None.
-    :param residual: how far from its goal the iteration for ``root`` ended, for reports;
-        shape ``(*batch,)``.
+    :param iteration: how the iteration for ``root`` ended, where there was one; the next
+        one starts there.
     :raises ValueError: if ``bound`` is not known or shapes do not fit together.
 
     **References:**
@@ -109,7 +110,7 @@ class InverseFreePosterior(GPPosterior):
         "weights",
         "root",
         "factor",
-        "residual",
+        "iteration",
         "relaxation",
     )
     pytree_aux_fields = ("bound", "num_probes", "jitter")
@@ -117,14 +118,14 @@ class InverseFreePosterior(GPPosterior):
     def __init__(
         self,
         prior: GaussianProcess,
-        inducing: Array,
+        inducing: Array | InducingVariables,
         weights: Array,
         root: Array,
         factor: Array,
         bound: str = "relaxed",
         num_probes: int | None = None,
         jitter: float | None = None,
-        residual: Array | None = None,
+        iteration: InverseRoot | None = None,
         *,
         validate_args: bool | None = None,
     ):
@@ -132,27 +133,27 @@ class InverseFreePosterior(GPPosterior):
             raise ValueError(f"bound must be one of {BOUNDS}, got {bound!r}.")
         num_points = jnp.shape(inducing)[-2]
         square = (num_points, num_points)
-        is_diagonal = jnp.ndim(factor) == jnp.ndim(weights)
+        shapes = [jnp.shape(value) for value in (weights, root, factor)]
+        is_diagonal = len(shapes[2]) == len(shapes[0])
         if (
-            jnp.shape(weights)[-1:] != (num_points,)
-            or jnp.shape(root)[-2:] != square
-            or jnp.shape(factor)[-1 if is_diagonal else -2 :] != square[is_diagonal:]
+            shapes[0][-1:] != square[1:]
+            or shapes[1][-2:] != square
+            or shapes[2][-1 if is_diagonal else -2 :] != square[is_diagonal:]
         ):
             raise ValueError(
                 f"There are {num_points} inducing points, so weights, root and factor must "
                 f"end in the shapes ({num_points},), {square} and {square} (or "
-                f"({num_points},)), got {jnp.shape(weights)}, {jnp.shape(root)} and "
-                f"{jnp.shape(factor)}."
+                f"({num_points},)), got {shapes[0]}, {shapes[1]} and {shapes[2]}."
             )
         self.prior = prior
-        self.inducing = (inducing,)
+        self.inducing: tuple[Any, ...] = (inducing,)
         self.weights = weights
         self.root = root
         self.factor = factor
         self.bound = bound
         self.num_probes = num_probes
         self.jitter = jitter
-        self.residual = residual
+        self.iteration = iteration
         super().__init__(prior.batch_shape, prior.event_shape, validate_args=validate_args)
 
     def _covariances(self):
@@ -182,18 +183,25 @@ class InverseFreePosterior(GPPosterior):
         K, k = self._covariances()
         P = matmul(self.root.mT, k)
         a = matmul(self.root, P)
-        F = self._times_factor(a if self.bound == "relaxed" else k)
+        F = self._factor_times(a if self.bound == "relaxed" else k)
         return P, a, matmul(K, a), F
 
-    def _times_factor(self, A):
-        """``factor' A``."""
+    def _factor_times(self, A, transpose=True):
+        """``factor' A``, or ``factor A``."""
         if self._is_diagonal:
             return self.factor[..., None] * A
-        return matmul(self.factor.mT, A)
+        return matmul(self.factor.mT if transpose else self.factor, A)
 
     @property
     def _is_diagonal(self):
         return jnp.ndim(self.factor) == jnp.ndim(self.weights)
+
+    @property
+    def _log_factor(self):
+        """log|factor|."""
+        if self._is_diagonal:
+            return jnp.sum(jnp.log(self.factor), axis=-1)
+        return _log_det(self.factor)
 
     def _variances(self):
         """
@@ -216,7 +224,7 @@ class InverseFreePosterior(GPPosterior):
         """Marginal variances, eq. (5) and (7), shape ``batch_shape + (N,)``."""
         return self._floored(sum(self._variances()))
 
-    def bound_marginals(self, component=0):
+    def bound_marginals(self, component: ArrayLike = 0) -> tuple[Array, Array]:
         """See :meth:`GPPosterior.bound_marginals`."""
         if self.relaxation is None:
             return self.marginals(component)
@@ -224,10 +232,11 @@ class InverseFreePosterior(GPPosterior):
         rest = jnp.maximum(rest, 0.0)
         return self.mean, self._floored(self.relaxation.factor * rest + added)
 
-    def relaxation_cost(self, precision=None):
+    def relaxation_cost(self, precision: Array | None = None) -> Array:
         """See :meth:`GPPosterior.relaxation_cost`; of eq. (5) in the place of d_n."""
         rest = jnp.maximum(self._variances()[0], 0.0)
-        cost = self.relaxation.cost(self.prior, None, rest, precision)
+        relaxation: Any = self.relaxation
+        cost = relaxation.cost(self.prior, None, rest, precision)
         return jnp.broadcast_to(cost, self.batch_shape)
 
     @property
@@ -247,7 +256,7 @@ class InverseFreePosterior(GPPosterior):
 
         With a key and ``num_probes`` it is estimated, by products alone. Gradients have no
         bias, nor has the value of ``"relaxed"``; that of ``"lc"`` and ``"fr"`` has the
-        error of :func:`~numpyro_sgp.linalg.inverse_free.log_det`. Else it is exact, and
+        error of :func:`~numpyro_sgp.inverse_free.log_det`. Else it is exact, and
         ``"lc"`` and ``"fr"`` factorise K.
 
         :param rng_key: of the random vectors.
@@ -262,78 +271,58 @@ class InverseFreePosterior(GPPosterior):
             r = jnp.eye(num_points, dtype=dtype)  # the traces themselves
         else:
             return jnp.broadcast_to(self._exact_kl(), self.batch_shape)
-        K, _ = self._covariances()
-        L, F = self.root, self.factor
+        K, L = self._covariances()[0], self.root
         total = jnp.sum(self.weights * matmul(K, self.weights[..., None])[..., 0], axis=-1)
         if self.bound != "lc":
             v = matmul(L, r)
             g = matmul(L.mT, matmul(K, v))  # G r
         if self.bound == "relaxed":
-            h = self._times_factor(v)  # H' r
+            h = self._factor_times(v)  # H' r
             total = total + _sum(g * g - r * g + h * h) - num_points
-            h = F[..., None] * h if self._is_diagonal else matmul(F, h)
-            total = total + _sum(g * matmul(L.mT, h))
+            total = total + _sum(g * matmul(L.mT, self._factor_times(h, transpose=False)))
             total = total - 2.0 * (_log_det(L) + self._log_factor)
         else:
-            v = F[..., None] * r if self._is_diagonal else matmul(F, r)
+            v = self._factor_times(r, transpose=False)
             total = total + _sum(v * matmul(K, v))
         if self.bound == "lc":
             # T itself may be far from the inverse, and conjugate gradients then too slow.
-            L = inverse_root(K, L, **_PRECONDITIONER).root
+            L = _inverse_root(K, L).root
             total = total - _drawn_log_det(key_det, K, L, self.num_probes)
             total = total - num_points - 2.0 * self._log_factor
         if self.bound == "fr":
             S, P = self._optimal_covariance()
             # The same random vectors, so that errors cancel where q(u) is near the prior.
-            K, L = jnp.broadcast_to(K, S.shape), inverse_root(K, L, **_PRECONDITIONER).root
+            K, L = jnp.broadcast_to(K, S.shape), _inverse_root(K, L).root
             total = total - _drawn_log_det(key_det, S, P, self.num_probes)
             total = total + _drawn_log_det(key_det, K, L, self.num_probes)
             total = total + _sum(g * (g - 2.0 * r))
         return jnp.broadcast_to(0.5 * total, self.batch_shape)
-
-    @property
-    def _log_factor(self):
-        """log|factor|."""
-        if self._is_diagonal:
-            return jnp.sum(jnp.log(self.factor), axis=-1)
-        return _log_det(self.factor)
 
     def _optimal_covariance(self):
         """The covariance of q*(u), eq. (10), and a preconditioner for it."""
         K, _ = self._covariances()
         B = matmul(self.root.mT, K)
         a = matmul(self.root, B)  # T K
-        F = self._times_factor(K)
+        F = self._factor_times(K)
         S = K - 2.0 * matmul(B.mT, B) + matmul(a.mT, matmul(K, a)) + matmul(F.mT, F)
-        return S, inverse_root(S, self.root, **_PRECONDITIONER).root
+        return S, _inverse_root(S, self.root).root
 
     def _exact_kl(self):
         """Eq. (12), or the KL of q*(u)."""
         if self.bound == "fr":
             return self.as_sparse_posterior().prior_kl()
-        F, m = self._times_factor(self.chol), self._whitened_mean
-        total = _sum(F**2) + jnp.sum(m**2, axis=-1) - self.weights.shape[-1]
-        return 0.5 * total - _log_det(self.chol) - self._log_factor
+        L = self.chol
+        F, m = self._factor_times(L), matmul(L.mT, self.weights[..., None])
+        total = _sum(F**2) + _sum(m**2) - self.weights.shape[-1]
+        return 0.5 * total - _log_det(L) - self._log_factor
 
     # ---- joint draws, by way of a factor of K_uu ------------------------------------
 
     @property
     def chol(self) -> Array:
         """Lower factor of K_uu, ``(*batch, M, M)``: not used in training."""
-        return self._factorised()[0]
-
-    @property
-    def jitter_used(self) -> Array:
-        """What was added to the diagonal of K_uu in :attr:`chol`, shape ``(*batch,)``."""
-        return self._factorised()[1]
-
-    def _factorised(self):
         Kuu = inducing_covariance(self.prior.kernel, self.inducing)
-        return jittered_cholesky(Kuu, self.jitter)
-
-    @property
-    def _whitened_mean(self):
-        return matmul(self.chol.mT, self.weights[..., None])[..., 0]
+        return jittered_cholesky(Kuu, self.jitter)[0]
 
     def as_sparse_posterior(self) -> SparsePosterior:
         r"""
@@ -345,26 +334,27 @@ class InverseFreePosterior(GPPosterior):
         another one.
         """
         L = self.chol
-        eye = jnp.eye(L.shape[-1], dtype=L.dtype)
         P = matmul(self.root.mT, L)
-        rest = eye - matmul(P.mT, P)
-        F = self._times_factor(matmul(self.root, P) if self.bound == "relaxed" else L)
+        rest = jnp.eye(L.shape[-1], dtype=L.dtype) - matmul(P.mT, P)
+        F = self._factor_times(matmul(self.root, P) if self.bound == "relaxed" else L)
         S = matmul(rest, rest) + matmul(F.mT, F)
         # Jitter only where rounding has left S without a factor; it is relative to I.
         sqrt, _ = jittered_cholesky(S, 0.0, jnp.ones(S.shape[:-2], S.dtype))
-        q = BlockGaussian((Block(self._whitened_mean, sqrt),))
+        mean = matmul(L.mT, self.weights[..., None])[..., 0]
+        q = BlockGaussian((Block(mean, sqrt),))
         return SparsePosterior(self.prior, self.inducing, q, self.jitter)
 
-    def sample(self, key, sample_shape=()) -> Array:
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """See :meth:`SparsePosterior.sample`."""
         return self.as_sparse_posterior().sample(key, sample_shape)
 
-    def sample_parametric(self, key, sample_shape=()) -> Array:
+    def sample_parametric(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """See :meth:`SparsePosterior.sample_parametric`."""
         return self.as_sparse_posterior().sample_parametric(key, sample_shape)
 
-    def _sample_whitened(self, key, sample_shape):
-        return self.as_sparse_posterior()._sample_whitened(key, sample_shape)
+    def sample_functions(self, *args, **kwargs) -> FunctionSamples:
+        """See :meth:`SparsePosterior.sample_functions`."""
+        return self.as_sparse_posterior().sample_functions(*args, **kwargs)
 
     def parallel(self) -> SparsePosterior:
         """See :meth:`SparsePosterior.parallel`."""
@@ -374,7 +364,7 @@ class InverseFreePosterior(GPPosterior):
         """See :meth:`SparsePosterior.orthogonal`."""
         return self.as_sparse_posterior().orthogonal()
 
-    def expand(self, batch_shape) -> "InverseFreePosterior":
+    def expand(self, batch_shape: tuple[int, ...]) -> "InverseFreePosterior":
         """Independent posteriors with the same parameters; nothing is copied."""
         expanded = copy.copy(self)
         expanded.prior = self.prior.expand(batch_shape)
@@ -384,7 +374,16 @@ class InverseFreePosterior(GPPosterior):
 
 @kl_divergence.register(InverseFreePosterior, GaussianProcess)
 def _kl_inverse_free_prior(q: InverseFreePosterior, p: GaussianProcess) -> Array:
-    """The KL of the bound; q was made from p, so that their kernels agree."""
+    """
+    The KL of q*(u), which is that of the bound for ``"fr"``; q was made from p, so that
+    their kernels agree.
+    """
+    if q.bound != "fr":
+        raise ValueError(
+            f"What bound={q.bound!r} takes from the expectation is not the KL of the "
+            "posterior, but of another one or more than it. Use TraceGP_ELBO, for whose "
+            "bound it is, or as_sparse_posterior(), whose KL is that of the posterior."
+        )
     return q.prior_kl()
 
 
@@ -400,12 +399,8 @@ def _log_det(L):
 def _drawn_log_det(key, K, preconditioner, num_probes):
     """:func:`log_det` of each matrix of a batch, with random vectors of its own."""
     batch = jnp.broadcast_shapes(K.shape[:-2], preconditioner.shape[:-2])
-    if not batch:
-        return log_det(key, K, preconditioner, num_probes)
-    keys = jax.random.split(key, math.prod(batch))
-    flat = [
-        jnp.broadcast_to(A, (*batch, *A.shape[-2:])).reshape(-1, *A.shape[-2:])
-        for A in (K, preconditioner)
-    ]
-    found = jax.vmap(lambda key, K, L: log_det(key, K, L, num_probes))(keys, *flat)
-    return found.reshape(batch)
+    each = [jnp.broadcast_to(A, (*batch, *A.shape[-2:])) for A in (K, preconditioner)]
+    draw = partial(log_det, num_probes=num_probes)
+    for _ in batch:
+        draw = jax.vmap(draw)
+    return draw(jax.random.split(key, batch) if batch else key, *each)
