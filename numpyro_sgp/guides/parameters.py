@@ -4,7 +4,7 @@ import jax
 from numpyro import handlers
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_sgp.distributions import sites
+from numpyro_sgp.tracing import messages
 
 #: The groups of :func:`parameter_blocks`.
 GROUPS = ("variational", "inducing", "kernel", "likelihood", "other")
@@ -91,20 +91,18 @@ def _used(guide, params, names, args, kwargs):
         given = {**params, **dict(zip(names, values.values(), strict=True))}
         priors, key = [], jax.random.key(0)
 
-        def place(site):
-            if not sites.is_latent_gp(site):
-                return None
-            priors.append(sites.unwrap(site["fn"])[0])
-            return sites.prior_mean(site)
+        def at_site(site):
+            priors.append(messages.unwrap(site["fn"])[0])
+            return messages.at_prior_mean(site)
 
         with handlers.block():
             with handlers.substitute(data=given):
                 latents = guide._base_values(given, key, args, kwargs)
             model = handlers.substitute(guide.model, data={**given, **latents})
-            model = handlers.substitute(model, substitute_fn=place)
-            trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+            with handlers.trace() as trace, messages.AtGPSites(at_site):
+                handlers.seed(model, key)(*args, **kwargs)
         scores = [
-            sites.log_prob(site)
+            messages.log_prob(site)
             for name, site in trace.items()
             if site["type"] == "sample"
             and name not in guide._latents

@@ -11,11 +11,9 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
-from numpyro_sgp.distributions import SparsePosterior, sites
+from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
-from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
-from numpyro_sgp.elbo.coupling import couples_rows
 from numpyro_sgp.elbo.expectation import default_expectation
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.guides import VGP, InverseFreeSVGP, MixtureSVGP
@@ -23,6 +21,9 @@ from numpyro_sgp.guides.approximations import check_approximations
 from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky
+from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.coupling import find_coupling
+from numpyro_sgp.tracing.row_indices import check_row_indices
 
 FACTOR = "expected_log_likelihood"
 _ALL_ROWS = "MCMC needs them all in each step"
@@ -134,7 +135,7 @@ class _Sparsified:
         check_row_indices(self.model, args, kwargs)
         if not self.inducing:
             self._set_up(args, kwargs)
-        trace = self._run(sites.prior_mean, {}, args, kwargs)
+        trace = self._run(messages.at_prior_mean, {}, args, kwargs)
         likelihood = _observed(trace)
         if not self._observed <= likelihood:
             with _InducingValues(self):
@@ -180,7 +181,7 @@ class _Sparsified:
                 "model's arguments, first."
             )
         try:
-            with sites.known_inside_jit():
+            with messages.known_inside_jit():
                 self._prepare(args, kwargs)
         except BaseException:
             self.inducing = {}
@@ -191,16 +192,17 @@ class _Sparsified:
         values, chosen = {}, {}
         key = jax.random.key(0)
 
-        def place(site):
+        def at_site(site):
             name = site["name"]
-            prior, _ = sites.unwrap(site["fn"])
+            prior, _ = messages.unwrap(site["fn"])
             chosen[name] = self._choose(name, prior)
             shape = (*prior.batch_shape, chosen[name].shape[-2])
             white = jax.random.normal(key, shape, chosen[name].dtype)
             # Inputs of a GP site that takes this one's values are then spread out.
-            return _given(prior, chosen[name], white, self._jitter(name)).mean
+            q = _given(prior, chosen[name], white, self._jitter(name))
+            return site["fn"], q.mean
 
-        for name, site in self._run(place, {}, args, kwargs).items():
+        for name, site in self._run(at_site, {}, args, kwargs).items():
             if site["type"] == "sample" and not site["is_observed"]:
                 values[name] = site["value"]
         f = {name: values.pop(name) for name in chosen}
@@ -219,8 +221,8 @@ class _Sparsified:
         self.inducing = chosen
 
     def _checked_structure(self, args, kwargs):
-        trace = self._run(sites.prior_mean, {}, args, kwargs)
-        names = [name for name, site in trace.items() if sites.is_latent_gp(site)]
+        trace = self._run(messages.at_prior_mean, {}, args, kwargs)
+        names = [name for name, site in trace.items() if messages.is_latent_gp(site)]
         if not names:
             raise ValueError(
                 "The model has no latent GP site to sparsify. Sample a GaussianProcess in "
@@ -232,16 +234,16 @@ class _Sparsified:
                 f"the model has the GP sites {sorted(names)}."
             )
         for name in names:
-            sites.check_inputs(name, sites.unwrap(trace[name]["fn"])[0])
-        sites.check_plates(trace)
-        sites.check_whole_plates(trace, _ALL_ROWS)
+            checks.check_inputs(name, messages.unwrap(trace[name]["fn"])[0])
+        checks.check_plates(trace)
+        checks.check_whole_plates(trace, _ALL_ROWS)
         if not _observed(trace):
             raise ValueError(
                 "The model has no observed site. A sparsified model is set up when it "
                 "first runs, which must be with the data: run MCMC, or call "
                 "sparse.setup(X, y), before Predictive."
             )
-        sites.check_observations(trace)
+        checks.check_observations(trace)
         return trace
 
     def _choose(self, name, prior):
@@ -266,7 +268,7 @@ class _Sparsified:
 
         def run(**f):
             out = {}
-            for name, site in self._run(_at(f), values, args, kwargs).items():
+            for name, site in self._run(messages.at_values(f), values, args, kwargs).items():
                 if site["type"] == "deterministic":
                     out[name] = site["value"]
                 elif name in values:
@@ -282,9 +284,9 @@ class _Sparsified:
         shapes = {name: value.shape for name, value in f.items()}
 
         def trace_at(f):
-            return self._run(_at(f), values, args, kwargs)
+            return self._run(messages.at_values(f), values, args, kwargs)
 
-        if any(couples_rows(trace_at, shapes, jnp.result_type(*f.values()))):
+        if any(find_coupling(trace_at, shapes, jnp.result_type(*f.values()))):
             raise ValueError(
                 "The likelihood ties rows of X together (a log density with mixed second "
                 "derivatives between rows), or a GP site combines rows of another one, and "
@@ -295,9 +297,9 @@ class _Sparsified:
 
     # ---- running the model ---------------------------------------------------------
 
-    def _run(self, place, values, args, kwargs, medians=True):
+    def _run(self, at_site, values, args, kwargs, medians=True):
         """
-        The trace with GP sites where ``place`` puts them; seen by no outer handler.
+        The trace with what ``at_site`` puts at GP sites; seen by no outer handler.
 
         :param medians: whether latents that ``values`` has not are put at their medians,
             or are an error.
@@ -306,7 +308,7 @@ class _Sparsified:
         def value(site):
             if site.get("name") in values:
                 return values[site["name"]]
-            if site["type"] != "sample" or sites.is_latent_gp(site):
+            if site["type"] != "sample" or messages.is_latent_gp(site):
                 return None
             if not medians and not site["is_observed"]:
                 raise ValueError(_no_value(site["name"]))
@@ -314,7 +316,7 @@ class _Sparsified:
 
         with handlers.block(), handlers.trace() as trace:
             with handlers.substitute(substitute_fn=value), handlers.seed(rng_seed=0):
-                with _AtGPSites(place):
+                with messages.AtGPSites(at_site):
                     self.model(*args, **kwargs)
         return trace
 
@@ -328,14 +330,11 @@ class _Sparsified:
         nodes, weights = rule.nodes(jax.random.key(0), shapes, dtype)
 
         def at(node):
-            def place(site):
+            def at_site(site):
                 q = self._posterior(site, values[f"{site['name']}_u_white"])
-                x = node[site["name"]]
-                if getattr(rule, "joint", False):
-                    return q.sample(x)
-                return q.mean + jnp.sqrt(q.variance) * x
+                return site["fn"], rule.value(q, node[site["name"]])
 
-            return _score(self._run(place, values, args, kwargs, medians=False))
+            return _score(self._run(at_site, values, args, kwargs, medians=False))
 
         return jnp.dot(weights, jax.vmap(at)(nodes))
 
@@ -347,7 +346,7 @@ class _Sparsified:
                 f"GP site '{name}' was not in the model when it was set up. Sparsify this "
                 "model anew."
             )
-        prior, _ = sites.unwrap(site["fn"])
+        prior, _ = messages.unwrap(site["fn"])
         points = self.inducing[name]
         columns = points.shape[-1]
         if not isinstance(points, InducingVariables) and prior.X.shape[-1] != columns:
@@ -386,8 +385,8 @@ class _InducingValues(Messenger):
     def process_message(self, msg):
         kind, name = msg["type"], msg.get("name")
         if kind == "plate":
-            sites.check_whole_plates({name: msg}, _ALL_ROWS)
-        elif kind == "sample" and sites.is_latent_gp(msg):
+            checks.check_whole_plates({name: msg}, _ALL_ROWS)
+        elif kind == "sample" and messages.is_latent_gp(msg):
             self._replace(msg)
         elif self.likelihood is not None and (
             # By name: outer handlers send observed sites too, such as the Jacobians of
@@ -401,8 +400,8 @@ class _InducingValues(Messenger):
 
     def _replace(self, msg):
         name = msg["name"]
-        prior, reinterpreted = sites.unwrap(msg["fn"])
-        sites.check_inputs(name, prior)
+        prior, reinterpreted = messages.unwrap(msg["fn"])
+        checks.check_inputs(name, prior)
         points = self.sparse.inducing.get(name)
         if points is None:
             self.sparse._posterior(msg, None)  # refuses the site
@@ -411,9 +410,9 @@ class _InducingValues(Messenger):
         v = numpyro.sample(f"{name}_u_white", white.to_event(1 + reinterpreted))
         self.shapes[name] = prior.shape()
         if self.likelihood is None:
-            msg["fn"] = sites.rewrap(self.sparse._posterior(msg, v), reinterpreted)
+            msg["fn"] = messages.rewrap(self.sparse._posterior(msg, v), reinterpreted)
         else:
-            msg["value"] = sites.prior_mean(msg)  # of no effect on what is not hidden
+            msg["value"] = messages.prior_mean(msg)  # of no effect on what is not hidden
             msg["stop"] = True
 
     def postprocess_message(self, msg):
@@ -430,32 +429,16 @@ class _InducingValues(Messenger):
         self.values[name] = msg["value"]
 
 
-class _AtGPSites(Messenger):
-    """Gives GP sites the value that ``place`` returns for their message."""
-
-    def __init__(self, place):
-        self.place = place
-        super().__init__()
-
-    def process_message(self, msg):
-        if msg["type"] == "sample" and sites.is_latent_gp(msg):
-            msg["value"] = jnp.reshape(self.place(msg), msg["fn"].shape())
-
-
 def _given(prior, points, white, jitter):
     """p(f(X) | u): the sparse posterior whose q(u) is a point."""
     q = BlockGaussian((Block(white, jnp.zeros_like(white)),))
     return SparsePosterior(prior, (points,), q, jitter)
 
 
-def _at(f):
-    return lambda site: f[site["name"]]
-
-
 def _score(trace):
     """Log density of the observed sites."""
     terms = [
-        jnp.sum(sites.log_prob(site))
+        jnp.sum(messages.log_prob(site))
         for site in trace.values()
         if site["type"] == "sample" and site["is_observed"]
     ]

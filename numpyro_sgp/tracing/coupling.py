@@ -1,22 +1,30 @@
 """Whether a likelihood ties the latent values at different rows together."""
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_sgp.distributions import sites
+from numpyro_sgp.tracing import messages
 
 
-def couples_rows(
+class Coupling(NamedTuple):
+    """What a guide tells of a model's rows, in the ``infer`` of its GP sites."""
+
+    couples: bool = False  # the likelihood ties rows of X together
+    combines: bool = False  # several rows of a site become one row of another
+
+
+def find_coupling(
     trace_at: Callable[[dict[str, Array]], dict],
     shapes: dict[str, tuple[int, ...]],
     dtype,
     coupled: Iterable[str] = (),
     chosen: Iterable[str] = (),
-) -> tuple[bool, bool]:
+) -> Coupling:
     """
     Whether the likelihood of a model, or the prior of one of its GP sites, mixes two rows
     of X in one latent function of another; and whether a row of the inputs of a GP site is
@@ -36,21 +44,21 @@ def couples_rows(
 
     couples = mixes_rows(log_density, shapes, dtype, frozenset(coupled))
     if len(shapes) == 1:
-        return couples, False
+        return Coupling(couples)
     # Mixed second derivatives where inputs of a GP site mix rows of f, or have several
     # rows of f in different columns.
     by_rows = _of_priors(trace_at, shapes, by_rows=True)
     if not mixes_rows(by_rows, shapes, dtype):
-        return couples, False
+        return Coupling(couples)
     rest = [name for name in shapes if name not in set(chosen)]
     priors = _of_priors(trace_at, shapes)
-    return couples or mixes_rows(priors, shapes, dtype, names=rest), True
+    return Coupling(couples or mixes_rows(priors, shapes, dtype, names=rest), True)
 
 
 def feeding(trace_at, shapes: dict[str, tuple[int, ...]], dtype) -> set[str]:
     """
     The GP sites that the prior of another one depends on; the arguments are those of
-    :func:`couples_rows`.
+    :func:`find_coupling`.
     """
     rng = np.random.default_rng(0)
     f = {k: jnp.asarray(0.3 * rng.normal(size=s), dtype) for k, s in shapes.items()}
@@ -72,7 +80,7 @@ def _of_priors(trace_at, shapes, by_rows=False):
 
     def features(f):
         trace = trace_at(f)
-        priors = [sites.unwrap(trace[name]["fn"])[0] for name in shapes]
+        priors = [messages.unwrap(trace[name]["fn"])[0] for name in shapes]
         total = sum(jnp.sum(jnp.sin(leaf)) for p in priors for leaf in made_of(p))
         if by_rows:
             total = total + sum(jnp.sum(jnp.sin(jnp.sum(p.X, axis=-1))) for p in priors)
@@ -84,7 +92,7 @@ def _of_priors(trace_at, shapes, by_rows=False):
 def log_likelihood(trace, gp_sites: Iterable[str]) -> Array:
     """Log density of all sites of a trace but the GP sites."""
     return sum(
-        jnp.sum(sites.log_prob(site))
+        jnp.sum(messages.log_prob(site))
         for name, site in trace.items()
         if site["type"] == "sample" and name not in gp_sites
     )

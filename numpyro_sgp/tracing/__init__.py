@@ -1,0 +1,1 @@
+"""What reads NumPyro's messages and traces of models with GP sites."""
