@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.tracing import checks, messages
-from numpyro_sgp.tracing.coupling import made_of
+from numpyro_sgp.tracing.coupling import feeding
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.tracing.rows import by_row, sites_on_f
 
@@ -183,19 +183,12 @@ class MixtureParts:
         #: Marginals of each GP site at one draw of the other latents, and that draw.
         self.posteriors = _alone(found)
         self.others = guide.others_at(params, args, kwargs, base_key)
-        means = {name: q.mean for name, q in self.posteriors.items()}
-
-        def of_priors(f):
-            trace = self.run(f, self.others)
-            return {name: _sum_of_prior(trace[name]) for name in means}
-
+        shapes = {name: q.shape() for name, q in self.posteriors.items()}
+        dtype = jnp.result_type(*(q.mean.dtype for q in self.posteriors.values()))
+        below = feeding(lambda f: self.run(f, self.others), shapes, dtype)
         #: GP sites that feed no other.
-        self.last = [
-            name
-            for name in means
-            if not sites_on_f(lambda f: of_priors({**means, **f}), {name: means[name]})
-        ]
-        self.drawn = self._draws_others or len(self.last) < len(means)
+        self.last = [name for name in shapes if name not in below]
+        self.drawn = self._draws_others or bool(below)
         self.keys = jax.random.split(self.key, (num_draws if self.drawn else 1, 3))
         numbers = sum(
             int(np.prod(q.batch_shape)) * q.chol.shape[-1] * (q.chol.shape[-1] + rows)
@@ -309,11 +302,6 @@ def _by_site(trace) -> dict:
         for name, site in trace.items()
         if site["type"] == "sample" and site["is_observed"]
     }
-
-
-def _sum_of_prior(site):
-    prior, _ = messages.unwrap(site["fn"])
-    return sum(jnp.sum(leaf) for leaf in made_of(prior))
 
 
 def _observed(trace, num_rows, on_f) -> dict:

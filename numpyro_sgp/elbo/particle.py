@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from numpyro import handlers
 from numpyro.distributions import MaskedDistribution
@@ -19,6 +20,7 @@ from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import Coupling
 from numpyro_sgp.tracing.curvature import row_precisions
 from numpyro_sgp.tracing.program import Program, opening, watched
+from numpyro_sgp.tracing.rows import union
 
 
 class GPSite(NamedTuple):
@@ -57,7 +59,7 @@ class Component:
         """f with these marginals, or jointly in groups of rows, where x is normal."""
         if self.posterior.joint_rows > 1:
             return self.posterior.place(x, self.number)
-        mean, variance = self.marginals
+        mean, variance = self.marginals  # Shi et al. 2020, eq. 33 and 34
         return mean + jnp.sqrt(variance) * x
 
     def sample(self, key):
@@ -88,8 +90,7 @@ class Particle:
         self._program = Program(lambda: self._run(run_guide, run_model))
         self._origins = self._program.origins
         for name, origins in self._origins["marginals"].items():
-            fed_by = frozenset().union(*origins)
-            self.sites[name] = self.sites[name]._replace(fed_by=fed_by)
+            self.sites[name] = self.sites[name]._replace(fed_by=union(origins))
         self.rule = self._rule(self.sites)
         self.rule.check(self.sites)
 
@@ -123,13 +124,14 @@ class Particle:
             for some in split:
                 some[kind] = {}
             for name, value in values.items():
-                split[not _any(self._origins[kind][name])][kind][name] = value
+                split[not union(self._origins[kind][name])][kind][name] = value
         return split
 
     def precisions(self) -> dict:
         r"""
-        :math:`\lambda_n` of a Gaussian likelihood at each row, divided by the scale of
-        minibatches, at the sites whose relaxed conditional asks for it; by openings.
+        :math:`\lambda_n = \sigma_n^{-2}` of a Gaussian likelihood (Titsias 2025) at each
+        row, divided by the scale of minibatches, at the sites whose relaxed conditional
+        asks for it; by openings.
         """
         names = [name for name, site in self.sites.items() if site.needs_precision]
         if not names:
@@ -146,8 +148,42 @@ class Particle:
 
     def row_scale(self, name) -> float:
         """What data plates multiply the terms of the rows of a relaxed GP site by."""
-        on_f = {k for k, origins in self._origins["log_prob"].items() if _any(origins)}
-        return _row_scale(self._plates, name, self.sites[name].shape[-1], on_f)
+        if self._scaled[name][1] != 1.0:
+            raise ValueError(
+                f"GP site '{name}' is scaled (numpyro.handlers.scale) and has a tight "
+                "bound, which is for the unscaled prior. Use tight='none'."
+            )
+        log_probs = self._origins["log_prob"].items()
+        on_f = sorted(name for name, origins in log_probs if union(origins))
+        scales = {self._plate_scale(name, observed) for observed in on_f}
+        if len(scales) > 1:
+            raise ValueError(
+                f"GP site '{name}' has a tight bound, whose terms belong to the rows of "
+                f"one data plate, but {on_f} have the scales {sorted(scales)}. Use "
+                "tight='none'."
+            )
+        return scales.pop() if scales else 1.0
+
+    def _plate_scale(self, name, observed) -> float:
+        num_rows, scale = self.sites[name].shape[-1], 1.0
+        frames, found = self._scaled[observed]
+        for frame in frames:
+            size, batch = self._subsampled.get(frame.name, (num_rows, num_rows))
+            if batch != num_rows:
+                raise ValueError(
+                    f"GP site '{name}' has a tight bound and {num_rows} rows, but "
+                    f"'{observed}' takes a minibatch of {batch} rows of plate "
+                    f"'{frame.name}'. Sample the process at the rows of the minibatch, "
+                    "X[idx], or use tight='none'."
+                )
+            scale *= size / batch
+        if not np.all(np.abs(found / scale - 1.0) <= 1e-5):
+            raise ValueError(
+                f"GP site '{name}' has a tight bound, but '{observed}' is scaled beside "
+                "its plates (numpyro.handlers.scale). Scale minibatches by "
+                "numpyro.plate(name, N, subsample_size=B), or use tight='none'."
+            )
+        return scale
 
     # ---- one run of Python --------------------------------------------------------
 
@@ -166,7 +202,12 @@ class Particle:
         check_model_guide_match(model_trace, guide_trace)
         validate_model(model_trace, plate_warning="loose")
         _check_pair(model_trace, guide_trace, self.sites)
-        self._plates = _plates_of(model_trace)
+        self._subsampled = subsample_plate_sizes(model_trace)
+        self._scaled = {
+            name: (site["cond_indep_stack"], _known_scale(site))
+            for name, site in model_trace.items()
+            if site["type"] == "sample"
+        }
         closed_forms = self._rule(self.sites).closed_forms
         parts["log_prob"] = {
             name: self._expected(site, model_trace, components)
@@ -250,13 +291,14 @@ class Particle:
         return scale_and_mask(expected, site["scale"], mask)
 
 
-def _any(origins) -> bool:
-    """Whether anything in a tree of provenances depends on something."""
-    return any(jax.tree.leaves(origins, is_leaf=lambda x: isinstance(x, frozenset)))
-
-
 def _mutable(trace):
     return {k: v["value"] for k, v in trace.items() if v["type"] == "mutable"}
+
+
+def _known_scale(site):
+    """What plates and handlers scale a site by; NaN where that is not known."""
+    scale = 1.0 if site["scale"] is None else site["scale"]
+    return scale if not_jax_tracer(scale) else float("nan")
 
 
 def _has_expectation(site):
@@ -281,60 +323,3 @@ def _check_pair(model_trace, guide_trace, gp_sites):
                 "that each would see a minibatch of its own. Open "
                 f"numpyro.plate('{name}', ...) with the same sizes in the guide."
             )
-
-
-class _Plates(NamedTuple):
-    """How the sites of a trace are scaled."""
-
-    subsampled: dict[str, tuple[int, int]]
-    frames: dict[str, tuple]  # of each sample site
-    scales: dict[str, float | None]  # None: not known
-
-
-def _plates_of(trace) -> _Plates:
-    samples = {name: s for name, s in trace.items() if s["type"] == "sample"}
-    scales = {k: 1.0 if s["scale"] is None else s["scale"] for k, s in samples.items()}
-    return _Plates(
-        subsample_plate_sizes(trace),
-        {name: s["cond_indep_stack"] for name, s in samples.items()},
-        {k: float(s) if not_jax_tracer(s) else None for k, s in scales.items()},
-    )
-
-
-def _row_scale(plates, name, num_rows, on_f) -> float:
-    """
-    :param on_f: names of the observed sites that depend on f.
-    """
-    if plates.scales[name] != 1.0:
-        raise ValueError(
-            f"GP site '{name}' is scaled (numpyro.handlers.scale) and has a tight bound, "
-            "which is for the unscaled prior. Use tight='none'."
-        )
-    scales = set()
-    for observed in on_f:
-        scale = 1.0
-        for frame in plates.frames[observed]:
-            size, batch = plates.subsampled.get(frame.name, (1, 1))
-            if frame.name in plates.subsampled and batch != num_rows:
-                raise ValueError(
-                    f"GP site '{name}' has a tight bound and {num_rows} rows, but "
-                    f"'{observed}' takes a minibatch of {batch} rows of plate "
-                    f"'{frame.name}'. Sample the process at the rows of the minibatch, "
-                    "X[idx], or use tight='none'."
-                )
-            scale *= size / batch
-        found = plates.scales[observed]
-        if found is None or abs(found / scale - 1.0) > 1e-5:
-            raise ValueError(
-                f"GP site '{name}' has a tight bound, but '{observed}' is scaled beside "
-                "its plates (numpyro.handlers.scale). Scale minibatches by "
-                "numpyro.plate(name, N, subsample_size=B), or use tight='none'."
-            )
-        scales.add(scale)
-    if len(scales) > 1:
-        raise ValueError(
-            f"GP site '{name}' has a tight bound, whose terms belong to the rows of one "
-            f"data plate, but {sorted(on_f)} have the scales {sorted(scales)}. Use "
-            "tight='none'."
-        )
-    return scales.pop() if scales else 1.0

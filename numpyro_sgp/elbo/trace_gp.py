@@ -27,12 +27,12 @@ class TraceGP_ELBO(ELBO):
 
         \sum_n E_{q(f_n)}[\log p(y_n \mid f_n)] - \mathrm{KL}[q(u) \| p(u)]
 
-    with the expectation taken over *any* model code: the model is run with f at
-    :math:`\mu + \sigma x_s`, and what it scores is averaged with weights :math:`w_s`.
-    Only the marginals of f are used. The posterior is made once for all nodes, so a step
-    factorises each K_uu once. Other latent variables are drawn from the guide once a
-    particle, as in :class:`~numpyro.infer.Trace_ELBO`; subsampling plates scale the
-    expected log likelihood and not the KL.
+    (Shi et al. 2020, eq. 2, and 31 for several sets), with the expectation taken over *any*
+    model code: the model is run with f at :math:`\mu + \sigma x_s`, and what it scores is
+    averaged with weights :math:`w_s`. Only the marginals of f are used. Guide and model are
+    traced once for all nodes, and a step factorises each K_uu once. Other latent variables
+    are drawn from the guide once a particle, as in :class:`~numpyro.infer.Trace_ELBO`;
+    subsampling plates scale the expected log likelihood and not the KL.
 
     A relaxed conditional (``tight=...`` of an approximation) makes the bound tighter; what
     it costs is part of the data's terms and scaled as these are.
@@ -45,9 +45,8 @@ class TraceGP_ELBO(ELBO):
 
     :param expectation: :class:`GaussHermite`, :class:`MonteCarlo`,
         :class:`ScoreFunction` (for a likelihood without a gradient), another
-        :class:`Expectation`, or None for
-        ``GaussHermite(20)`` with one latent function, ``GaussHermite(10)`` with two, and
-        ``MonteCarlo(10)`` with more, or where a GP site combines several rows of another
+        :class:`~numpyro_sgp.elbo.Expectation`, or None for ``GaussHermite(20)`` with one
+        latent function, ``GaussHermite(10)`` with two, and ``MonteCarlo(10)`` with more, or where a GP site combines several rows of another
         one (``joint=True`` where an :class:`~numpyro_sgp.AutoSparseGP` found that the
         likelihood ties rows together).
     :param num_particles: number of draws of the latents beside f; mutable state is that of
@@ -184,7 +183,7 @@ def _bound(particle, rng_key, given=None):
     numbers = list(itertools.product(*map(range, several.values())))
     if len(numbers) == 1:
         return _of_component(particle, rng_key, given)
-    # Stratified over the components: none of them is drawn.
+    # E = sum_k pi_k E_k (Bonilla et al. 2018, eq. 24): no component is drawn.
     components = {
         ("component", name): jnp.array(ks)
         for name, ks in zip(several, zip(*numbers, strict=True), strict=True)
@@ -216,9 +215,8 @@ def _of_component(particle, rng_key, given):
 
     subtract("guide")  # log q of the latents beside f
     subtract("kl")
-    subtract(
-        "cost", particle.row_scale
-    )  # of a relaxed q(f | u), a part of the data's terms
+    # Of a relaxed q(f | u) (Titsias 2025), by rows: scaled as the data's terms are.
+    subtract("cost", particle.row_scale)
     return terms, _likeliest(on_f["state"], weights) | fixed["state"], fixed
 
 

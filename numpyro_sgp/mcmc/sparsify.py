@@ -7,7 +7,6 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer import init_to_median
-from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
@@ -24,6 +23,7 @@ from numpyro_sgp.linalg import jittered_cholesky
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import find_coupling
 from numpyro_sgp.tracing.row_indices import check_row_indices
+from numpyro_sgp.tracing.rows import sites_on_f
 
 FACTOR = "expected_log_likelihood"
 _ALL_ROWS = "MCMC needs them all in each step"
@@ -266,19 +266,13 @@ class _Sparsified:
     def _sites_on_f(self, f, values, args, kwargs):
         """Names of sites whose value or density depends on f."""
 
-        def run(**f):
-            out = {}
-            for name, site in self._run(messages.at_values(f), values, args, kwargs).items():
-                if site["type"] == "deterministic":
-                    out[name] = site["value"]
-                elif name in values:
-                    out[name] = site["fn"].log_prob(site["value"])
-            return out
+        def of_sites(f):
+            trace = self._run(messages.at_values(f), values, args, kwargs)
+            log_probs = {k: messages.log_prob(trace[k]) for k in values if k in trace}
+            shown = (site for site in trace.values() if site["type"] == "deterministic")
+            return log_probs | {site["name"]: site["value"] for site in shown}
 
-        found = {}
-        for name, origin in eval_provenance(run, **f).items():
-            found[name] = frozenset().union(*jax.tree.leaves(origin, is_leaf=_is_origin))
-        return frozenset(name for name, origin in found.items() if origin)
+        return sites_on_f(of_sites, f)
 
     def _check_coupling(self, f, values, args, kwargs):
         shapes = {name: value.shape for name, value in f.items()}
@@ -475,7 +469,3 @@ def _no_value(name):
 
 def _one_set(option):
     return f"sparsify takes one set of inducing points, SVGP(...), and {option!r} has more."
-
-
-def _is_origin(x):
-    return isinstance(x, frozenset)

@@ -9,6 +9,8 @@ import numpy as np
 from jax import Array
 
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.curvature import row_curvature
+from numpyro_sgp.tracing.rows import origins
 
 
 class Coupling(NamedTuple):
@@ -55,15 +57,18 @@ def find_coupling(
     return Coupling(couples or mixes_rows(priors, shapes, dtype, names=rest), True)
 
 
-def feeding(trace_at, shapes: dict[str, tuple[int, ...]], dtype) -> set[str]:
+def feeding(trace_at, shapes: dict[str, tuple[int, ...]], dtype) -> frozenset[str]:
     """
     The GP sites that the prior of another one depends on; the arguments are those of
     :func:`find_coupling`.
     """
-    rng = np.random.default_rng(0)
-    f = {k: jnp.asarray(0.3 * rng.normal(size=s), dtype) for k, s in shapes.items()}
-    slopes = jax.jit(jax.grad(_of_priors(trace_at, shapes)))(f)
-    return {name for name, slope in slopes.items() if np.any(np.asarray(slope))}
+
+    def of_priors(f):
+        trace = trace_at(f)
+        return {name: made_of(messages.unwrap(trace[name]["fn"])[0]) for name in shapes}
+
+    f = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
+    return frozenset().union(*origins(of_priors, f).values())
 
 
 def made_of(prior) -> list[Array]:
@@ -128,32 +133,15 @@ def mixes_rows(
     for name, shape in shapes.items():
         if names is not None and name not in names:
             continue
-        num_functions, rows = int(np.prod(shape[:-1])), shape[-1]
-        together = name in coupled
-
-        @jax.jit
-        def curvature(
-            s, name=name, shape=shape, num_functions=num_functions, together=together
-        ):
-            def along(function):
-                direction = jnp.reshape(function[:, None] * s, shape)
-
-                def slope(value):
-                    return jax.grad(lambda v: log_density({**f, name: v}))(value)
-
-                _, Hs = jax.jvp(slope, (f[name],), (direction,))
-                Hs = jnp.reshape(Hs, (num_functions, -1))
-                return (Hs if together else function @ Hs) / s
-
-            if together:
-                return along(jnp.ones(num_functions, dtype))
-            return jax.vmap(along)(jnp.eye(num_functions, dtype=dtype))
-
-        try:
-            draws = rng.choice([-1.0, 1.0], size=(2, rows)) * rng.uniform(
-                0.5, 1.5, (2, rows)
+        product = jax.jit(
+            lambda s, name=name: (
+                row_curvature(log_density, f, name, s, together=name in coupled) / s
             )
-            a, b = (np.asarray(curvature(jnp.asarray(s, dtype))) for s in draws)
+        )
+        try:
+            draws = rng.choice([-1.0, 1.0], size=(2, shape[-1]))
+            draws = draws * rng.uniform(0.5, 1.5, draws.shape)
+            a, b = (np.asarray(product(jnp.asarray(s, dtype))) for s in draws)
         except (TypeError, ValueError, NotImplementedError):
             return False  # not differentiable: a callback, integer code
         size = np.maximum(np.abs(a), np.abs(b))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from numpyro.ops.provenance import eval_provenance
@@ -26,18 +27,39 @@ def by_row(log_prob: Array, num_rows: int) -> Array | None:
     return jnp.sum(log_prob, axis=tuple(i for i in range(log_prob.ndim) if i != axes[-1]))
 
 
+def origins(fn: Callable[[dict], dict], values: dict) -> dict[str, frozenset]:
+    """
+    For each entry of a dict that a function returns, the names of the values that it
+    depends on.
+
+    :param fn: a function of a dict of values by name; it is only traced.
+    :param values: trees of arrays, or of their shapes and dtypes, by name.
+    """
+    names = list(values)
+
+    def known(x):
+        is_shape = isinstance(x, jax.ShapeDtypeStruct)
+        return jnp.zeros(x.shape, x.dtype) if is_shape else x
+
+    def run(**numbered):  # names need not be valid for a keyword
+        return fn({names[int(k[1:])]: v for k, v in numbered.items()})
+
+    numbered = {f"v{i}": values[name] for i, name in enumerate(names)}
+    found = eval_provenance(run, **jax.tree.map(known, numbered))
+    return {
+        name: frozenset(names[int(label[1:])] for label in union(labels))
+        for name, labels in found.items()
+    }
+
+
+def union(labels) -> frozenset:
+    """All that is in a tree of sets of labels."""
+    sets = jax.tree.leaves(labels, is_leaf=lambda x: isinstance(x, frozenset))
+    return frozenset().union(*sets)
+
+
 def sites_on_f(
-    log_probs: Callable[[dict[str, Array]], dict[str, Array]], f: dict[str, Array]
+    of_sites: Callable[[dict[str, Array]], dict], f: dict[str, Array]
 ) -> set[str]:
-    """
-    Names of the sites whose log density depends on the values of GP sites.
-
-    :param log_probs: from values of GP sites to log densities by site; it is only traced.
-    :param f: values of GP sites, or their shapes and dtypes.
-    """
-    values = {f"f{i}": jnp.zeros(v.shape, v.dtype) for i, v in enumerate(f.values())}
-
-    def run(**values):
-        return log_probs(dict(zip(f, values.values(), strict=True)))
-
-    return {name for name, origin in eval_provenance(run, **values).items() if origin}
+    """Names of the entries of :func:`origins` that depend on the values of GP sites."""
+    return {name for name, found in origins(of_sites, f).items() if found}
