@@ -19,11 +19,11 @@ from numpyro_sgp._programs import (
     split_static,
 )
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
-from numpyro_sgp.distributions.sites import can_draw, innermost
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
-from numpyro_sgp.elbo.rows import sites_on_f
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.predictive import MixtureParts
+from numpyro_sgp.tracing.messages import can_draw, innermost
+from numpyro_sgp.tracing.rows import sites_on_f
 
 _CLASSES = (
     dist.BernoulliProbs,

@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 from numpyro import handlers
-from numpyro.primitives import Messenger
 
-from numpyro_sgp.distributions import sites
 from numpyro_sgp.distributions.arguments import as_arrays
-from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
-from numpyro_sgp.elbo.coupling import made_of
-from numpyro_sgp.elbo.rows import by_row, sites_on_f
+from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.coupling import feeding
+from numpyro_sgp.tracing.row_indices import check_row_indices
+from numpyro_sgp.tracing.rows import by_row, sites_on_f
 
 # Numbers held at one time: of rows and nodes, and of inducing points, rows and draws.
 _MAX_NODE_NUMBERS, _MAX_NUMBERS_OF_DRAWS = 3e6, 3e7
@@ -176,7 +175,7 @@ class MixtureParts:
         self.responses = [
             name
             for name, site in (guide.approximations and guide.prototype_trace).items()
-            if sites.is_response(site)
+            if messages.is_response(site)
         ]
         self._draws_others = guide.draws_others(params, args, kwargs)
         base_key = self.key if self._draws_others else None
@@ -184,19 +183,12 @@ class MixtureParts:
         #: Marginals of each GP site at one draw of the other latents, and that draw.
         self.posteriors = _alone(found)
         self.others = guide.others_at(params, args, kwargs, base_key)
-        means = {name: q.mean for name, q in self.posteriors.items()}
-
-        def of_priors(f):
-            trace = self.run(f, self.others)
-            return {name: _sum_of_prior(trace[name]) for name in means}
-
+        shapes = {name: q.shape() for name, q in self.posteriors.items()}
+        dtype = jnp.result_type(*(q.mean.dtype for q in self.posteriors.values()))
+        below = feeding(lambda f: self.run(f, self.others), shapes, dtype)
         #: GP sites that feed no other.
-        self.last = [
-            name
-            for name in means
-            if not sites_on_f(lambda f: of_priors({**means, **f}), {name: means[name]})
-        ]
-        self.drawn = self._draws_others or len(self.last) < len(means)
+        self.last = [name for name in shapes if name not in below]
+        self.drawn = self._draws_others or bool(below)
         self.keys = jax.random.split(self.key, (num_draws if self.drawn else 1, 3))
         numbers = sum(
             int(np.prod(q.batch_shape)) * q.chol.shape[-1] * (q.chol.shape[-1] + rows)
@@ -298,29 +290,24 @@ def _density(run, posteriors, on_f, expectation, rng_key, rules, limit) -> dict:
 def _checked(trace, whole):
     """A trace whose data plates are whole and whose observations have the right shape."""
     if whole:
-        sites.check_whole_plates(trace, "the predictive density is of every row")
-    sites.check_observations(trace)
+        checks.check_whole_plates(trace, "the predictive density is of every row")
+    checks.check_observations(trace)
     return trace
 
 
 def _by_site(trace) -> dict:
     """Log densities of observed sites."""
     return {
-        name: sites.log_prob(site, scaled=False)
+        name: messages.log_prob(site, scaled=False)
         for name, site in trace.items()
         if site["type"] == "sample" and site["is_observed"]
     }
 
 
-def _sum_of_prior(site):
-    prior, _ = sites.unwrap(site["fn"])
-    return sum(jnp.sum(leaf) for leaf in made_of(prior))
-
-
 def _observed(trace, num_rows, on_f) -> dict:
     """Whether each row of an observed site has an observation that is not masked."""
     _observed_rows(trace, num_rows, on_f)  # which says what is wrong with shapes
-    return {name: by_row(sites.counted(trace[name]), num_rows) > 0 for name in on_f}
+    return {name: by_row(messages.counted(trace[name]), num_rows) > 0 for name in on_f}
 
 
 def _observed_rows(trace, num_rows, on_f) -> dict:
@@ -329,11 +316,11 @@ def _observed_rows(trace, num_rows, on_f) -> dict:
     for name, site in trace.items():
         if name not in on_f:
             continue
-        values[name] = by_row(sites.log_prob(site, scaled=False), num_rows)
+        values[name] = by_row(messages.log_prob(site, scaled=False), num_rows)
         if values[name] is None:
             raise ValueError(
                 f"Observed site '{name}' has log likelihoods of shape "
-                f"{jnp.shape(sites.log_prob(site))}, not one for each of the {num_rows} "
+                f"{jnp.shape(messages.log_prob(site))}, not one for each of the {num_rows} "
                 "rows."
             )
     if not values:
@@ -446,7 +433,7 @@ class GPPredictive:
             )
         rows = {}
         for name, prior in train.items():
-            sites.check_inputs(name, prior)
+            checks.check_inputs(name, prior)
             if name not in sample:
                 raise ValueError(
                     f"posterior_samples has no values of GP site '{name}', only of "
@@ -468,7 +455,7 @@ class GPPredictive:
 
         jax.eval_shape(at_new, others)
         for name, prior in new.items():
-            sites.check_inputs(name, prior)
+            checks.check_inputs(name, prior)
             columns = train[name].X.shape[-1] if name in train else prior.X.shape[-1]
             if prior.X.shape[-1] != columns:
                 raise ValueError(
@@ -483,7 +470,7 @@ class GPPredictive:
         train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
         others = {k: v for k, v in sample.items() if k not in train}
         model = handlers.seed(self.model, rng_key)
-        with handlers.trace() as trace, _Condition(train, sample):
+        with handlers.trace() as trace, _conditioned(train, sample):
             with handlers.substitute(substitute_fn=_values(others)):
                 model(*args, **kwargs)
         if self.return_sites is not None:
@@ -501,34 +488,34 @@ class GPPredictive:
         }
 
 
-class _Condition(Messenger):
-    """Gives each GP site its distribution given the values at the training inputs."""
+def _conditioned(train, values):
+    """For GP sites, their distributions given the values at the training inputs."""
 
-    def __init__(self, train, values):
-        self.train = train
-        self.values = values
-        super().__init__()
+    def at_site(site):
+        prior, reinterpreted = messages.unwrap(site["fn"])
+        name = site["name"]
+        if name not in train:
+            return site["fn"], None
+        conditional = train[name].condition(values[name], prior.X)
+        return messages.rewrap(conditional, reinterpreted), None
 
-    def process_message(self, msg):
-        if not sites.is_latent_gp(msg) or msg["name"] not in self.train:
-            return
-        prior, reinterpreted = sites.unwrap(msg["fn"])
-        old = self.train[msg["name"]]
-        conditional = old.condition(self.values[msg["name"]], prior.X)
-        msg["fn"] = sites.rewrap(conditional, reinterpreted)
+    return messages.AtGPSites(at_site)
 
 
 def _gp_priors(model, sample, args, kwargs) -> dict:
     """The GP sites of a run with the sampled values."""
     model = handlers.seed(model, 0)
     model = handlers.substitute(model, substitute_fn=_values(sample))
-    mean = _AtMean()
-    with handlers.block(), handlers.trace() as trace, mean:
+    # No joint draw where there is no value.
+    at_mean = messages.AtGPSites(
+        lambda m: (m["fn"], messages.prior_mean(m) if m["value"] is None else None)
+    )
+    with handlers.block(), handlers.trace() as trace, at_mean:
         model(*args, **kwargs)
     return {
-        name: sites.unwrap(site["fn"])[0]
+        name: messages.unwrap(site["fn"])[0]
         for name, site in trace.items()
-        if sites.is_latent_gp(site)
+        if messages.is_latent_gp(site)
     }
 
 
@@ -539,11 +526,3 @@ def _values(sample):
         return None if msg["type"] == "deterministic" else sample.get(msg["name"])
 
     return substitute
-
-
-class _AtMean(Messenger):
-    """Puts GP sites that have no value at their prior mean: no joint draw."""
-
-    def process_message(self, msg):
-        if msg["value"] is None and sites.is_latent_gp(msg):
-            msg["value"] = sites.prior_mean(msg)

@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 from numpyro.infer import SVI, Trace_ELBO
 
 import numpyro_sgp as sgp
+from examples.low_rank import LowRank
 from tests import helpers
 
 KEY = random.key(0)
@@ -47,6 +48,7 @@ CASES = {
     "SVGP coupled": one_set(sgp.SVGP, covariance="coupled"),
     "SVGP pseudo-data": one_set(sgp.SVGP, covariance="pseudo_data"),
     "SVGP dual": one_set(sgp.SVGP, covariance="dual"),
+    "SVGP of one's own": one_set(sgp.SVGP, covariance=LowRank(3)),
     "SVGP tight diagonal": one_set(sgp.SVGP, tight="diagonal"),
     "SVGP tight block": one_set(sgp.SVGP, tight=sgp.relaxation.Blocks(3)),
     "SVGP tight scalar": one_set(sgp.SVGP, tight="scalar"),

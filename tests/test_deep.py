@@ -349,7 +349,7 @@ def test_a_mean_that_combines_patches_is_no_likelihood_that_ties_rows(chosen):
     guide = sgp.AutoSparseGP(model, sgp.SVGP(2))
     guide.setup(images, Y[:3])
     assert guide.couples_rows is not chosen  # g's running sum ties rows all the same
-    assert guide._combines_rows
+    assert guide._coupling.combines
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from numpyro.infer.util import log_density
 
 import numpyro_sgp as sgp
 from numpyro_sgp.distributions.arguments import as_arrays, as_numbers
-from numpyro_sgp.distributions.row_indices import check_row_indices
+from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.training.rows import make_source
 from tests.helpers import gaussian_model, regression_data
 

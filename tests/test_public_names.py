@@ -12,6 +12,7 @@ ROOMS = ["numpyro_sgp"] + [
     f"numpyro_sgp.{room.name}"
     for room in pkgutil.iter_modules(sgp.__path__)
     if room.ispkg or hasattr(getattr(sgp, room.name, None), "__all__")
+    if not room.name.startswith("_")
 ]
 # Rooms whose public names say the types of all arguments and results.
 ANNOTATED = (

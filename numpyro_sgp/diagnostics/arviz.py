@@ -21,9 +21,9 @@ from numpyro.primitives import Messenger
 from numpyro_sgp.diagnostics.calibration import Calibration
 from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap, point_sites
 from numpyro_sgp.diagnostics.optimality import convergence_attrs
-from numpyro_sgp.distributions import sites
 from numpyro_sgp.distributions.arguments import as_arrays
-from numpyro_sgp.distributions.sites import can_draw, unmasked
+from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.messages import can_draw, unmasked
 
 if TYPE_CHECKING:
     from arviz import InferenceData
@@ -434,7 +434,7 @@ def _first_trace(found):
     first = {name: values[0, 0] for name, values in found.draws.items()}
     bad = {name for name, values in found.draws.items() if np.isnan(values).any()}
     trace = _trace(found, jax.random.key(0), first, bad=bad)
-    sites.check_whole_plates(trace, "ArviZ needs the log likelihood of each observation")
+    checks.check_whole_plates(trace, "ArviZ needs the log likelihood of each observation")
     if not any(s["type"] == "sample" and s["is_observed"] for s in trace.values()):
         raise ValueError(
             "With these arguments the model has no observed site. Pass the data too: "
@@ -451,7 +451,7 @@ def _white_sites(trace, draws) -> set[str]:
 def _is_whitened(site) -> bool:
     """Whether a site is f of a whitened model, or of one that its sampler whitens."""
     return site is not None and (
-        site["type"] == "deterministic" or sites.is_latent_gp(site)
+        site["type"] == "deterministic" or messages.is_latent_gp(site)
     )
 
 

@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.infer.calibration import VSBCResult, vsbc_diagnostic
 
 from numpyro_sgp.diagnostics.khat import point_sites
-from numpyro_sgp.distributions import sites
+from numpyro_sgp.tracing import checks
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -99,7 +99,7 @@ def calibrate(
         )
     kwargs = {**svi.static_kwargs, **kwargs}
     given = _trace(svi.model, args, kwargs)
-    sites.check_whole_plates(given, "calibration needs whole data sets")
+    checks.check_whole_plates(given, "calibration needs whole data sets")
     observed = _observed_sites(svi.model, given, args, kwargs)
     put = simulated_data_to_args
     if put is None:

@@ -9,7 +9,7 @@ from numpyro import handlers
 from numpyro.infer import psis_diagnostic
 from numpyro.infer.autoguide import AutoDelta
 
-from numpyro_sgp.distributions import sites
+from numpyro_sgp.tracing import messages
 
 #: Rows of X up to which k-hat is computed unasked, where the joint covariance of f(X) is
 #: factorised once, and where each draw has its own (or numbers have 7 digits only).
@@ -165,7 +165,7 @@ def _points_of_draws(rng_key, params, guide, args, kwargs) -> set[str]:
         return {
             name: site["value"]
             for name, site in trace.items()
-            if site["type"] == "sample" and not sites.is_sparse_posterior(site)
+            if site["type"] == "sample" and not messages.is_sparse_posterior(site)
         }
 
     # Draws of f are not asked for, and so not made.
@@ -188,7 +188,7 @@ def _size(params, model, guide, args, kwargs) -> tuple[int, bool]:
     rows = [
         s["fn"].shape()[-1]
         for s in latents.values()
-        if sites.is_latent_gp(s) or (s["fn"].event_dim and s["fn"].shape())
+        if messages.is_latent_gp(s) or (s["fn"].event_dim and s["fn"].shape())
     ]
-    others = {k for k, s in latents.items() if not sites.is_latent_gp(s)}
+    others = {k for k, s in latents.items() if not messages.is_latent_gp(s)}
     return max([1, *rows]), bool(others - point_sites(guide))

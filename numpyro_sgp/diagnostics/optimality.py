@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
-from numpyro.primitives import Messenger
 
-from numpyro_sgp.distributions import SparsePosterior, sites
+from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.elbo import TraceGP_ELBO
-from numpyro_sgp.elbo.coupling import feeding
 from numpyro_sgp.families import Block
 from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.coupling import feeding
 
 #: Nats above which q(u) has not converged: a mean that is one standard deviation off.
 ENOUGH_NATS = 0.5
@@ -157,7 +157,7 @@ def _nats_left(guide, params, args, kwargs, loss, rng_key, max_rows=None):
 
     def objective(key, steps):
         def moved(*args, **kwargs):
-            with _Moved(steps):
+            with _moving(steps):
                 return guide(*args, **kwargs)
 
         found = loss.loss(key, params, guide.model, moved, *args, **kwargs)
@@ -185,7 +185,7 @@ def _nats_left(guide, params, args, kwargs, loss, rng_key, max_rows=None):
     return (max(2.0 * whole - halves, 0.0) if np.isfinite(halves) else whole), ""
 
 
-class _Moved(Messenger):
+def _moving(steps):
     """
     Moves q(u) at GP sites in its own standardised coordinates: a block N(w, P P') becomes
     N(w + P v, P (I + T) (I + T)' P').
@@ -193,17 +193,13 @@ class _Moved(Messenger):
     :param steps: pairs (v, T) by site, one for each block.
     """
 
-    def __init__(self, steps):
-        self.steps = steps
-        super().__init__()
-
-    def process_message(self, msg):
-        if not sites.is_sparse_posterior(msg):
-            return
-        posterior, reinterpreted = sites.unwrap(msg["fn"])
-        pairs = zip(posterior.q.parts, self.steps[msg["name"]], strict=True)
+    def at_site(site):
+        posterior, reinterpreted = messages.unwrap(site["fn"])
+        pairs = zip(posterior.q.parts, steps[site["name"]], strict=True)
         moved = posterior.with_parts([_moved(block, *step) for block, step in pairs])
-        msg["fn"] = sites.rewrap(moved, reinterpreted)
+        return messages.rewrap(moved, reinterpreted), None
+
+    return messages.AtGPSites(at_site, are=messages.is_sparse_posterior)
 
 
 def _moved(block, v, T):
@@ -217,19 +213,19 @@ def _moved(block, v, T):
 
 
 def _standing_still(guide, params, args, kwargs, max_rows):
-    """Zeros for :class:`_Moved`, or why there are none."""
+    """Zeros for :func:`_moving`, or why there are none."""
     found, why = {}, []
 
     def run(params):
         seeded = handlers.substitute(handlers.seed(guide, jax.random.key(0)), data=params)
         with handlers.block(), handlers.trace() as trace:
             seeded(*args, **kwargs)
-        sites.check_whole_plates(trace, "nats_left is of all rows")
+        checks.check_whole_plates(trace, "nats_left is of all rows")
         steps = {}
         for name, site in trace.items():
-            if not sites.is_sparse_posterior(site):
+            if not messages.is_sparse_posterior(site):
                 continue
-            posterior, _ = sites.unwrap(site["fn"])
+            posterior, _ = messages.unwrap(site["fn"])
             found[name] = posterior.shape(), posterior.prior.X.dtype
             gaussian = isinstance(posterior, SparsePosterior)
             blocks = posterior.q.parts if gaussian else None
@@ -263,14 +259,10 @@ def _standing_still(guide, params, args, kwargs, max_rows):
 
 def _trace_at(model, params, args, kwargs):
     def trace_at(f):
-        def place(site):
-            if not sites.is_latent_gp(site):
-                return None
-            return jnp.reshape(f[site["name"]], site["fn"].shape())
-
         seeded = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=params)
-        with handlers.block(), handlers.trace() as trace:
-            handlers.substitute(seeded, substitute_fn=place)(*args, **kwargs)
+        at_sites = messages.AtGPSites(messages.at_values(f))
+        with handlers.block(), handlers.trace() as trace, at_sites:
+            seeded(*args, **kwargs)
         return trace
 
     return trace_at

@@ -7,22 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
-from numpyro import primitives
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
-from numpyro.infer import util as infer_util
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._numpyro import HMC_HANDLERS, handler_stack
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.arguments import as_numbers
 from numpyro_sgp.kernels import as_kernel
 from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.linalg import jittered_cholesky, solve_lower
 from numpyro_sgp.means import Constant, as_mean
-
-# NumPyro's own, for a hint: what HMC and autoguides put around a model, if it is there.
-_HMC = getattr(infer_util, "_unconstrain_params", ())
-_STACK = getattr(primitives, "_PYRO_STACK", ())
 
 
 class GaussianProcess(dist.Distribution):
@@ -132,9 +127,9 @@ class GaussianProcess(dist.Distribution):
     def support(self):
         """Any vector; with a warning where HMC or an autoguide takes f as it is."""
         if any(
-            isinstance(handler, _HMC)
+            isinstance(handler, HMC_HANDLERS)
             and self.shape() in [jnp.shape(value) for value in handler.params.values()]
-            for handler in _STACK
+            for handler in handler_stack
         ):
             warnings.warn(
                 f"The {self.event_shape[0]} values of a GaussianProcess are taken as they "

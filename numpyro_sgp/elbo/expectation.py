@@ -1,21 +1,104 @@
 """Rules for expectations under the marginals of GP sites."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_sgp.elbo.score import surrogate
 from numpyro_sgp.linalg import gauss_hermite, tensor_grid
+from numpyro_sgp.tracing.rows import by_row
 
 _MAX_GRID_LATENTS = 3
 Sequence = Literal["random", "sobol"]
 
 
+class AtNodes(NamedTuple):
+    """What a rule has at its S nodes, of which an expectation is to be made."""
+
+    log_probs: dict[str, Array]  # of sites that depend on f, each (S, *batch_shape)
+    nodes: dict[str, Array]  # of GP sites
+    weights: Array  # (S,)
+    marginals: dict[str, tuple]  # means and variances at GP sites, where they are used
+
+
+class Expectation:
+    """
+    A rule for expectations under the posteriors of GP sites.
+
+    A rule of one's own is a class that defines :meth:`nodes`; and :meth:`value`,
+    :meth:`average` and :meth:`check` where these do not do. Nothing else in the package
+    knows of single rules.
+    """
+
+    #: Whether nodes are random keys for joint draws of f(X), rather than numbers.
+    joint = False
+
+    #: Whether expectations that a likelihood has in closed form are used.
+    closed_forms = True
+
+    def nodes(
+        self, rng_key: Array, shapes: dict[str, tuple[int, ...]], dtype
+    ) -> tuple[dict[str, Array], Array]:
+        """
+        :param rng_key: random key.
+        :param shapes: ``batch_shape + (N,)`` of each GP site.
+        :param dtype: dtype of the nodes.
+        :return: for each site S nodes, each broadcastable to its shape (or S keys), and
+            weights of shape ``(S,)``, which sum to one.
+        """
+        raise NotImplementedError
+
+    def value(self, q, x: Array) -> Array:
+        """
+        f at one node.
+
+        :param q: the posterior at a GP site, or a component of it.
+        :param x: the node.
+        """
+        return q.place(x)
+
+    def average(self, at: AtNodes) -> dict[str, Array]:
+        """The expected log density of each site, a number whose gradient is right."""
+        return {k: weighted(at.weights, v) for k, v in at.log_probs.items()}
+
+    def check(self, sites: dict) -> None:
+        """
+        :param sites: what is known of each GP site,
+            :class:`~numpyro_sgp.elbo.particle.GPSite`.
+        :raises ValueError: for GP sites that the rule is not for.
+        """
+        if any(site.coupling.couples for site in sites.values()) and not self.joint:
+            raise ValueError(
+                "The likelihood ties rows of X together (a log density with mixed second "
+                f"derivatives between rows), and {self} uses the marginals of f alone. "
+                "Use TraceGP_ELBO(MonteCarlo(num_samples, joint=True))."
+            )
+        for name, site in sites.items():
+            if site.relaxed:
+                _refuse_groups(name, site)
+
+
+def weighted(weights: Array, values: Array) -> Array:
+    """The weighted mean over nodes of values of shape ``(S, ...)``, summed."""
+    values = jnp.sum(values, axis=tuple(range(1, values.ndim)))
+    return jnp.dot(weights.astype(values.dtype), values)
+
+
+def _refuse_groups(name, site):
+    if site.joint_rows > 1:
+        raise ValueError(
+            f"GP site '{name}' draws groups of {site.joint_rows} rows together "
+            "(joint_rows), but a tight bound and ScoreFunction use the marginals of f "
+            "alone. Use tight='none' and MonteCarlo(num_samples)."
+        )
+
+
 @dataclass(frozen=True)
-class GaussHermite:
+class GaussHermite(Expectation):
     """
     Gauss-Hermite quadrature over the latent functions at each data point.
 
@@ -44,13 +127,8 @@ class GaussHermite:
         self, rng_key: Array, shapes: dict[str, tuple[int, ...]], dtype
     ) -> tuple[dict[str, Array], Array]:
         """
-        Standard normal nodes for the values of GP sites.
+        Standard normal nodes of shape ``(S, *batch_shape, 1)``; no key is used.
 
-        :param rng_key: not used.
-        :param shapes: ``batch_shape + (N,)`` of each site.
-        :param dtype: dtype of the nodes.
-        :return: for each site nodes of shape ``(S, *batch_shape, 1)``, and weights of
-            shape ``(S,)``.
         :raises ValueError: for more than three latent functions.
         """
         del rng_key
@@ -70,9 +148,19 @@ class GaussHermite:
             nodes[name] = jnp.asarray(grid[:, start:end].reshape(-1, *shape[:-1], 1), dtype)
         return nodes, jnp.asarray(weights, dtype)
 
+    def check(self, sites):
+        """See :meth:`Expectation.check`."""
+        if any(s.coupling.combines or s.joint_rows > 1 for s in sites.values()):
+            raise ValueError(
+                "A GP site combines several rows of another one (an image of patches), or "
+                "draws rows together (joint_rows), where one quadrature node for all rows "
+                f"would be wrong. Use MonteCarlo(num_samples) in place of {self}."
+            )
+        super().check(sites)
+
 
 @dataclass(frozen=True)
-class MonteCarlo:
+class MonteCarlo(Expectation):
     """
     Reparameterised Monte Carlo, with independent draws for each data point.
 
@@ -125,9 +213,31 @@ class MonteCarlo:
             nodes = _draws(rng_key, num, shapes, dtype, self.antithetic, self.sequence)
         return nodes, jnp.full(num, 1.0 / num, dtype)
 
+    def value(self, q, x):
+        """See :meth:`Expectation.value`."""
+        return q.sample(x) if self.joint else q.place(x)
+
+    def check(self, sites):
+        """See :meth:`Expectation.check`."""
+        super().check(sites)
+        for name, site in sites.items():
+            if self.joint and site.relaxed:
+                raise ValueError(
+                    f"GP site '{name}' has a tight bound, which is for expectations under "
+                    "marginals of f; MonteCarlo(..., joint=True) draws rows together. Use "
+                    "tight='none'."
+                )
+            if self.joint and site.num_components > 1:
+                raise ValueError(
+                    f"GP site '{name}' has a mixture posterior, whose components are "
+                    "integrated one by one; MonteCarlo(..., joint=True) draws from all of "
+                    "them. Use a single Gaussian (SVGP) for a likelihood that ties rows "
+                    "together."
+                )
+
 
 @dataclass(frozen=True)
-class ScoreFunction:
+class ScoreFunction(Expectation):
     r"""
     Black-box expectations: the log likelihood is evaluated and never differentiated with
     respect to f [1].
@@ -195,12 +305,70 @@ class ScoreFunction:
         nodes = {name: jnp.concatenate([h[name] for h in halves]) for name in shapes}
         return nodes, jnp.full(2 * num, 0.5 / num, dtype)
 
+    closed_forms = False
+
+    def value(self, q, x):
+        """f, whose gradient is not used: that of :meth:`average` takes its place."""
+        return jax.lax.stop_gradient(q.place(x))
+
+    def average(self, at):
+        """See :meth:`Expectation.average`; with the gradients of eq. (25) and (74-75)."""
+        terms = super().average(at)
+        num_rows = next(iter(at.nodes.values())).shape[-1]
+        for name, log_prob in at.log_probs.items():
+            values = jax.vmap(lambda value: by_row(value, num_rows))(log_prob)
+            if values is None:
+                raise ValueError(
+                    f"ScoreFunction needs one log density for each of the {num_rows} rows, "
+                    f"but site '{name}', which depends on f, has the shape "
+                    f"{log_prob.shape[1:]}: it does not factorise over the data. Write the "
+                    "likelihood inside numpyro.plate('data', N), or a factor as one value "
+                    "for each row; or use MonteCarlo(num_samples, joint=True)."
+                )
+            terms[name] += sum(
+                surrogate(*moments, at.nodes[site], values, self.control_variate)
+                for site, moments in at.marginals.items()
+            )
+        return terms
+
+    def check(self, sites):
+        """See :meth:`Expectation.check`."""
+        super().check(sites)
+        for name, site in sites.items():
+            _refuse_groups(name, site)
+            if not site.independent_latents:
+                raise ValueError(
+                    f"GP site '{name}' has coupled latent functions, but ScoreFunction "
+                    "needs them to be independent at each row. Use "
+                    "MonteCarlo(num_samples), or covariance='full' for each function."
+                )
+        check_inputs_known(sites, "ScoreFunction needs")
+        rows = {name: site.shape[-1] for name, site in sites.items()}
+        if len(set(rows.values())) > 1:
+            raise ValueError(
+                "ScoreFunction needs all GP sites at the same rows, but they have "
+                + ", ".join(f"{n} rows at '{name}'" for name, n in rows.items())
+                + ". Use MonteCarlo(num_samples)."
+            )
+
+
+def check_inputs_known(sites: dict, who_needs: str) -> None:
+    """
+    :raises ValueError: if the posterior at a GP site depends on f at another one.
+    """
+    if any(site.fed_by for site in sites.values()):
+        raise ValueError(
+            f"{who_needs} GP sites whose inputs do not depend on another GP site; here one "
+            "does (a deep GP). Use MonteCarlo(num_samples), and natural=False for "
+            "fit_lbfgs."
+        )
+
 
 def default_expectation(
     shapes: dict[str, tuple[int, ...]],
     couples_rows: bool = False,
     combines_rows: bool = False,
-) -> GaussHermite | MonteCarlo:
+) -> Expectation:
     """
     The rule of :class:`~numpyro_sgp.TraceGP_ELBO` where none is given.
 

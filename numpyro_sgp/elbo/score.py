@@ -10,7 +10,8 @@ def surrogate(
 ) -> Array:
     r"""
     A number that is zero and whose gradient with respect to ``mean`` and ``variance`` is
-    the score-function estimate of that of :math:`\sum_n E[\ell_n(\mu_n + \sigma_n x)]`.
+    the score-function estimate of that of :math:`\sum_n E[\ell_n(\mu_n + \sigma_n x)]`
+    (SAVIGP, eq. 25 and 74-75 by the marginals).
 
     :param mean: marginal means, shape ``(*batch, N)``.
     :param variance: marginal variances, of the same shape.

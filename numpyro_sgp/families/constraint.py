@@ -6,7 +6,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import ParameterFreeTransform, biject_to
 
 
-class _LowerTriangular(constraints._SingletonConstraint):
+class _LowerTriangular(constraints.ParameterFreeConstraint):
     """Lower triangular matrices with a positive diagonal."""
 
     event_dim = 2

@@ -121,8 +121,8 @@ class _Approximation:
             )
         if self.relaxation is not None and not family.independent_latents:
             raise ValueError(
-                f"{name}: tight={self.relaxation.name!r} is for independent latent functions; "
-                f"use tight='none' with covariance={family.name!r}."
+                f"{name}: tight={self.relaxation.name!r} is for independent latent "
+                f"functions; use tight='none' with covariance={family.name!r}."
             )
         if family.whitened_only and not self.whiten:
             raise ValueError(

@@ -19,11 +19,8 @@ from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.primitives import Messenger
 from numpyro.util import find_stack_level, not_jax_tracer
 
-from numpyro_sgp.distributions import SparsePosterior, sites
+from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
-from numpyro_sgp.distributions.row_indices import check_row_indices
-from numpyro_sgp.elbo.coupling import couples_rows, log_likelihood
-from numpyro_sgp.elbo.curvature import check_gaussian
 from numpyro_sgp.guides.approximations import check_approximations
 from numpyro_sgp.guides.identity import (
     check_params,
@@ -36,6 +33,14 @@ from numpyro_sgp.guides.points import MeanKernel
 from numpyro_sgp.inducing import InducingVerdict, assess_inducing
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky, max_jitter
+from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.coupling import (
+    Coupling,
+    find_coupling,
+    log_likelihood,
+)
+from numpyro_sgp.tracing.curvature import check_gaussian
+from numpyro_sgp.tracing.row_indices import check_row_indices
 
 # Autoguides whose posterior is built from the model's density, which a guide for the
 # latents beside f does not have: f is integrated out of it.
@@ -172,9 +177,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         self._description = {}
         self._saved = None
         self._takes_rows = False  # by the index of a plate
-        #: Whether the likelihood ties rows of X together; known after the set-up.
-        self.couples_rows = False
-        self._combines_rows = False  # rows of a site become one row of another
+        self._coupling = Coupling()
         #: Largest step of :func:`~numpyro_sgp.natural_gradients` on dual sites, once begun.
         self.natural_rate: float | None = None
 
@@ -207,7 +210,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                 # value of the right shape only, and a joint draw would cost O(N^3).
                 names = self._names()[site["name"]].values()
                 starts_here = not params.started.isdisjoint(names)
-                return posterior, sites.prior_mean(site) if starts_here else None
+                return posterior, messages.prior_mean(site) if starts_here else None
 
             found = {**values, **plates.values}
             f = self._run_model(at_site, found, rng_key, args, kwargs)
@@ -222,7 +225,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             None to have it drawn.
         :param given: values of the other latents, and indices of plates.
         """
-        at_sites = _AtGPSites(at_site, hide_others=True)
+        at_sites = messages.AtGPSites(at_site, hide_others=True)
         with at_sites, handlers.substitute(data=given), _seeded(rng_key):
             self.model(*args, **kwargs)
         return at_sites.values
@@ -247,7 +250,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                 f"GP site '{name}' was not in the model when this guide was set up. Make "
                 "a new guide for this model."
             )
-        prior, reinterpreted = sites.unwrap(site["fn"])
+        prior, reinterpreted = messages.unwrap(site["fn"])
         approximation, initial = self._approximations[name], self._initial[name]
         columns = initial["Z"].value.shape[-1]
         if prior.X.shape[-1] != columns and not approximation.inter_domain:
@@ -264,9 +267,8 @@ class AutoSparseGP(autoguide.AutoGuide):
                 posterior = posterior.drawn_together(num_rows)
             except (ValueError, NotImplementedError) as error:
                 raise type(error)(f"GP site '{name}': {error}") from None
-        found = {"couples_rows": self.couples_rows, "combines_rows": self._combines_rows}
-        site["infer"] = {**site["infer"], **found}
-        return sites.rewrap(posterior, reinterpreted)
+        site["infer"] = {**site["infer"], "coupling": self._coupling}
+        return messages.rewrap(posterior, reinterpreted)
 
     # ---- set-up -------------------------------------------------------------------
 
@@ -295,7 +297,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         if base_key is None or not not_jax_tracer(base_key):
             base_key = jax.random.key(0)
         try:
-            with handlers.block(), sites.known_inside_jit():
+            with handlers.block(), messages.known_inside_jit():
                 self._prepare(base_key, args, kwargs)
         except BaseException:
             self._forget()
@@ -309,7 +311,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     def _prepare(self, base_key, args, kwargs):
         trace = self._structure(*args, **kwargs)
-        gp_sites = [name for name, s in trace.items() if sites.is_latent_gp(s)]
+        gp_sites = [name for name, s in trace.items() if messages.is_latent_gp(s)]
         self._approximations = self._assign(gp_sites)
         self._latents = [
             name
@@ -360,9 +362,9 @@ class AutoSparseGP(autoguide.AutoGuide):
         points that were chosen), by name; none where the arguments have no data.
         """
         model = _FirstRows(self.model)
-        with handlers.block(), handlers.trace() as trace, _AtGPSites(_at_prior_mean):
-            with _seeded(rng_key):
-                model(*args, **kwargs)
+        at_mean = messages.AtGPSites(messages.at_prior_mean)
+        with handlers.block(), handlers.trace() as trace, at_mean, _seeded(rng_key):
+            model(*args, **kwargs)
         latents = {
             name
             for name, site in trace.items()
@@ -383,13 +385,13 @@ class AutoSparseGP(autoguide.AutoGuide):
     def _structure(self, *args, **kwargs):
         """The model's trace with GP sites at their prior means, checked."""
         self._takes_rows = check_row_indices(self.model, args, kwargs)
-        placeholder = _AtGPSites(_at_prior_mean)
+        placeholder = messages.AtGPSites(messages.at_prior_mean)
         with handlers.trace() as trace, placeholder, _seeded(jax.random.key(0)):
             with _OnePlateEach():
                 self.model(*args, **kwargs)
         sample_sites = [s for s in trace.values() if s["type"] == "sample"]
-        gp_sites = [s for s in sample_sites if sites.is_latent_gp(s)]
-        observed = [s["name"] for s in sample_sites if sites.is_observed_gp(s)]
+        gp_sites = [s for s in sample_sites if messages.is_latent_gp(s)]
+        observed = [s["name"] for s in sample_sites if messages.is_observed_gp(s)]
         if observed and not gp_sites:
             raise ValueError(
                 f"GP site '{observed[0]}' is observed, so there is nothing to approximate. "
@@ -411,16 +413,16 @@ class AutoSparseGP(autoguide.AutoGuide):
                 "without running statistics."
             )
         for site in gp_sites:
-            sites.check_inputs(site["name"], sites.unwrap(site["fn"])[0])
-        sites.check_plates(trace)
+            checks.check_inputs(site["name"], messages.unwrap(site["fn"])[0])
+        checks.check_plates(trace)
         if not any(s["is_observed"] for s in sample_sites):
             raise ValueError(
                 "The model has no observed site. A guide is set up when it first runs, "
                 "which must be with the data: call svi.init, svi.run or guide.setup with "
                 "y, not y=None, before Predictive or guide.posterior."
             )
-        sites.check_latents(trace)
-        sites.check_observations(trace)
+        checks.check_latents(trace)
+        checks.check_observations(trace)
         return trace
 
     def _assign(self, gp_sites):
@@ -487,15 +489,15 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         def at_site(site):
             if site["name"] in initial:
-                prior, reinterpreted = sites.unwrap(site["fn"])
+                prior, reinterpreted = messages.unwrap(site["fn"])
                 params = {k: p.value for k, p in initial[site["name"]].items()}
                 params |= self._constants[site["name"]]
                 posterior = self._approximations[site["name"]].posterior(prior, params)
                 draw = posterior.sample_parametric(jax.random.key(1))
-                return sites.rewrap(posterior, reinterpreted), draw
+                return messages.rewrap(posterior, reinterpreted), draw
             if site["name"] == name:
-                found["prior"] = sites.unwrap(site["fn"])[0]
-            return site["fn"], sites.prior_mean(site)
+                found["prior"] = messages.unwrap(site["fn"])[0]
+            return site["fn"], messages.prior_mean(site)
 
         def run(rng_key):
             with handlers.block():
@@ -511,16 +513,14 @@ class AutoSparseGP(autoguide.AutoGuide):
         """
         shapes, dtypes = {}, []
         for name in self._initial:
-            prior, _ = sites.unwrap(trace[name]["fn"])
+            prior, _ = messages.unwrap(trace[name]["fn"])
             shapes[name] = prior.shape()
             dtypes.append(prior.X.dtype)
         dtype = jnp.result_type(*dtypes)
 
         def trace_at(f):
-            def at_site(site):
-                return site["fn"], jnp.reshape(f[site["name"]], site["fn"].shape())
-
-            with handlers.block(), handlers.trace() as trace, _AtGPSites(at_site):
+            at_sites = messages.AtGPSites(messages.at_values(f))
+            with handlers.block(), handlers.trace() as trace, at_sites:
                 with handlers.substitute(data=values), _seeded(jax.random.key(0)):
                     self.model(*args, **kwargs)
             return trace
@@ -531,9 +531,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             if not approximation.family.independent_latents
         }
         chosen = [name for name in shapes if "joint_rows" in trace[name]["infer"]]
-        self.couples_rows, self._combines_rows = couples_rows(
-            trace_at, shapes, dtype, coupled, chosen
-        )
+        self._coupling = find_coupling(trace_at, shapes, dtype, coupled, chosen)
         tight = {
             name: option
             for name, option in self._approximations.items()
@@ -549,13 +547,20 @@ class AutoSparseGP(autoguide.AutoGuide):
             check_gaussian(
                 lambda f: log_likelihood(trace_at(f), shapes), shapes, dtype, gaussian
             )
-        priors = {name: copy.copy(sites.unwrap(trace[name]["fn"])[0]) for name in shapes}
+        priors = {
+            name: copy.copy(messages.unwrap(trace[name]["fn"])[0]) for name in shapes
+        }
         for name, prior in priors.items():
             prior.kernel = self._setup_inputs[name][0]  # with starting hyperparameters
         for name, option in self._approximations.items():
             option.check_likelihood(name, trace_at, priors, self.couples_rows)
         for name in gaussian:
             tight[name].relaxation.check(shapes[name][-1])
+
+    @property
+    def couples_rows(self) -> bool:
+        """Whether the likelihood ties rows of X together; known after the set-up."""
+        return self._coupling.couples
 
     # ---- results ------------------------------------------------------------------
 
@@ -659,9 +664,9 @@ class AutoSparseGP(autoguide.AutoGuide):
         found, values = {}, {}
 
         def at_site(site):
-            sites.check_inputs(site["name"], sites.unwrap(site["fn"])[0])
+            checks.check_inputs(site["name"], messages.unwrap(site["fn"])[0])
             fn = posterior_here(site)
-            posterior, _ = sites.unwrap(fn)
+            posterior, _ = messages.unwrap(fn)
             check_cholesky(site["name"], posterior.chol)
             _report_collapse(site["name"], posterior)
             self._approximations[site["name"]].report(site["name"], posterior)
@@ -835,8 +840,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         found = []
 
         def at_site(site):
-            found.append(sites.unwrap(site["fn"])[0])
-            return site["fn"], sites.prior_mean(site)
+            found.append(messages.unwrap(site["fn"])[0])
+            return site["fn"], messages.prior_mean(site)
 
         def run(params):
             key = jax.random.key(0)
@@ -1005,7 +1010,8 @@ class AutoSparseGP(autoguide.AutoGuide):
             with handlers.substitute(data=params):
                 self.base_guide(*args, **kwargs)
         return any(
-            site["type"] == "sample" and not isinstance(sites.unwrap(site["fn"])[0], Delta)
+            site["type"] == "sample"
+            and not isinstance(messages.unwrap(site["fn"])[0], Delta)
             for site in trace.values()
         )
 
@@ -1041,52 +1047,13 @@ def _report_collapse(name, posterior):
         )
 
 
-class _AtGPSites(Messenger):
-    """
-    Gives GP sites another distribution and a value.
-
-    :param at_site: from a GP site's message to its new distribution and its value, or
-        None to have it drawn.
-    :param hide_others: whether to hide all but GP sites, parameters and plates.
-    """
-
-    def __init__(self, at_site, hide_others=False):
-        self.at_site = at_site
-        self.hide_others = hide_others
-        self.values = {}
-        self._name = None  # in the model; handlers outside (a scope) may change it
-        super().__init__()
-
-    def process_message(self, msg):
-        if msg["type"] == "sample" and sites.is_latent_gp(msg):
-            self._name = msg["name"]
-            msg["fn"], value = self.at_site(msg)
-            if value is not None:
-                msg["value"] = value
-        elif self.hide_others and msg["type"] in ("sample", "deterministic"):
-            _draw(msg)
-            msg["stop"] = True
-
-    def postprocess_message(self, msg):
-        if sites.is_sparse_posterior(msg):
-            self.values[self._name] = msg["value"]
 
 
 class _Drawn(Messenger):
     """Puts NaN where a distribution cannot be drawn from, which stops nothing else."""
 
     def process_message(self, msg):
-        _draw(msg)
-
-
-def _draw(msg):
-    if msg["type"] != "sample" or msg["value"] is not None:
-        return
-    try:
-        draw = msg["fn"](*msg["args"], sample_intermediates=True, **msg["kwargs"])
-        msg["value"], msg["intermediates"] = draw
-    except NotImplementedError:
-        msg["value"] = jnp.full(msg["fn"].shape(msg["kwargs"]["sample_shape"]), jnp.nan)
+        messages.draw(msg)
 
 
 class _Plates(Messenger):
@@ -1191,7 +1158,7 @@ class _WithoutGPs:
 
     def __call__(self, *args, **kwargs):
         with handlers.block(hide_fn=self._hides):
-            with _AtGPSites(_at_prior_mean):
+            with messages.AtGPSites(messages.at_prior_mean):
                 return self.model(*args, **kwargs)
 
     def _hides(self, site):
@@ -1206,10 +1173,6 @@ def _marginal_draw(posterior, key):
         component = jax.random.categorical(key_k, posterior.log_weights)
     x = jax.random.normal(key_x, posterior.shape(), posterior.prior.X.dtype)
     return posterior.place(x, component)
-
-
-def _at_prior_mean(site):
-    return site["fn"], sites.prior_mean(site)
 
 
 @contextmanager

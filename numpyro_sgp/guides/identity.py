@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.util import not_jax_tracer
 
-from numpyro_sgp.distributions import GaussianProcess, sites
+from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.kernels import ObjectKernel
+from numpyro_sgp.tracing import messages
 
 # Options of approximations that only say how parameters start, or show in their shapes.
 _STARTS = (
@@ -133,7 +134,7 @@ def describe(trace: dict, approximations: dict, points: dict, params: dict) -> d
     for name, site in trace.items():
         if site["type"] != "sample":
             continue
-        fn = sites.innermost(site["fn"])
+        fn = messages.innermost(site["fn"])
         kind = "observed" if site["is_observed"] else "latent"
         found[name] = {"kind": kind, "distribution": type(fn).__name__}
         if isinstance(fn, GaussianProcess):

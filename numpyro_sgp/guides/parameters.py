@@ -2,9 +2,9 @@
 
 import jax
 from numpyro import handlers
-from numpyro.ops.provenance import eval_provenance
 
-from numpyro_sgp.distributions import sites
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.rows import origins
 
 #: The groups of :func:`parameter_blocks`.
 GROUPS = ("variational", "inducing", "kernel", "likelihood", "other")
@@ -82,25 +82,23 @@ def parameter_blocks(guide, params: dict, *args, **kwargs) -> dict[str, list[str
 def _used(guide, params, names, args, kwargs):
     """Which of ``names`` the priors of GP sites depend on, and which the rest does."""
 
-    def run(**values):
+    def run(values):
         """What the GP sites are, and what is scored beside them and the latents."""
-        given = {**params, **dict(zip(names, values.values(), strict=True))}
+        given = {**params, **values}
         priors, key = [], jax.random.key(0)
 
-        def place(site):
-            if not sites.is_latent_gp(site):
-                return None
-            priors.append(sites.unwrap(site["fn"])[0])
-            return sites.prior_mean(site)
+        def at_site(site):
+            priors.append(messages.unwrap(site["fn"])[0])
+            return messages.at_prior_mean(site)
 
         with handlers.block():
             with handlers.substitute(data=given):
                 latents = guide._base_values(given, key, args, kwargs)
             model = handlers.substitute(guide.model, data={**given, **latents})
-            model = handlers.substitute(model, substitute_fn=place)
-            trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+            with handlers.trace() as trace, messages.AtGPSites(at_site):
+                handlers.seed(model, key)(*args, **kwargs)
         scores = [
-            sites.log_prob(site)
+            messages.log_prob(site)
             for name, site in trace.items()
             if site["type"] == "sample"
             and name not in guide._latents
@@ -108,16 +106,8 @@ def _used(guide, params, names, args, kwargs):
         ]
         some = [prior.X[..., :2, :] for prior in priors]
         covariances = [prior.kernel(X, X) for prior, X in zip(priors, some, strict=True)]
-        return [covariances, [(prior.X, prior.mean) for prior in priors]], scores
+        moments = [(prior.X, prior.mean) for prior in priors]
+        return {"priors": [covariances, moments], "scores": scores}
 
-    # Not under their names, which need not be valid for a keyword.
-    numbered = {f"p{i}": params[name] for i, name in enumerate(names)}
-    found = []
-    for part in eval_provenance(run, **numbered):
-        used = frozenset().union(*jax.tree.leaves(part, is_leaf=_is_set))
-        found.append({names[int(label[1:])] for label in used})
-    return found
-
-
-def _is_set(x):
-    return isinstance(x, frozenset)
+    found = origins(run, {name: params[name] for name in names})
+    return found["priors"], found["scores"]

@@ -158,10 +158,10 @@ class InverseFreeSVGP(SVGP):
     def _check(self, name):
         if self.bound != "lc" and self.relaxation is not None:
             raise ValueError(
-                f"InverseFreeSVGP: tight={self.relaxation.name!r} is for bound='lc'. With bound="
-                f"{self.bound!r} the variance that T leaves too much is part of q(u), and "
-                "products alone do not tell it from what the inducing points leave. Use "
-                "tight='none', or SVGP(num_inducing, tight=...)."
+                f"InverseFreeSVGP: tight={self.relaxation.name!r} is for bound='lc'. With "
+                f"bound={self.bound!r} the variance that T leaves too much is part of "
+                "q(u), and products alone do not tell it from what the inducing points "
+                "leave. Use tight='none', or SVGP(num_inducing, tight=...)."
             )
         super()._check(name)
         check, named = self._refuse_unless, isinstance(self.T_start, str)

@@ -8,8 +8,8 @@ import numpy as np
 from jax import Array
 
 from numpyro_sgp.distributions import GaussianProcess
-from numpyro_sgp.elbo.coupling import feeding, log_likelihood
-from numpyro_sgp.elbo.curvature import row_precisions
+from numpyro_sgp.tracing.coupling import feeding, log_likelihood
+from numpyro_sgp.tracing.curvature import row_precisions
 
 # Where it looks: sds from the prior mean, levels in between, and how often at each.
 _MOST_SDS, _NUM_LEVELS, _ROUNDS = 4.0, 33, 3

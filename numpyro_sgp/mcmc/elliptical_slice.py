@@ -19,8 +19,8 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import find_valid_initial_params
 from numpyro.util import identity, is_prng_key, not_jax_tracer
 
-from numpyro_sgp.distributions import sites
 from numpyro_sgp.mcmc.whiten import _Whitened, whiten
+from numpyro_sgp.tracing import checks, messages
 
 
 class EllipticalSliceState(NamedTuple):
@@ -284,7 +284,7 @@ class EllipticalSlice(MCMCKernel):
 
     def _check_sites(self, trace, init_params, model_kwargs):
         """Names of the latent sites, all of them N(0, I)."""
-        sites.check_whole_plates(trace, "elliptical slice sampling needs them all")
+        checks.check_whole_plates(trace, "elliptical slice sampling needs them all")
         latent = [
             name
             for name, site in trace.items()
@@ -370,7 +370,7 @@ def _with_constants_done(fn, z):
 
 def _site_log_likelihoods(trace):
     return {
-        name: jnp.sum(sites.log_prob(site))
+        name: jnp.sum(messages.log_prob(site))
         for name, site in trace.items()
         if site["type"] == "sample" and site["is_observed"]
     }

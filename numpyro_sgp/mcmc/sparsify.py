@@ -9,15 +9,12 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer import init_to_median
-from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
-from numpyro_sgp.distributions import SparsePosterior, sites
+from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
-from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
-from numpyro_sgp.elbo.coupling import couples_rows
 from numpyro_sgp.elbo.expectation import default_expectation
 from numpyro_sgp.families import Block, BlockGaussian, Full
 from numpyro_sgp.guides import SVGP, VGP
@@ -25,6 +22,10 @@ from numpyro_sgp.guides.approximations import check_approximations
 from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky
+from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.coupling import find_coupling
+from numpyro_sgp.tracing.row_indices import check_row_indices
+from numpyro_sgp.tracing.rows import sites_on_f
 
 FACTOR = "expected_log_likelihood"
 _ALL_ROWS = "MCMC needs them all in each step"
@@ -140,7 +141,7 @@ class _Sparsified:
         check_row_indices(self.model, args, kwargs)
         if not self.inducing:
             self._set_up(args, kwargs)
-        trace = self._run(sites.prior_mean, {}, args, kwargs)
+        trace = self._run(messages.at_prior_mean, {}, args, kwargs)
         likelihood = _observed(trace)
         if not self._observed <= likelihood:
             with _InducingValues(self):
@@ -186,7 +187,7 @@ class _Sparsified:
                 "model's arguments, first."
             )
         try:
-            with sites.known_inside_jit():
+            with messages.known_inside_jit():
                 self._prepare(args, kwargs)
         except BaseException:
             self.inducing = {}
@@ -197,16 +198,17 @@ class _Sparsified:
         values, chosen = {}, {}
         key = jax.random.key(0)
 
-        def place(site):
+        def at_site(site):
             name = site["name"]
-            prior, _ = sites.unwrap(site["fn"])
+            prior, _ = messages.unwrap(site["fn"])
             chosen[name] = self._choose(name, prior)
             shape = (*prior.batch_shape, chosen[name].shape[-2])
             white = jax.random.normal(key, shape, chosen[name].dtype)
             # Inputs of a GP site that takes this one's values are then spread out.
-            return _given(prior, chosen[name], white, self._jitter(name)).mean
+            q = _given(prior, chosen[name], white, self._jitter(name))
+            return site["fn"], q.mean
 
-        for name, site in self._run(place, {}, args, kwargs).items():
+        for name, site in self._run(at_site, {}, args, kwargs).items():
             if site["type"] == "sample" and not site["is_observed"]:
                 values[name] = site["value"]
         f = {name: values.pop(name) for name in chosen}
@@ -225,8 +227,8 @@ class _Sparsified:
         self.inducing = chosen
 
     def _checked_structure(self, args, kwargs):
-        trace = self._run(sites.prior_mean, {}, args, kwargs)
-        names = [name for name, site in trace.items() if sites.is_latent_gp(site)]
+        trace = self._run(messages.at_prior_mean, {}, args, kwargs)
+        names = [name for name, site in trace.items() if messages.is_latent_gp(site)]
         if not names:
             raise ValueError(
                 "The model has no latent GP site to sparsify. Sample a GaussianProcess in "
@@ -238,16 +240,16 @@ class _Sparsified:
                 f"the model has the GP sites {sorted(names)}."
             )
         for name in names:
-            sites.check_inputs(name, sites.unwrap(trace[name]["fn"])[0])
-        sites.check_plates(trace)
-        sites.check_whole_plates(trace, _ALL_ROWS)
+            checks.check_inputs(name, messages.unwrap(trace[name]["fn"])[0])
+        checks.check_plates(trace)
+        checks.check_whole_plates(trace, _ALL_ROWS)
         if not _observed(trace):
             raise ValueError(
                 "The model has no observed site. A sparsified model is set up when it "
                 "first runs, which must be with the data: run MCMC, or call "
                 "sparse.setup(X, y), before Predictive."
             )
-        sites.check_observations(trace)
+        checks.check_observations(trace)
         return trace
 
     def _choose(self, name, prior):
@@ -270,27 +272,21 @@ class _Sparsified:
     def _sites_on_f(self, f, values, args, kwargs):
         """Names of sites whose value or density depends on f."""
 
-        def run(**f):
-            out = {}
-            for name, site in self._run(_at(f), values, args, kwargs).items():
-                if site["type"] == "deterministic":
-                    out[name] = site["value"]
-                elif name in values:
-                    out[name] = site["fn"].log_prob(site["value"])
-            return out
+        def of_sites(f):
+            trace = self._run(messages.at_values(f), values, args, kwargs)
+            log_probs = {k: messages.log_prob(trace[k]) for k in values if k in trace}
+            shown = (site for site in trace.values() if site["type"] == "deterministic")
+            return log_probs | {site["name"]: site["value"] for site in shown}
 
-        found = {}
-        for name, origin in eval_provenance(run, **f).items():
-            found[name] = frozenset().union(*jax.tree.leaves(origin, is_leaf=_is_origin))
-        return frozenset(name for name, origin in found.items() if origin)
+        return sites_on_f(of_sites, f)
 
     def _check_coupling(self, f, values, args, kwargs):
         shapes = {name: value.shape for name, value in f.items()}
 
         def trace_at(f):
-            return self._run(_at(f), values, args, kwargs)
+            return self._run(messages.at_values(f), values, args, kwargs)
 
-        if any(couples_rows(trace_at, shapes, jnp.result_type(*f.values()))):
+        if any(find_coupling(trace_at, shapes, jnp.result_type(*f.values()))):
             raise ValueError(
                 "The likelihood ties rows of X together (a log density with mixed second "
                 "derivatives between rows), or a GP site combines rows of another one, and "
@@ -301,9 +297,9 @@ class _Sparsified:
 
     # ---- running the model ---------------------------------------------------------
 
-    def _run(self, place, values, args, kwargs, medians=True):
+    def _run(self, at_site, values, args, kwargs, medians=True):
         """
-        The trace with GP sites where ``place`` puts them; seen by no outer handler.
+        The trace with what ``at_site`` puts at GP sites; seen by no outer handler.
 
         :param medians: whether latents that ``values`` has not are put at their medians,
             or are an error.
@@ -312,7 +308,7 @@ class _Sparsified:
         def value(site):
             if site.get("name") in values:
                 return values[site["name"]]
-            if site["type"] != "sample" or sites.is_latent_gp(site):
+            if site["type"] != "sample" or messages.is_latent_gp(site):
                 return None
             if not medians and not site["is_observed"]:
                 raise ValueError(_no_value(site["name"]))
@@ -320,7 +316,7 @@ class _Sparsified:
 
         with handlers.block(), handlers.trace() as trace:
             with handlers.substitute(substitute_fn=value), handlers.seed(rng_seed=0):
-                with _AtGPSites(place):
+                with messages.AtGPSites(at_site):
                     self.model(*args, **kwargs)
         return trace
 
@@ -335,14 +331,11 @@ class _Sparsified:
         nodes, weights = rule.nodes(jax.random.key(0), shapes, dtype)
 
         def at(node):
-            def place(site):
+            def at_site(site):
                 q = self._posterior(site, values[f"{site['name']}_u_white"])
-                x = node[site["name"]]
-                if getattr(rule, "joint", False):
-                    return q.sample(x)
-                return q.mean + jnp.sqrt(q.variance) * x
+                return site["fn"], rule.value(q, node[site["name"]])
 
-            return _score(self._run(place, values, args, kwargs, medians=False))
+            return _score(self._run(at_site, values, args, kwargs, medians=False))
 
         return jnp.dot(weights, jax.vmap(at)(nodes))
 
@@ -354,7 +347,7 @@ class _Sparsified:
                 f"GP site '{name}' was not in the model when it was set up. Sparsify this "
                 "model anew."
             )
-        prior, _ = sites.unwrap(site["fn"])
+        prior, _ = messages.unwrap(site["fn"])
         points = self.inducing[name]
         columns = points.shape[-1]
         if not isinstance(points, InducingVariables) and prior.X.shape[-1] != columns:
@@ -393,8 +386,8 @@ class _InducingValues(Messenger):
     def process_message(self, msg):
         kind, name = msg["type"], msg.get("name")
         if kind == "plate":
-            sites.check_whole_plates({name: msg}, _ALL_ROWS)
-        elif kind == "sample" and sites.is_latent_gp(msg):
+            checks.check_whole_plates({name: msg}, _ALL_ROWS)
+        elif kind == "sample" and messages.is_latent_gp(msg):
             self._replace(msg)
         elif self.likelihood is not None and (
             # By name: outer handlers send observed sites too, such as the Jacobians of
@@ -408,8 +401,8 @@ class _InducingValues(Messenger):
 
     def _replace(self, msg):
         name = msg["name"]
-        prior, reinterpreted = sites.unwrap(msg["fn"])
-        sites.check_inputs(name, prior)
+        prior, reinterpreted = messages.unwrap(msg["fn"])
+        checks.check_inputs(name, prior)
         points = self.sparse.inducing.get(name)
         if points is None:
             self.sparse._posterior(msg, None)  # refuses the site
@@ -418,9 +411,9 @@ class _InducingValues(Messenger):
         v = numpyro.sample(f"{name}_u_white", white.to_event(1 + reinterpreted))
         self.shapes[name] = prior.shape()
         if self.likelihood is None:
-            msg["fn"] = sites.rewrap(self.sparse._posterior(msg, v), reinterpreted)
+            msg["fn"] = messages.rewrap(self.sparse._posterior(msg, v), reinterpreted)
         else:
-            msg["value"] = sites.prior_mean(msg)  # of no effect on what is not hidden
+            msg["value"] = messages.prior_mean(msg)  # of no effect on what is not hidden
             msg["stop"] = True
 
     def postprocess_message(self, msg):
@@ -437,32 +430,16 @@ class _InducingValues(Messenger):
         self.values[name] = msg["value"]
 
 
-class _AtGPSites(Messenger):
-    """Gives GP sites the value that ``place`` returns for their message."""
-
-    def __init__(self, place):
-        self.place = place
-        super().__init__()
-
-    def process_message(self, msg):
-        if msg["type"] == "sample" and sites.is_latent_gp(msg):
-            msg["value"] = jnp.reshape(self.place(msg), msg["fn"].shape())
-
-
 def _given(prior, points, white, jitter):
     """p(f(X) | u): the sparse posterior whose q(u) is a point."""
     q = BlockGaussian((Block(white, jnp.zeros_like(white)),))
     return SparsePosterior(prior, (points,), q, jitter)
 
 
-def _at(f):
-    return lambda site: f[site["name"]]
-
-
 def _score(trace):
     """Log density of the observed sites."""
     terms = [
-        jnp.sum(sites.log_prob(site))
+        jnp.sum(messages.log_prob(site))
         for site in trace.values()
         if site["type"] == "sample" and site["is_observed"]
     ]
@@ -498,7 +475,3 @@ def _no_value(name):
 
 def _one_set(option):
     return f"sparsify takes one set of inducing points, SVGP(...), and {option!r} has more."
-
-
-def _is_origin(x):
-    return isinstance(x, frozenset)

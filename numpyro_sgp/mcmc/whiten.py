@@ -11,9 +11,10 @@ from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 from numpyro.util import not_jax_tracer
 
-from numpyro_sgp.distributions import GaussianProcess, sites
+from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.distributions.arguments import as_arrays
-from numpyro_sgp.distributions.row_indices import check_row_indices
+from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.row_indices import check_row_indices
 
 
 class WhitenReparam(Reparam):
@@ -32,8 +33,8 @@ class WhitenReparam(Reparam):
         """See :class:`numpyro.infer.reparam.Reparam`."""
         if obs is not None:
             raise ValueError(f"GP site '{name}' is observed, so it cannot be whitened.")
-        prior, reinterpreted = sites.unwrap(fn)
-        sites.check_inputs(name, prior)
+        prior, reinterpreted = messages.unwrap(fn)
+        checks.check_inputs(name, prior)
         L, mean = _factor(prior)
         white = dist.Normal(jnp.zeros((), L.dtype), jnp.ones((), L.dtype))
         white = white.expand(prior.shape()).to_event(1 + reinterpreted)
@@ -96,7 +97,7 @@ class _Whitened:
 
 
 def _reparam(site):
-    return WhitenReparam() if sites.is_latent_gp(site) else None
+    return WhitenReparam() if messages.is_latent_gp(site) else None
 
 
 class _Check(handlers.trace):
@@ -107,12 +108,12 @@ class _Check(handlers.trace):
         return super().__enter__()
 
     def process_message(self, msg):
-        if sites.is_latent_gp(msg):  # before it is whitened
+        if messages.is_latent_gp(msg):  # before it is whitened
             self.gps[msg["name"]] = msg.copy()
 
     def __exit__(self, exc_type, exc_value, traceback):
         super().__exit__(exc_type, exc_value, traceback)
         if exc_type is None:
             trace = {**self.trace, **self.gps}
-            sites.check_plates(trace)
-            sites.check_observations(trace)
+            checks.check_plates(trace)
+            checks.check_observations(trace)

@@ -14,12 +14,12 @@ from scipy.optimize import minimize
 from tqdm import tqdm
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
-from numpyro_sgp.distributions import sites
 from numpyro_sgp.distributions.arguments import as_arrays
-from numpyro_sgp.distributions.row_indices import check_row_indices
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.parameters import GROUPS, parameter_blocks
+from numpyro_sgp.tracing import checks
+from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.training.natural_gradients import natural_steps, pseudo_data_names
 
 _DATA_SIZE = 256  # numbers in an array of data, rather than an option
@@ -472,7 +472,7 @@ class _WholePlates(Messenger):
 
     def process_message(self, msg):
         if msg["type"] == "plate":
-            sites.check_whole_plates(
+            checks.check_whole_plates(
                 {msg["name"]: msg},
                 "L-BFGS keeps its random numbers, and so would see this one only",
             )

@@ -197,8 +197,9 @@ def _by_site(guide, params) -> list[tuple[Family, dict[str, str]]]:
     if not found:
         raise ValueError(
             "natural_gradients are for Gaussian q(u) given by mean and factor, but GP "
-            f"sites {sorted(names)} have an InverseFreeSVGP, whose q(u) has other "
-            "parameters. Train them by Adam."
+            f"sites {sorted(names)} have other parameters ("
+            f"{', '.join(sorted({str(guide.approximations[k]) for k in names}))}). Train "
+            "them by Adam."
         )
     return found
 

@@ -273,7 +273,6 @@ def test_mean_over_all_minibatches_is_the_full_elbo(approximation):
     def batch_loss(idx):
         fixed = handlers.substitute(model, data={"data": idx})
         fixed_guide = handlers.substitute(guide, data={"data": idx})
-        fixed_guide.couples_rows = False
         elbo = sgp.TraceGP_ELBO(sum_sites=False)
         return loss(elbo, params, fixed, fixed_guide, X, y, batch_size=3)
 

@@ -110,6 +110,16 @@ def test_every_way_into_a_prior_is_the_kernels():
     }
 
 
+def test_more_than_ten_parameters_are_told_apart():
+    def model(X, y=None):
+        p = [numpyro.param(f"p{i}", 1.0) for i in range(12)]
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(p[2], p[3]), X))
+        observe(f + p[10], p[11], y)
+
+    found = blocks_of(model, sgp.SVGP(3))
+    assert (found["kernel"], found["likelihood"]) == ({"p2", "p3"}, {"p10", "p11"})
+
+
 def test_minibatches_need_the_models_arguments():
     guide = sgp.AutoSparseGP(helpers.gaussian_model, sgp.SVGP(3))
     with pytest.raises(ValueError, match="not been set up"):

@@ -8,41 +8,56 @@ import numpy as np
 from jax import Array
 
 
-def row_precisions(
+def row_curvature(
     log_density: Callable[[dict[str, Array]], Array],
     f: dict[str, Array],
-    names: Iterable[str],
-) -> dict[str, Array]:
+    name: str,
+    s: Array | float = 1.0,
+    together: bool = False,
+) -> Array:
     r"""
-    :math:`-\partial^2 \log p / \partial f_{jn}^2` at each row n and latent function j, by
-    one Hessian product for each latent function: rows must not be mixed.
+    :math:`H s` for the Hessian H of each latent function of a site, by one product each.
 
-    :param log_density: from values of GP sites to the log likelihood of all rows.
+    :param log_density: from values of GP sites to a number.
     :param f: values of GP sites, shapes ``batch_shape + (N,)``.
+    :param s: a number for each row, or for all.
+    :param together: whether H is that of all latent functions of the site.
+    :return: shape ``(num_functions, N)``.
+    """
+    value = f[name]
+    num_functions = int(np.prod(value.shape[:-1]))
+    each_row = jnp.broadcast_to(jnp.asarray(s, value.dtype), value.shape[-1:])
+
+    def along(function):
+        direction = jnp.reshape(function[:, None] * each_row, value.shape)
+        slope = jax.grad(lambda v: log_density({**f, name: v}))
+        Hs = jax.jvp(slope, (value,), (direction,))[1].reshape(num_functions, -1)
+        return Hs if together else function @ Hs
+
+    if together:
+        return along(jnp.ones(num_functions, value.dtype))
+    return jax.vmap(along)(jnp.eye(num_functions, dtype=value.dtype))
+
+
+def row_precisions(log_density, f, names: Iterable[str]) -> dict[str, Array]:
+    r"""
+    :math:`\lambda_{jn} = -\partial^2 \log p / \partial f_{jn}^2` at each row n and latent
+    function j: :math:`\sigma^{-2}` of Titsias 2025 where the likelihood is Gaussian. Rows
+    must not be mixed.
+
+    :param log_density: as in :func:`row_curvature`.
     :param names: of the sites whose precisions are wanted.
     :return: arrays of the shapes of ``f``.
     """
-    found = {}
-    for name in names:
-        value = f[name]
-        num_functions = int(np.prod(value.shape[:-1]))
-
-        def slope(v, name=name):
-            return jax.grad(lambda v: log_density({**f, name: v}))(v)
-
-        def along(function, value=value, slope=slope):
-            direction = function.reshape(*value.shape[:-1], 1) * jnp.ones_like(value)
-            _, Hs = jax.jvp(slope, (value,), (direction,))
-            return function @ Hs.reshape(function.shape[0], -1)
-
-        each = jax.vmap(along)(jnp.eye(num_functions, dtype=value.dtype))
-        found[name] = -each.reshape(value.shape)
-    return found
+    return {k: -row_curvature(log_density, f, k).reshape(f[k].shape) for k in names}
 
 
 def check_gaussian(log_density, shapes: dict[str, tuple], dtype, names) -> None:
-    """
-    :param log_density: as in :func:`row_precisions`.
+    r"""
+    Whether tight bounds have the closed form of Titsias 2025: :math:`\lambda_n` must not
+    depend on f.
+
+    :param log_density: as in :func:`row_curvature`.
     :param shapes: ``batch_shape + (N,)`` of each GP site.
     :param dtype: dtype of the values.
     :param names: sites at which the likelihood must be Gaussian.

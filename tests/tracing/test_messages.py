@@ -9,8 +9,8 @@ import pytest
 from numpyro import handlers
 
 from numpyro_sgp import GaussianProcess
-from numpyro_sgp.distributions import sites
 from numpyro_sgp.kernels import RBF
+from numpyro_sgp.tracing import checks, messages
 
 N = 4
 X = np.arange(float(N))[:, None]
@@ -32,11 +32,11 @@ def observe(f, y=Y, name="data", size=N, **kwargs):
 
 def test_wrappers_are_taken_off_and_put_back():
     inner = gp().expand([2, 3])
-    fn, reinterpreted = sites.unwrap(inner.to_event(1).to_event(1))
+    fn, reinterpreted = messages.unwrap(inner.to_event(1).to_event(1))
     assert fn is inner and reinterpreted == 2
-    again = sites.rewrap(fn, 2)
+    again = messages.rewrap(fn, 2)
     assert again.event_shape == (2, 3, N)
-    assert sites.rewrap(fn, 0) is fn
+    assert messages.rewrap(fn, 0) is fn
 
 
 def test_only_latent_processes_are_found():
@@ -48,7 +48,7 @@ def test_only_latent_processes_are_found():
         numpyro.deterministic("twice", 2 * f)
         observe(f)
 
-    found = [name for name, s in trace_of(model).items() if sites.is_latent_gp(s)]
+    found = [name for name, s in trace_of(model).items() if messages.is_latent_gp(s)]
     assert found == ["f", "g"]
 
 
@@ -59,7 +59,7 @@ def test_a_masked_process_is_refused(event):
             numpyro.sample("f", gp().expand([2]).to_event(event))
 
     with pytest.raises(ValueError, match="GP site 'f' is masked.*observed sites only"):
-        sites.is_latent_gp(trace_of(model)["f"])
+        messages.is_latent_gp(trace_of(model)["f"])
 
 
 def test_other_masked_sites_are_left_alone():
@@ -67,7 +67,7 @@ def test_other_masked_sites_are_left_alone():
         with handlers.mask(mask=False):
             numpyro.sample("scale", dist.Normal())
 
-    assert not sites.is_latent_gp(trace_of(model)["scale"])
+    assert not messages.is_latent_gp(trace_of(model)["scale"])
 
 
 # ---- plates -------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def latent_plate_shared():
     "model", [outside, subsampled_outside, latent_plate, latent_plate_shared]
 )
 def test_processes_outside_the_data_plate_are_accepted(model):
-    sites.check_plates(trace_of(model))
+    checks.check_plates(trace_of(model))
 
 
 def inside():
@@ -135,7 +135,7 @@ def inside_subsampled_without_observations():
 def test_a_process_inside_the_data_plate_is_refused(model):
     match = r"GP site 'f' is inside the data plate 'data', which makes [34] independent"
     with pytest.raises(ValueError, match=match) as error:
-        sites.check_plates(trace_of(model))
+        checks.check_plates(trace_of(model))
     assert "numpyro.plate('data', N, subsample_size=B)" in str(error.value)
     assert "numpyro.sample('f', GaussianProcess(kernel, X_batch))" in str(error.value)
 
@@ -144,7 +144,7 @@ def test_a_process_inside_the_data_plate_is_refused(model):
 
 
 def test_finite_inputs_are_accepted():
-    sites.check_inputs("f", gp())
+    checks.check_inputs("f", gp())
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -153,7 +153,7 @@ def test_rows_that_are_not_finite_are_named(bad):
     inputs[[1, 6], [0, 1]] = bad
     match = r"GP site 'f' have NaN or infinite values in 2 of 8 rows \(first: \[1, 6\]\)"
     with pytest.raises(ValueError, match=match):
-        sites.check_inputs("f", gp(inputs))
+        checks.check_inputs("f", gp(inputs))
 
 
 def test_rows_of_a_batch_of_inputs_are_counted_once():
@@ -161,12 +161,12 @@ def test_rows_of_a_batch_of_inputs_are_counted_once():
     inputs[:, 1] = np.nan
     inputs[1, 7, 0] = np.nan
     with pytest.raises(ValueError, match=r"in 2 of 8 rows \(first: \[1, 7\]\)"):
-        sites.check_inputs("f", gp(inputs))
+        checks.check_inputs("f", gp(inputs))
 
 
 def test_unknown_inputs_are_not_looked_at():
     def traced(inputs):
-        sites.check_inputs("f", gp(inputs))
+        checks.check_inputs("f", gp(inputs))
         return inputs
 
     jax.eval_shape(traced, np.full((3, 1), np.nan))
@@ -183,7 +183,7 @@ def columns(y):
 # NumPyro lets a distribution broadcast to its data: two sets of N observations.
 @pytest.mark.parametrize("y", [np.zeros(N), 0.0, np.zeros((2, N))])
 def test_observations_of_the_right_shape_are_accepted(y):
-    sites.check_observations(trace_of(columns, y))
+    checks.check_observations(trace_of(columns, y))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_observations_of_the_right_shape_are_accepted(y):
 def test_observations_of_another_shape_are_refused(y, mend):
     match = rf"Observed site 'y'.*the shape \({N},\) \({N} rows at GP site 'f'\).*{mend}"
     with pytest.raises(ValueError, match=match):
-        sites.check_observations(trace_of(columns, y))
+        checks.check_observations(trace_of(columns, y))
 
 
 def test_continuous_latents_are_accepted():
@@ -206,7 +206,7 @@ def test_continuous_latents_are_accepted():
         observe(numpyro.sample("f", gp()))
         numpyro.sample("count", dist.Poisson(1.0), obs=2)
 
-    sites.check_latents(trace_of(model))
+    checks.check_latents(trace_of(model))
 
 
 def test_a_discrete_latent_is_refused():
@@ -216,4 +216,4 @@ def test_a_discrete_latent_is_refused():
             numpyro.sample("y", dist.Bernoulli(logits=f))
 
     with pytest.raises(ValueError, match=r"'y' is discrete \(Bernoulli.*y=None\?"):
-        sites.check_latents(trace_of(model))
+        checks.check_latents(trace_of(model))

@@ -11,8 +11,8 @@ from numpyro import handlers
 from numpyro.infer import init_to_sample
 from numpyro.primitives import Messenger
 
-from numpyro_sgp.distributions import sites
 from numpyro_sgp.distributions.arguments import named_arguments
+from numpyro_sgp.tracing import messages
 
 _PLATE_INDEX = Primitive("plate_index")  # marks the index of a plate in a program
 _PLATE_INDEX.def_abstract_eval(
@@ -57,7 +57,8 @@ def check_row_indices(model, args, kwargs) -> bool:
 
 def _check(model, args, kwargs):
     def run(flag):
-        with handlers.block(), handlers.substitute(substitute_fn=_start):
+        at_mean = messages.AtGPSites(messages.at_prior_mean)
+        with handlers.block(), at_mean, handlers.substitute(substitute_fn=_start):
             with handlers.seed(rng_seed=0), _Mark(flag), jax.ensure_compile_time_eval():
                 model(*args, **kwargs)
 
@@ -132,10 +133,9 @@ class _Mark(Messenger):
 
 
 def _start(site):
-    """Values of latents; no joint draw of a GP."""
-    if site["type"] != "sample" or site["is_observed"]:
-        return None
-    return sites.prior_mean(site) if sites.is_latent_gp(site) else init_to_sample(site)
+    """Values of latents beside GPs."""
+    latent = site["type"] == "sample" and not site["is_observed"]
+    return init_to_sample(site) if latent and not messages.is_latent_gp(site) else None
 
 
 def _taken(jaxpr, known, constants):

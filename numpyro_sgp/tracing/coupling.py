@@ -1,22 +1,32 @@
 """Whether a likelihood ties the latent values at different rows together."""
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_sgp.distributions import sites
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.curvature import row_curvature
+from numpyro_sgp.tracing.rows import origins
 
 
-def couples_rows(
+class Coupling(NamedTuple):
+    """What a guide tells of a model's rows, in the ``infer`` of its GP sites."""
+
+    couples: bool = False  # the likelihood ties rows of X together
+    combines: bool = False  # several rows of a site become one row of another
+
+
+def find_coupling(
     trace_at: Callable[[dict[str, Array]], dict],
     shapes: dict[str, tuple[int, ...]],
     dtype,
     coupled: Iterable[str] = (),
     chosen: Iterable[str] = (),
-) -> tuple[bool, bool]:
+) -> Coupling:
     """
     Whether the likelihood of a model, or the prior of one of its GP sites, mixes two rows
     of X in one latent function of another; and whether a row of the inputs of a GP site is
@@ -36,26 +46,29 @@ def couples_rows(
 
     couples = mixes_rows(log_density, shapes, dtype, frozenset(coupled))
     if len(shapes) == 1:
-        return couples, False
+        return Coupling(couples)
     # Mixed second derivatives where inputs of a GP site mix rows of f, or have several
     # rows of f in different columns.
     by_rows = _of_priors(trace_at, shapes, by_rows=True)
     if not mixes_rows(by_rows, shapes, dtype):
-        return couples, False
+        return Coupling(couples)
     rest = [name for name in shapes if name not in set(chosen)]
     priors = _of_priors(trace_at, shapes)
-    return couples or mixes_rows(priors, shapes, dtype, names=rest), True
+    return Coupling(couples or mixes_rows(priors, shapes, dtype, names=rest), True)
 
 
-def feeding(trace_at, shapes: dict[str, tuple[int, ...]], dtype) -> set[str]:
+def feeding(trace_at, shapes: dict[str, tuple[int, ...]], dtype) -> frozenset[str]:
     """
     The GP sites that the prior of another one depends on; the arguments are those of
-    :func:`couples_rows`.
+    :func:`find_coupling`.
     """
-    rng = np.random.default_rng(0)
-    f = {k: jnp.asarray(0.3 * rng.normal(size=s), dtype) for k, s in shapes.items()}
-    slopes = jax.jit(jax.grad(_of_priors(trace_at, shapes)))(f)
-    return {name for name, slope in slopes.items() if np.any(np.asarray(slope))}
+
+    def of_priors(f):
+        trace = trace_at(f)
+        return {name: made_of(messages.unwrap(trace[name]["fn"])[0]) for name in shapes}
+
+    f = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
+    return frozenset().union(*origins(of_priors, f).values())
 
 
 def made_of(prior) -> list[Array]:
@@ -72,7 +85,7 @@ def _of_priors(trace_at, shapes, by_rows=False):
 
     def features(f):
         trace = trace_at(f)
-        priors = [sites.unwrap(trace[name]["fn"])[0] for name in shapes]
+        priors = [messages.unwrap(trace[name]["fn"])[0] for name in shapes]
         total = sum(jnp.sum(jnp.sin(leaf)) for p in priors for leaf in made_of(p))
         if by_rows:
             total = total + sum(jnp.sum(jnp.sin(jnp.sum(p.X, axis=-1))) for p in priors)
@@ -84,7 +97,7 @@ def _of_priors(trace_at, shapes, by_rows=False):
 def log_likelihood(trace, gp_sites: Iterable[str]) -> Array:
     """Log density of all sites of a trace but the GP sites."""
     return sum(
-        jnp.sum(sites.log_prob(site))
+        jnp.sum(messages.log_prob(site))
         for name, site in trace.items()
         if site["type"] == "sample" and name not in gp_sites
     )
@@ -120,32 +133,15 @@ def mixes_rows(
     for name, shape in shapes.items():
         if names is not None and name not in names:
             continue
-        num_functions, rows = int(np.prod(shape[:-1])), shape[-1]
-        together = name in coupled
-
-        @jax.jit
-        def curvature(
-            s, name=name, shape=shape, num_functions=num_functions, together=together
-        ):
-            def along(function):
-                direction = jnp.reshape(function[:, None] * s, shape)
-
-                def slope(value):
-                    return jax.grad(lambda v: log_density({**f, name: v}))(value)
-
-                _, Hs = jax.jvp(slope, (f[name],), (direction,))
-                Hs = jnp.reshape(Hs, (num_functions, -1))
-                return (Hs if together else function @ Hs) / s
-
-            if together:
-                return along(jnp.ones(num_functions, dtype))
-            return jax.vmap(along)(jnp.eye(num_functions, dtype=dtype))
-
-        try:
-            draws = rng.choice([-1.0, 1.0], size=(2, rows)) * rng.uniform(
-                0.5, 1.5, (2, rows)
+        product = jax.jit(
+            lambda s, name=name: (
+                row_curvature(log_density, f, name, s, together=name in coupled) / s
             )
-            a, b = (np.asarray(curvature(jnp.asarray(s, dtype))) for s in draws)
+        )
+        try:
+            draws = rng.choice([-1.0, 1.0], size=(2, shape[-1]))
+            draws = draws * rng.uniform(0.5, 1.5, draws.shape)
+            a, b = (np.asarray(product(jnp.asarray(s, dtype))) for s in draws)
         except (TypeError, ValueError, NotImplementedError):
             return False  # not differentiable: a callback, integer code
         size = np.maximum(np.abs(a), np.abs(b))

@@ -1,0 +1,191 @@
+"""What a message tells about the Gaussian process at a site, and what is put there."""
+
+from contextlib import nullcontext
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions.util import scale_and_mask
+from numpyro.primitives import Messenger
+from numpyro.util import not_jax_tracer
+
+from numpyro_sgp._numpyro import mask_of
+from numpyro_sgp._stacked import Stacked
+from numpyro_sgp.distributions.gaussian_process import GaussianProcess
+from numpyro_sgp.distributions.posterior import GPPosterior
+
+
+def unwrap(fn):
+    """
+    The distribution inside ``.to_event`` wrappers.
+
+    :return: the innermost distribution, and how many batch dimensions were taken.
+    """
+    reinterpreted = 0
+    while isinstance(fn, dist.Independent):
+        reinterpreted += fn.reinterpreted_batch_ndims
+        fn = fn.base_dist
+    return fn, reinterpreted
+
+
+def innermost(fn):
+    """The distribution inside of all wrappers: events, expansions and masks."""
+    wrappers = dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution
+    while isinstance(fn, wrappers):
+        fn = fn.base_dist
+    return fn
+
+
+def can_draw(fn) -> bool:
+    """Whether a distribution can be drawn from; a black box without ``sample`` cannot."""
+    if getattr(innermost(fn), "sampler", True) is None:
+        return False
+    try:
+        jax.eval_shape(lambda key: fn(rng_key=key), jax.random.key(0))
+    except NotImplementedError:
+        return False
+    return True
+
+
+def is_response(site) -> bool:
+    """Whether a site is observed, and not of :func:`numpyro.factor`."""
+    if site["type"] != "sample" or not site["is_observed"]:
+        return False
+    is_factor = isinstance(innermost(site["fn"]), dist.Unit)
+    return not is_factor and not site["infer"].get("is_auxiliary")
+
+
+def rewrap(fn, reinterpreted: int):
+    """The opposite of :func:`unwrap`."""
+    return fn.to_event(reinterpreted) if reinterpreted else fn
+
+
+def is_latent_gp(site) -> bool:
+    """Whether ``site`` is an unobserved :class:`GaussianProcess`."""
+    if site["type"] != "sample" or site["is_observed"]:
+        return False
+    fn, _ = unwrap(site["fn"])
+    if isinstance(fn, dist.MaskedDistribution):
+        if isinstance(unwrap(fn.base_dist)[0], GaussianProcess):
+            raise ValueError(
+                f"GP site '{site['name']}' is masked. Put numpyro.handlers.mask around "
+                "the observed sites only: the prior of f does not depend on which "
+                "observations are missing."
+            )
+    if isinstance(fn, Stacked) and isinstance(fn.base, GaussianProcess):
+        raise ValueError(
+            f"GP site '{site['name']}' is inside control_flow.scan (or vmap), where each "
+            "step has a process of its own. Write the steps as a Python loop with a site "
+            "name for each, or sample the model as it is by NUTS, without whiten or "
+            "sparsify."
+        )
+    return isinstance(fn, GaussianProcess)
+
+
+def is_observed_gp(site) -> bool:
+    """Whether ``site`` is an observed :class:`GaussianProcess`."""
+    return site["is_observed"] and isinstance(unwrap(site["fn"])[0], GaussianProcess)
+
+
+def is_sparse_posterior(site) -> bool:
+    """Whether ``site`` draws from a :class:`GPPosterior`."""
+    return site["type"] == "sample" and isinstance(unwrap(site["fn"])[0], GPPosterior)
+
+
+def log_prob(site, scaled: bool = True):
+    """
+    Log density of the value at a site, masked, of the site's batch shape.
+
+    :param scaled: whether plates and :class:`numpyro.handlers.scale` scale it.
+    """
+    if site["intermediates"]:
+        found = site["fn"].log_prob(site["value"], site["intermediates"])
+    else:
+        found = site["fn"].log_prob(site["value"])
+    return scale_and_mask(found, site["scale"]) if scaled else found
+
+
+def counted(site):
+    """
+    Whether each of the log densities of :func:`log_prob` counts: False where a mask leaves
+    out all that it is of.
+    """
+    return jnp.broadcast_to(unmasked(site["fn"]), jnp.shape(log_prob(site, scaled=False)))
+
+
+def unmasked(fn):
+    """Which entries of its batch shape a distribution does not mask; of events, any."""
+    if isinstance(fn, dist.MaskedDistribution):
+        return jnp.logical_and(mask_of(fn), unmasked(fn.base_dist))
+    if isinstance(fn, dist.Independent):
+        inner = jnp.broadcast_to(unmasked(fn.base_dist), fn.base_dist.batch_shape)
+        return jnp.any(inner, axis=tuple(range(-fn.reinterpreted_batch_ndims, 0)))
+    if isinstance(fn, dist.ExpandedDistribution):
+        return jnp.broadcast_to(unmasked(fn.base_dist), fn.batch_shape)
+    return jnp.ones(fn.batch_shape, bool)
+
+
+def prior_mean(site):
+    """The prior mean at a GP site, in the shape of its value."""
+    prior, _ = unwrap(site["fn"])
+    return jnp.reshape(prior.mean, site["fn"].shape())
+
+
+def known_inside_jit():
+    """Keeps known arrays known inside of jit; outside, it would only cost compilations."""
+    inside_jit = not not_jax_tracer(jnp.zeros(()))
+    return jax.ensure_compile_time_eval() if inside_jit else nullcontext()
+
+
+class AtGPSites(Messenger):
+    """
+    Gives GP sites another distribution and a value.
+
+    :param at_site: from a GP site's message to its new distribution and its value, or
+        None to have it drawn (or left at the value that it has).
+    :param are: which messages are those of GP sites; by default of latent processes.
+    :param hide_others: whether to hide all but GP sites, parameters and plates.
+    """
+
+    def __init__(self, at_site, are=is_latent_gp, hide_others=False):
+        self.at_site = at_site
+        self.are = are
+        self.hide_others = hide_others
+        self.values = {}  # that posteriors got
+        self._name = None  # in the model; handlers outside (a scope) may change it
+        super().__init__()
+
+    def process_message(self, msg):
+        if self.are(msg):
+            self._name = msg["name"]
+            msg["fn"], value = self.at_site(msg)
+            if value is not None:
+                msg["value"] = jnp.reshape(value, msg["fn"].shape())
+        elif self.hide_others and msg["type"] in ("sample", "deterministic"):
+            draw(msg)
+            msg["stop"] = True
+
+    def postprocess_message(self, msg):
+        if is_sparse_posterior(msg):
+            self.values[self._name] = msg["value"]
+
+
+def at_prior_mean(site):
+    """For :class:`AtGPSites`: the process at its mean, which is no joint draw."""
+    return site["fn"], prior_mean(site)
+
+
+def at_values(f):
+    """For :class:`AtGPSites`: values by name, of shape ``batch_shape + (N,)``."""
+    return lambda site: (site["fn"], f[site["name"]])
+
+
+def draw(msg) -> None:
+    """A value at a sample site that has none, NaN where there is none to be drawn."""
+    if msg["type"] != "sample" or msg["value"] is not None:
+        return
+    try:
+        found = msg["fn"](*msg["args"], sample_intermediates=True, **msg["kwargs"])
+        msg["value"], msg["intermediates"] = found
+    except NotImplementedError:
+        msg["value"] = jnp.full(msg["fn"].shape(msg["kwargs"]["sample_shape"]), jnp.nan)
