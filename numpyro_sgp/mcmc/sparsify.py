@@ -136,10 +136,7 @@ class _Sparsified:
 
     def __call__(self, *args, **kwargs):
         """Run the model: with its data for inference, without for predictions."""
-        args, kwargs = as_arrays(self.model, args, kwargs)
-        check_row_indices(self.model, args, kwargs)
-        if not self.inducing:
-            self._set_up(args, kwargs)
+        args, kwargs = self._set_up(args, kwargs)
         trace = self._run(sites.prior_mean, {}, args, kwargs)
         likelihood = _observed(trace)
         if not self._observed <= likelihood:
@@ -172,13 +169,15 @@ class _Sparsified:
         :param args: arguments of the model, with the data.
         :return: this model.
         """
-        args, kwargs = as_arrays(self.model, args, kwargs)
-        check_row_indices(self.model, args, kwargs)
-        if not self.inducing:
-            self._set_up(args, kwargs)
+        self._set_up(args, kwargs)
         return self
 
     def _set_up(self, args, kwargs):
+        """The arguments as arrays; chooses inducing points where there are none."""
+        args, kwargs = as_arrays(self.model, args, kwargs)
+        check_row_indices(self.model, args, kwargs)
+        if self.inducing:
+            return args, kwargs
         if not all(not_jax_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs))):
             raise ValueError(
                 "A sparsified model chooses its inducing points from known inputs, but its "
@@ -191,6 +190,7 @@ class _Sparsified:
         except BaseException:
             self.inducing = {}
             raise
+        return args, kwargs
 
     def _prepare(self, args, kwargs):
         trace = self._checked_structure(args, kwargs)
@@ -279,10 +279,12 @@ class _Sparsified:
                     out[name] = site["fn"].log_prob(site["value"])
             return out
 
-        found = {}
-        for name, origin in eval_provenance(run, **f).items():
-            found[name] = frozenset().union(*jax.tree.leaves(origin, is_leaf=_is_origin))
-        return frozenset(name for name, origin in found.items() if origin)
+        found = eval_provenance(run, **f)
+        return frozenset(
+            name
+            for name, origin in found.items()
+            if any(jax.tree.leaves(origin, is_leaf=lambda x: isinstance(x, frozenset)))
+        )
 
     def _check_coupling(self, f, values, args, kwargs):
         shapes = {name: value.shape for name, value in f.items()}
@@ -354,8 +356,7 @@ class _Sparsified:
                 f"GP site '{name}' was not in the model when it was set up. Sparsify this "
                 "model anew."
             )
-        prior, _ = sites.unwrap(site["fn"])
-        points = self.inducing[name]
+        prior, points = sites.unwrap(site["fn"])[0], self.inducing[name]
         columns = points.shape[-1]
         if not isinstance(points, InducingVariables) and prior.X.shape[-1] != columns:
             raise ValueError(
@@ -461,11 +462,8 @@ def _at(f):
 
 def _score(trace):
     """Log density of the observed sites."""
-    terms = [
-        jnp.sum(sites.log_prob(site))
-        for site in trace.values()
-        if site["type"] == "sample" and site["is_observed"]
-    ]
+    names = _observed(trace)
+    terms = (jnp.sum(sites.log_prob(trace[name])) for name in trace if name in names)
     return sum(terms, 0.0)
 
 
@@ -499,7 +497,3 @@ def _no_value(name):
 
 def _one_set(option):
     return f"sparsify takes one set of inducing points, SVGP(...), and {option!r} has more."
-
-
-def _is_origin(x):
-    return isinstance(x, frozenset)
