@@ -134,17 +134,16 @@ class EllipticalSlice(MCMCKernel):
         prototype = {name: trace[name]["value"] for name in names}
 
         def init_one(rng_key, z):
-            none = jnp.zeros((), int)
-            log_likelihood = self._log_likelihood(z, model_args, model_kwargs)
-            return EllipticalSliceState(
-                none, z, log_likelihood, none, jnp.zeros(()), rng_key
+            none, value = (
+                jnp.zeros((), int),
+                self._log_likelihood(z, model_args, model_kwargs),
             )
+            return EllipticalSliceState(none, z, value, none, jnp.zeros(()), rng_key)
 
+        self._sample_fn = self._step
         if not single:
             init_one = jax.vmap(init_one)
             self._sample_fn = jax.vmap(self._step, in_axes=(0, None, None))
-        else:
-            self._sample_fn = self._step
         if init_params:
             z = {k: jnp.asarray(init_params[k], prototype[k].dtype) for k in names}
             state = init_one(keys, z)
@@ -199,10 +198,9 @@ class EllipticalSlice(MCMCKernel):
 
         def with_deterministic(z):
             trace = self._trace(z, model_args, model_kwargs)
-            found = {
+            return z | {
                 k: s["value"] for k, s in trace.items() if s["type"] == "deterministic"
             }
-            return {**z, **found}
 
         return with_deterministic
 
@@ -211,9 +209,7 @@ class EllipticalSlice(MCMCKernel):
         return f"{float(state.mean_num_evaluations):.1f} likelihood evaluations a step"
 
     def __getstate__(self):
-        state = self.__dict__.copy()
-        state["_sample_fn"] = None
-        return state
+        return {**self.__dict__, "_sample_fn": None}
 
     # ---- the model ----------------------------------------------------------------
 
@@ -261,18 +257,12 @@ class EllipticalSlice(MCMCKernel):
         z = jax.tree.map(
             lambda new, old: jnp.where(moved, new.astype(old.dtype), old), new.position, old
         )
-        count = jnp.asarray(info.subiter, int)
-        i = state.i + 1
+        value = jnp.where(moved, new.logdensity, state.log_likelihood)
+        count, i = jnp.asarray(info.subiter, int), state.i + 1
         n = jnp.where(i <= self._num_warmup, i, i - self._num_warmup)
         mean = state.mean_num_evaluations
-        return EllipticalSliceState(
-            i,
-            z,
-            jnp.where(moved, new.logdensity, state.log_likelihood),
-            count,
-            mean + (count - mean) / n,
-            rng_key,
-        )
+        mean = mean + (count - mean) / n
+        return EllipticalSliceState(i, z, value, count, mean, rng_key)
 
     # ---- set-up -------------------------------------------------------------------
 
@@ -290,7 +280,7 @@ class EllipticalSlice(MCMCKernel):
             for name, site in trace.items()
             if site["type"] == "sample" and not site["is_observed"]
         ]
-        others = [name for name in latent if not _is_standard_normal(trace[name], trace)]
+        others = [name for name in latent if not _is_standard_normal(trace[name])]
         white = [name for name in latent if name not in others]
         if others and not any(site.get("is_observed", False) for site in trace.values()):
             raise ValueError(
@@ -376,7 +366,7 @@ def _site_log_likelihoods(trace):
     }
 
 
-def _is_standard_normal(site, trace) -> bool:
+def _is_standard_normal(site) -> bool:
     if site["scale"] is not None and not is_identically_one(site["scale"]):
         return False
     fn = site["fn"]

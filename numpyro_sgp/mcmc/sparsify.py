@@ -137,10 +137,7 @@ class _Sparsified:
 
     def __call__(self, *args, **kwargs):
         """Run the model: with its data for inference, without for predictions."""
-        args, kwargs = as_arrays(self.model, args, kwargs)
-        check_row_indices(self.model, args, kwargs)
-        if not self.inducing:
-            self._set_up(args, kwargs)
+        args, kwargs = self._set_up(args, kwargs)
         trace = self._run(messages.at_prior_mean, {}, args, kwargs)
         likelihood = _observed(trace)
         if not self._observed <= likelihood:
@@ -173,13 +170,15 @@ class _Sparsified:
         :param args: arguments of the model, with the data.
         :return: this model.
         """
-        args, kwargs = as_arrays(self.model, args, kwargs)
-        check_row_indices(self.model, args, kwargs)
-        if not self.inducing:
-            self._set_up(args, kwargs)
+        self._set_up(args, kwargs)
         return self
 
     def _set_up(self, args, kwargs):
+        """The arguments as arrays; chooses inducing points where there are none."""
+        args, kwargs = as_arrays(self.model, args, kwargs)
+        check_row_indices(self.model, args, kwargs)
+        if self.inducing:
+            return args, kwargs
         if not all(not_jax_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs))):
             raise ValueError(
                 "A sparsified model chooses its inducing points from known inputs, but its "
@@ -192,6 +191,7 @@ class _Sparsified:
         except BaseException:
             self.inducing = {}
             raise
+        return args, kwargs
 
     def _prepare(self, args, kwargs):
         trace = self._checked_structure(args, kwargs)
@@ -347,8 +347,7 @@ class _Sparsified:
                 f"GP site '{name}' was not in the model when it was set up. Sparsify this "
                 "model anew."
             )
-        prior, _ = messages.unwrap(site["fn"])
-        points = self.inducing[name]
+        prior, points = messages.unwrap(site["fn"])[0], self.inducing[name]
         columns = points.shape[-1]
         if not isinstance(points, InducingVariables) and prior.X.shape[-1] != columns:
             raise ValueError(
@@ -438,11 +437,8 @@ def _given(prior, points, white, jitter):
 
 def _score(trace):
     """Log density of the observed sites."""
-    terms = [
-        jnp.sum(messages.log_prob(site))
-        for site in trace.values()
-        if site["type"] == "sample" and site["is_observed"]
-    ]
+    names = _observed(trace)
+    terms = (jnp.sum(messages.log_prob(trace[name])) for name in trace if name in names)
     return sum(terms, 0.0)
 
 
