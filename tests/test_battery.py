@@ -164,6 +164,7 @@ def test_the_bound_is_below_the_evidence(case):
 
 @but(
     diagonal="its covariances leave out the exact one",
+    own="its covariances of rank three leave out the exact one",
     columns="L-BFGS refuses its random columns",
     mixture_of_two="two components meet the exact one only where they are equal",
     lc="its T goes to the inverse slowly; tests/inverse_free/",
@@ -204,7 +205,10 @@ def test_the_order_of_the_rows_does_not_matter(case):
     )
 
 
-@but(mixture_of_two="components start apart, with noise at each point")
+@but(
+    mixture_of_two="components start apart, with noise at each point",
+    own="its factor starts with noise at each point",
+)
 def test_the_order_of_the_points_does_not_matter(case):
     fit = fit_of(case)
     guide = sgp.AutoSparseGP(model, CASES[case](Z[::-1]))
@@ -250,6 +254,7 @@ def test_bounds_of_several_parameters_are_vmapped(case):
 
 @but(
     mixture_of_two="its components start apart",
+    own="its factor starts with some noise",
     relaxed="it starts with pseudo-noise of a tenth of the prior's variance",
     SVGP_diagonal="the kernel's variance is the only one it has at Z",
 )
