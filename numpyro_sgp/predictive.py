@@ -199,7 +199,8 @@ class MixtureParts:
 
     @property
     def num_rows(self) -> int:
-        return max(q.event_shape[0] for q in self.posteriors.values())
+        """Of the data; inner layers may have other rows, such as patches."""
+        return max(self.posteriors[name].event_shape[0] for name in self.last)
 
     def at(self, keys):
         """

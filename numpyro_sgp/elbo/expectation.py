@@ -30,8 +30,8 @@ class Expectation:
     A rule for expectations under the posteriors of GP sites.
 
     A rule of one's own is a class that defines :meth:`nodes`; and :meth:`value`,
-    :meth:`average` and :meth:`check` where these do not do. Nothing else in the package
-    knows of single rules.
+    :meth:`average` and :meth:`check` where these do not do.
+    :class:`~numpyro_sgp.TraceGP_ELBO` knows of no single rule.
     """
 
     #: Whether nodes are random keys for joint draws of f(X), rather than numbers.
@@ -56,7 +56,8 @@ class Expectation:
         """
         f at one node.
 
-        :param q: the posterior at a GP site, or a component of it.
+        :param q: of one component of the posterior at a GP site ``place`` (from x) and
+            ``sample`` (from a key), and, in the ELBO, its ``marginals``.
         :param x: the node.
         """
         return q.place(x)
@@ -309,7 +310,8 @@ class ScoreFunction(Expectation):
 
     def value(self, q, x):
         """f, whose gradient is not used: that of :meth:`average` takes its place."""
-        return jax.lax.stop_gradient(q.place(x))
+        mean, variance = q.marginals
+        return jax.lax.stop_gradient(mean + jnp.sqrt(variance) * x)
 
     def average(self, at):
         """See :meth:`Expectation.average`; with the gradients of eq. (25) and (74-75)."""

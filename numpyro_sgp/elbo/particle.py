@@ -34,7 +34,7 @@ class GPSite(NamedTuple):
     independent_latents: bool
     relaxed: bool
     needs_precision: bool
-    fed_by: frozenset = frozenset()  # GP sites whose values its posterior depends on
+    fed_by: frozenset = frozenset()  # what its marginals, where used, depend on
 
 
 class Component:
@@ -42,24 +42,27 @@ class Component:
     One Gaussian of the posterior at a GP site, as the bound takes expectations under it.
 
     :param number: which one; may be traced.
-    :param shift: what is added to its marginal means and variances.
+    :param shift: what is added to its marginal means and variances; None for nothing.
     """
 
-    def __init__(self, posterior, number, shift=(0.0, 0.0)):
+    def __init__(self, posterior, number, shift):
         self.posterior = posterior
         self.number = number
         self.shift = shift
 
     @cached_property
     def marginals(self) -> tuple[Array, Array]:
-        moments = self.posterior.bound_marginals(self.number)
-        return tuple(m + s for m, s in zip(moments, self.shift, strict=True))
+        """Means and variances (of Shi et al. 2020, eq. 33 and 34, if it is not relaxed)."""
+        mean, variance = self.posterior.bound_marginals(self.number)
+        if self.shift is not None:
+            mean, variance = mean + self.shift[0], variance + self.shift[1]
+        return mean, variance
 
     def place(self, x):
-        """f with these marginals, or jointly in groups of rows, where x is normal."""
-        if self.posterior.joint_rows > 1:
+        """f where x is standard normal."""
+        if self.shift is None and self.posterior.relaxation is None:
             return self.posterior.place(x, self.number)
-        mean, variance = self.marginals  # Shi et al. 2020, eq. 33 and 34
+        mean, variance = self.marginals
         return mean + jnp.sqrt(variance) * x
 
     def sample(self, key):
@@ -239,7 +242,7 @@ class Particle:
             relaxed,
             relaxed and q.relaxation.is_gaussian,
         )
-        number, shift = 0, (0.0, 0.0)
+        number, shift = 0, None
         if here.num_components > 1:
             number = opening(("component", name), (), jnp.int32)
             parts["log_weight"][name] = q.log_weights[number]
@@ -247,7 +250,7 @@ class Particle:
             shift = [opening((k, name), here.shape, here.dtype) for k in ("mean", "var")]
         components[name] = component = Component(q, number, shift)
         f = self._rule({name: here}).value(component, self._node(name, here))
-        if "marginals" in vars(component):  # joint draws need none
+        if "marginals" in vars(component):  # where they are used
             parts["marginals"][name] = component.marginals
         parts["scale"][name] = 1.0 if site["scale"] is None else site["scale"]
         parts["kl"][name] = jnp.sum(scale_and_mask(q.prior_kl(self._key), site["scale"]))

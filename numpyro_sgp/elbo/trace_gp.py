@@ -46,10 +46,9 @@ class TraceGP_ELBO(ELBO):
     :param expectation: :class:`GaussHermite`, :class:`MonteCarlo`,
         :class:`ScoreFunction` (for a likelihood without a gradient), another
         :class:`~numpyro_sgp.elbo.Expectation`, or None for ``GaussHermite(20)`` with one
-        latent function, ``GaussHermite(10)`` with two, and ``MonteCarlo(10)``
-        with more, or where a GP site combines several rows of another
-        one (``joint=True`` where an :class:`~numpyro_sgp.AutoSparseGP` found that the
-        likelihood ties rows together).
+        latent function, ``GaussHermite(10)`` with two, and ``MonteCarlo(10)`` with more,
+        or where a GP site combines several rows of another one (``joint=True`` where an
+        :class:`~numpyro_sgp.AutoSparseGP` found that the likelihood ties rows together).
     :param num_particles: number of draws of the latents beside f; mutable state is that of
         the first.
     :param vectorize_particles: as in :class:`~numpyro.infer.Trace_ELBO`.
