@@ -10,11 +10,7 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from numpyro_sgp.inducing._host import (
-    host_inputs,
-    kernel_diagonal,
-    kernel_matrix,
-)
+from numpyro_sgp.inducing._host import host_inputs, kernel_diagonal, kernel_matrix
 from numpyro_sgp.inducing.verdict import InducingVerdict, assess_inducing, verdict_rows
 from numpyro_sgp.linalg import default_jitter
 

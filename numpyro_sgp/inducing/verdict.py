@@ -9,11 +9,7 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.spatial import KDTree
 
-from numpyro_sgp.inducing._host import (
-    host_inputs,
-    kernel_diagonal,
-    kernel_matrix,
-)
+from numpyro_sgp.inducing._host import host_inputs, kernel_diagonal, kernel_matrix
 from numpyro_sgp.linalg import default_jitter
 
 # Rows of X over which the explained variance is taken. For a stationary kernel its
@@ -111,11 +107,9 @@ class InducingVerdict(NamedTuple):
             numbers = [f"{number:.1e}" for number in self.condition_number_orthogonal]
             conditions += f", {' and '.join(numbers)} for C_vv"
         facts.append(conditions + ".")
-        if self.nearest_pair is not None:
-            distance, first, second = self.nearest_pair
-            facts.append(
-                f"The closest points, {first} and {second}, are {distance:.2g} apart."
-            )
+        if (pair := self.nearest_pair) is not None:
+            closest = f"The closest points, {pair.first} and {pair.second}, are"
+            facts.append(f"{closest} {pair.distance:.2g} apart.")
         return " ".join([*facts, *self.advice])
 
 
@@ -217,9 +211,8 @@ def assess_inducing(
         B = solve_triangular(L, kernel_matrix(kernel, points, new), lower=True)
         C = K - B.T @ B  # K_uu for Z, else C_vv
         factor = _cholesky(C, jitter * scale)
-        conditions.append(
-            _condition_number(C if not explained else _shift(C, jitter * scale))
-        )
+        shift = jitter * scale if explained else 0.0
+        conditions.append(_condition_number(C + shift * np.eye(len(C))))
         residual = kernel_matrix(kernel, new, X) - B.T @ A
         A = np.vstack([A, solve_triangular(factor, residual, lower=True)])
         L = np.block([[L, np.zeros(B.shape)], [B.T, factor]])
@@ -256,15 +249,11 @@ def _points(points: ArrayLike, name: str, num_columns: int) -> NDArray:
     return points
 
 
-def _shift(C: NDArray, amount: float) -> NDArray:
-    return C + amount * np.eye(len(C))
-
-
 def _cholesky(C: NDArray, jitter: float) -> NDArray:
     """Cholesky factor of ``C`` with jitter, tenfold more where that is too little."""
     for growth in range(6):
         try:
-            return np.linalg.cholesky(_shift(C, jitter * 10.0**growth))
+            return np.linalg.cholesky(C + jitter * 10.0**growth * np.eye(len(C)))
         except np.linalg.LinAlgError:
             continue
     raise ValueError(

@@ -60,9 +60,8 @@ class InverseFreeSVGP(SVGP):
       residual and the steps taken are the mutable site ``{site}_auto_T`` of the guide,
       which :class:`~numpyro.infer.SVI` keeps in ``state.mutable_state``. Where none is
       given, as in :class:`~numpyro.infer.Predictive` and ``guide.posterior``, the iteration
-      starts from a multiple of I and takes more steps. (NumPyro's own ELBOs drop such state
-      where ``num_particles`` is above one, and then fail in ``svi.run``; ``TraceGP_ELBO``
-      keeps it.)
+      starts from a multiple of I and takes more steps. For ``TraceGP_ELBO`` alone, as
+      ``"lc"`` is: what they charge is no KL of the posterior, and is refused elsewhere.
     - ``bound="lc"`` [1], for log-concave likelihoods. T, :math:`\hat m = K^{-1} E[u]` and
       :math:`\hat S` are free parameters (the lower triangle of ``_qu_T`` is a root of T,
       whose diagonal may have any sign; ``_qu_root`` is the factor of :math:`\hat S`). The

@@ -53,22 +53,18 @@ def inverse_root(
     :math:`6 + 1.25 \ln(\mathrm{cond} K)` steps, and two or three from a root of a
     matrix nearby.
 
-    A step takes three products of M x M matrices: :math:`L \Phi`, :math:`K L`, and
-    :math:`L^\top (K L)`, whose result tells how near L is and is what the next step
-    starts from. A start costs two more.
-
-    The steps converge where eigenvalues are below 3. A step that does not lower the KL
-    divergence, from an L whose :math:`L^\top K L` has an absolute row sum (a bound on
-    the eigenvalues, loose by up to :math:`\sqrt M`) above 2.5, is undone, and the next
-    one starts from that L over the root of the row sum.
+    A step takes three products of M x M matrices, :math:`L \Phi`, :math:`K L` and
+    :math:`L^\top (K L)`, a start two more. Steps converge where eigenvalues are below 3.
+    A step that does not lower the KL divergence, from an L whose :math:`L^\top K L` has
+    an absolute row sum (a bound on the eigenvalues, loose by up to :math:`\sqrt M`) above
+    2.5, is undone, and the next one starts from that L over the root of the row sum.
 
     Each matrix of a batch ends at ``tol``, or where rounding ends all progress: where
     the distance :math:`\|L^\top K L - I\|_F` is below 1/4 and a step does not halve it
     (without rounding, a step from F goes to :math:`F^2 (1.21 + F / 2)` at most), or where
-    it is above and three steps have not lowered the KL divergence by 0.01: that falls
-    all the while that small eigenvalues grow and the residual hardly changes. Rounding
-    leaves a residual of about the condition number times the precision of the dtype, or
-    near one where that is large; the root returned is the one of least residual.
+    it is above and three steps have not lowered the KL divergence by 0.01. Rounding leaves
+    a residual of about the condition number times the precision of the dtype, or near one
+    where that is large; the root returned is the one of least residual.
 
     K and ``start`` count as constants: derivatives of the result are zero.
 
@@ -192,8 +188,7 @@ def _newton(K, L, G, tol, max_steps):
             jnp.where(stuck, _PATIENCE, idle),
         )
 
-    start = distance(G)
-    none = jnp.zeros((), int)  # of no weak type
+    start, none = distance(G), jnp.zeros((), int)  # of no weak type
     state = _State(L, G, start, L, start, none, none)
     state = lax.while_loop(goes_on, step, state)
     return InverseRoot(state.best, state.least / root_size, state.step)

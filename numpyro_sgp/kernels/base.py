@@ -440,8 +440,8 @@ class InputKernel(Kernel):
             own, columns = shape[: len(batch)], shape[len(batch) :]
             known = D is None or columns in ((), (1,), (D,))
             if not (broadcasts_to(own, batch) and len(columns) <= 1 and known):
-                parts = (*map(str, batch), "D" if D is None else str(D))
-                ard = f"({', '.join(parts)}{',' * (not batch)})"
+                sizes = (*map(str, batch), "D" if D is None else str(D))
+                ard = f"({', '.join(sizes)}{',' * (not batch)})"
                 inputs = "" if D is None else f" and the inputs {D} (active) column(s)"
                 raise ValueError(
                     f"{type(self).__name__}: {name} has shape {shape}, variance {batch}"

@@ -161,9 +161,10 @@ class Rows:
         self._seed = seed
         self._order = Order(self.num_rows, self.block_rows, (*seed, 0))
 
-    def check_like(self, held_out):
-        """Refuses arrays that differ from these in more than the number of rows."""
-        _check_like(held_out, [a.shape for a in self._arrays])
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Those of the arrays."""
+        return [a.shape for a in self._arrays]
 
     def sample(self, num_rows: int) -> tuple:
         """Some rows at random, in the order of the data; of each host as many."""
@@ -218,7 +219,7 @@ class Rows:
         """What tells these batches from others."""
         some = self.sample(_SAMPLE)
         return {
-            "shapes of data": [list(a.shape) for a in self._arrays],
+            "shapes of data": [list(shape) for shape in self.shapes],
             "dtypes of data": [str(a.dtype) for a in self._arrays],
             "some rows of data": [zlib.crc32(np.asarray(a).tobytes()) for a in some],
             "batch_size": self.batch_size,
@@ -241,9 +242,9 @@ class Batches:
         self._devices = devices or Devices()
         self._data, self._iterator = data, iter(data)
         self._once = self._iterator is data
-        self._shapes, self._count = None, 0
+        self.shapes, self._count = None, 0
         first = self._next()
-        self._own_rows = self._shapes[0][0]
+        self._own_rows = self.shapes[0][0]
         self.batch_size = self._own_rows * self._devices.hosts
         self._devices.check(self.batch_size)
         self._put_back([first])
@@ -265,36 +266,28 @@ class Batches:
                 f"{self._count + 1} is a {type(batch).__name__}."
             )
         batch = (batch,) if hasattr(batch, "shape") else tuple(batch)
-        shapes = [np.shape(a) for a in batch]
-        if told := self._mismatch(shapes):
-            self._iterator = itertools.chain([batch], self._iterator)  # found again
-            raise ValueError(told)
-        self._shapes = shapes
-        self._count += 1
-        return batch
-
-    def _mismatch(self, shapes):
-        """Why arrays of these shapes are not a batch, if they are none."""
+        shapes, told = [np.shape(a) for a in batch], None
         if () in shapes or len({shape[0] for shape in shapes}) != 1:
-            return (
+            told = (
                 "Each batch of data must be a tuple of arrays with the same number of "
                 f"rows, got shapes {shapes}."
             )
-        if shapes != (self._shapes or shapes):
-            return (
+        elif shapes != (self.shapes or shapes):
+            told = (
                 f"Batch {self._count + 1} of data has arrays of shapes {shapes}, but those "
-                f"of the first have {self._shapes}. Have the loader drop a last, smaller "
+                f"of the first have {self.shapes}. Have the loader drop a last, smaller "
                 "batch. (Arrays to take batches from are passed as a tuple: (X, y).)"
             )
-        return None
+        if told:
+            self._iterator = itertools.chain([batch], self._iterator)  # found again
+            raise ValueError(told)
+        self.shapes = shapes
+        self._count += 1
+        return batch
 
     def _put_back(self, batches):
         self._iterator = itertools.chain(batches, self._iterator)
         self._count -= len(batches)
-
-    def check_like(self, held_out):
-        """Refuses arrays that differ from these in more than the number of rows."""
-        _check_like(held_out, self._shapes)
 
     def sample(self, num_rows: int) -> tuple:
         """The first batches, with so many rows or a few more; they are not lost."""
@@ -330,7 +323,7 @@ class Batches:
 
     def identity(self) -> dict:
         """What tells these batches from others."""
-        return {"shapes of a batch": [list(shape) for shape in self._shapes]}
+        return {"shapes of a batch": [list(shape) for shape in self.shapes]}
 
 
 def make_source(data, batch_size, shuffle, seed, devices=None) -> Rows | Batches:
@@ -353,7 +346,8 @@ def make_source(data, batch_size, shuffle, seed, devices=None) -> Rows | Batches
     return Batches(data, devices)
 
 
-def _check_like(held_out, shapes):
+def check_like(held_out, shapes):
+    """Refuses held-out arrays that differ from the data in more than the number of rows."""
     found = [np.shape(a) for a in held_out]
     if [s[1:] for s in found] != [tuple(s[1:]) for s in shapes]:
         raise ValueError(
@@ -409,11 +403,10 @@ def whole_batches(data, size: int, devices: Devices) -> Iterator[tuple[tuple, np
 
 def _filled(rows, shape):
     """Rows as ``(steps, batch_size, ...)``, with zeros at the end if there are too few."""
-    if len(rows) == shape[0] * shape[1]:
-        return rows.reshape(*shape, *rows.shape[1:])
-    out = np.zeros((shape[0] * shape[1], *rows.shape[1:]), rows.dtype)
-    out[: len(rows)] = rows
-    return out.reshape(*shape, *rows.shape[1:])
+    if (missing := shape[0] * shape[1] - len(rows)) > 0:
+        empty = np.zeros((missing, *rows.shape[1:]), rows.dtype)
+        rows = np.concatenate([rows, empty])
+    return rows.reshape(*shape, *rows.shape[1:])
 
 
 def _file_of(array):

@@ -32,6 +32,7 @@ from numpyro_sgp.training.lbfgs import FitInterrupted, cause
 from numpyro_sgp.training.rows import (
     Rows,
     check_dtype,
+    check_like,
     make_source,
     not_finite,
     whole_batches,
@@ -228,7 +229,7 @@ def fit(
     devices = Devices(mesh)
     source = make_source(data, batch_size, shuffle, tuple(key_data.tolist()), devices)
     if validation is not None:
-        source.check_like(validation)
+        check_like(validation, source.shapes)
     state = _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwargs)
     arrays, static = split_static((args, kwargs))
     training = _Training(svi, source, arrays, static, state, validation, devices)
