@@ -60,7 +60,7 @@ def start(model, approximation, X, y):
     names = guide.parameter_names()
     params = {
         names[site][name]: value
-        for site, initial in guide._initial.items()
+        for site, initial in guide.setup_state()["initial"].items()
         for name, value in initial.items()
     }
     return guide, disturbed(params)
@@ -212,7 +212,7 @@ def test_inner_inducing_points_start_among_the_values_of_the_layer_before():
     inner = sgp.SVGP(3, initial_scale=1e-5)
     guide = sgp.AutoSparseGP(model, {"h": inner, "f": sgp.SVGP(12, "random")})
     guide.setup(wide, wide[:, 0])
-    Z = guide._initial["f"]["Z"]
+    Z = guide.setup_state()["initial"]["f"]["Z"]
     components = np.asarray(mean(wide)).T
     away = np.linalg.norm(Z[:, None] - components[None], axis=-1)
     assert np.max(away.min(axis=0)) < 1e-3 and np.max(away.min(axis=1)) < 1e-3
@@ -348,7 +348,7 @@ def test_a_mean_that_combines_patches_is_no_likelihood_that_ties_rows(chosen):
     guide = sgp.AutoSparseGP(model, sgp.SVGP(2))
     guide.setup(images, Y[:3])
     assert guide.couples_rows is not chosen  # g's running sum ties rows all the same
-    assert guide._combines_rows
+    assert guide._setup.combines_rows
 
 
 @pytest.mark.slow
@@ -386,7 +386,8 @@ def test_a_layer_that_feeds_a_mean_is_integrated_too():
     guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
     guide.setup(X, Y)
     names = guide.parameter_names()
-    params = {names[s][k]: v for s, p in guide._initial.items() for k, v in p.items()}
+    start = guide.setup_state()["initial"]
+    params = {names[s][k]: v for s, p in start.items() for k, v in p.items()}
     found = sgp.log_predictive_density(guide, params, X, Y, num_draws=1000)["y"]
     expected = dist.Normal(0.0, np.sqrt(1.0 + NOISE**2)).log_prob(Y)
     # 1000 draws of densities whose spread is about 1.5 times their mean.

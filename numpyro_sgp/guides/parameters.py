@@ -5,6 +5,7 @@ from numpyro import handlers
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_sgp.distributions import sites
+from numpyro_sgp.guides.messengers import trace_of
 
 #: The groups of :func:`parameter_blocks`.
 GROUPS = ("variational", "inducing", "kernel", "likelihood", "other")
@@ -91,24 +92,22 @@ def _used(guide, params, names, args, kwargs):
         given = {**params, **dict(zip(names, values.values(), strict=True))}
         priors, key = [], jax.random.key(0)
 
-        def place(site):
+        def at_site(site):
             if not sites.is_latent_gp(site):
                 return None
             priors.append(sites.unwrap(site["fn"])[0])
             return sites.prior_mean(site)
 
-        with handlers.block():
-            with handlers.substitute(data=given):
-                latents = guide._base_values(given, key, args, kwargs)
-            model = handlers.substitute(guide.model, data={**given, **latents})
-            model = handlers.substitute(model, substitute_fn=place)
-            trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+        with handlers.block(), handlers.substitute(data=given):
+            latents = guide._base_values(given, key, args, kwargs)
+        trace = trace_of(
+            guide.model, args, kwargs, key, data={**given, **latents}, at_site=at_site
+        )
+        own = {*guide._setup.latents, *guide.approximations}
         scores = [
             sites.log_prob(site)
             for name, site in trace.items()
-            if site["type"] == "sample"
-            and name not in guide._latents
-            and name not in guide._initial
+            if site["type"] == "sample" and name not in own
         ]
         some = [prior.X[..., :2, :] for prior in priors]
         covariances = [prior.kernel(X, X) for prior, X in zip(priors, some, strict=True)]

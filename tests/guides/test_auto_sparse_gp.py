@@ -332,7 +332,7 @@ def start_params(guide):
     """The starting parameters of a guide's GP sites."""
     return {
         f"{site}_auto_{name}": value
-        for site, initial in guide._initial.items()
+        for site, initial in guide.setup_state()["initial"].items()
         for name, value in initial.items()
     }
 
@@ -735,9 +735,9 @@ def test_set_up_by_name_serves_saved_parameters_and_compiled_init():
         jax.jit(new.init)(random.key(0), X, y)
     states = jax.vmap(lambda key: new.init(key, X, y))(random.split(random.key(0), 2))
     assert jax.tree.leaves(states)[0].shape[0] == 2
-    points = fresh._initial["f"]["Z"]
+    points = fresh.setup_state()["initial"]["f"]["Z"]
     fresh.setup(X[:5], y[:5])
-    assert fresh._initial["f"]["Z"] is points
+    assert fresh.setup_state()["initial"]["f"]["Z"] is points
     assert np.isfinite(fresh.initial_verdicts["f"].variance_explained)
 
 
@@ -801,7 +801,7 @@ def test_as_many_tasks_as_rows_are_no_data_plate():
 
     X, _ = helpers.regression_data(4)
     guide, _, _ = start(model, sgp.SVGP(3), X, jnp.zeros((4, 4)))
-    assert guide._initial["f"]["qu_mu"].shape == (4, 1, 3)
+    assert guide.setup_state()["initial"]["f"]["qu_mu"].shape == (4, 1, 3)
 
 
 def test_lengthscales_that_may_be_of_columns_or_of_functions():
@@ -852,8 +852,8 @@ def test_inducing_points_from_an_initialiser():
     X, y = helpers.regression_data(10)
     chosen = sgp.initial_inducing(X, 4, num_orthogonal=2)
     guide, _, _ = start(helpers.gaussian_model, sgp.SOLVEGP(inducing=chosen), X, y)
-    assert_allclose(guide._initial["f"]["Z"], chosen.Z)
-    assert_allclose(guide._initial["f"]["O"], chosen.O[0])
+    assert_allclose(guide.setup_state()["initial"]["f"]["Z"], chosen.Z)
+    assert_allclose(guide.setup_state()["initial"]["f"]["O"], chosen.O[0])
 
 
 def test_a_subsampled_plate_made_twice_is_refused():

@@ -57,8 +57,8 @@ def test_inducing_points_are_the_distinct_inputs():
     repeated = jnp.concatenate([X, X[1:3]])
     guide = sgp.AutoSparseGP(helpers.gaussian_model, sgp.VGP())
     guide.setup(repeated, jnp.concatenate([Y, Y[1:3]]))
-    assert_allclose(guide._initial["f"]["Z"], X)
-    assert guide._initial["f"]["qu_sqrt"].shape == (N, N)
+    assert_allclose(guide.setup_state()["initial"]["f"]["Z"], X)
+    assert guide.setup_state()["initial"]["f"]["qu_sqrt"].shape == (N, N)
 
 
 @pytest.fixture(scope="module")

@@ -103,7 +103,7 @@ def test_params_of_another_precision_or_as_numbers_are_taken(fitted):
 
 def test_points_that_are_not_trained_must_be_those_of_the_set_up():
     guide, params = made(sgp.SVGP(3, train_inducing=False))
-    Z = guide._initial["f"]["Z"]
+    Z = guide.setup_state()["initial"]["f"]["Z"]
     assert_allclose(
         guide.posterior({**params, "f_auto_Z": Z}, X)["f"].mean,
         guide.posterior(params, X)["f"].mean,

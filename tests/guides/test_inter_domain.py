@@ -101,7 +101,7 @@ def test_an_object_with_points_is_the_start():
     approximation = sgp.SOLVEGP(inducing=sgp.InducingPatches(Z), num_orthogonal=2)
     guide = sgp.AutoSparseGP(helpers.gaussian_model, approximation)
     guide.setup(X, y, kernel=kernel)
-    start = guide._initial["f"]
+    start = guide.setup_state()["initial"]["f"]
     assert_allclose(start["Z"], Z)
     assert start["O"].shape == (2, 11)
     assert approximation.num_points == 6

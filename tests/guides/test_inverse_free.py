@@ -374,7 +374,7 @@ def test_functions_that_share_points(bound):
     weights, R = relaxed_q(0)
     own = {"noise": R} if bound == "relaxed" else {"root": R, "T": free_q(0)[2]}
     params = named(**{"pseudo" if bound == "relaxed" else "weights": weights}, **own)
-    shapes = {k: v.shape for k, v in guide._initial["f"].items()}
+    shapes = {k: v.shape for k, v in guide.setup_state()["initial"]["f"].items()}
     if bound == "lc":  # one kernel has one inverse
         assert shapes["qu_T"] == (M, M) and shapes["qu_root"] == (2, M, M)
     both = {
@@ -476,7 +476,7 @@ def test_starts_of_T():
     for start in (*known, "random", K):
         guide = sgp.AutoSparseGP(model, option("lc", T_start=start))
         guide.setup(X, y)
-        values = guide._initial["f"]
+        values = guide.setup_state()["initial"]["f"]
         T = values["qu_T"] @ values["qu_T"].T
         name = start if isinstance(start, str) else None
         if name == "random":

@@ -1,0 +1,168 @@
+"""What a guide asks of a model: its sites, and a likelihood that suits the bounds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+
+from numpyro_sgp.distributions import sites
+from numpyro_sgp.distributions.relaxation import check_block_size
+from numpyro_sgp.elbo.coupling import couples_rows, feeding, log_likelihood
+from numpyro_sgp.elbo.curvature import check_gaussian, check_log_concave
+from numpyro_sgp.guides.messengers import (
+    AtGPSites,
+    OnePlateEach,
+    at_prior_mean,
+    place,
+    trace_of,
+)
+
+
+def checked_trace(model, args, kwargs) -> dict:
+    """
+    A model's trace with GP sites at their prior means.
+
+    :raises ValueError: if no guide can be made for it.
+    """
+    with handlers.trace() as trace, AtGPSites(at_prior_mean):
+        with handlers.seed(rng_seed=jax.random.key(0)), OnePlateEach():
+            model(*args, **kwargs)
+    sample_sites = [s for s in trace.values() if s["type"] == "sample"]
+    gp_sites = [s for s in sample_sites if sites.is_latent_gp(s)]
+    observed = [s["name"] for s in sample_sites if sites.is_observed_gp(s)]
+    if observed and not gp_sites:
+        raise ValueError(
+            f"GP site '{observed[0]}' is observed, so there is nothing to approximate. "
+            "Sample the process without obs, and observe its values with noise: "
+            "dist.Normal(f, noise)."
+        )
+    if not gp_sites:
+        names = [s["name"] for s in sample_sites if not s["is_observed"]]
+        raise ValueError(
+            "The model has no latent GP site for AutoSparseGP (its latent sites: "
+            f"{names or 'none'}). Sample a numpyro_sgp.GaussianProcess in it, or use "
+            "one of NumPyro's own autoguides."
+        )
+    mutable = [name for name, s in trace.items() if s["type"] == "mutable"]
+    if mutable:
+        raise ValueError(
+            f"The model has mutable state {mutable}. AutoSparseGP runs the model in "
+            "the guide as well, which would update it twice in a step; use layers "
+            "without running statistics."
+        )
+    for site in gp_sites:
+        sites.check_inputs(site["name"], sites.unwrap(site["fn"])[0])
+    sites.check_plates(trace)
+    if not any(s["is_observed"] for s in sample_sites):
+        raise ValueError(
+            "The model has no observed site. A guide is set up when it first runs, "
+            "which must be with the data: call svi.init, svi.run or guide.setup with "
+            "y, not y=None, before Predictive or guide.posterior."
+        )
+    sites.check_latents(trace)
+    sites.check_observations(trace)
+    return trace
+
+
+def assigned(approximation, gp_sites: list[str]) -> dict:
+    """
+    The approximation of each GP site.
+
+    :raises ValueError: if a dict of them does not match the sites.
+    """
+    if not isinstance(approximation, dict):
+        return dict.fromkeys(gp_sites, approximation)
+    unknown = sorted(set(approximation) - set(gp_sites))
+    missing = sorted(set(gp_sites) - set(approximation))
+    if unknown or missing:
+        raise ValueError(
+            f"The approximations do not match the GP sites {sorted(gp_sites)} of the "
+            "model: "
+            + (f"unknown sites {unknown}. " if unknown else "")
+            + (f"no approximation for {missing}." if missing else "")
+        )
+    return dict(approximation)
+
+
+def check_rows(name: str, prior, approximation, subsampled: bool) -> None:
+    """
+    :raises ValueError: if an approximation needs all rows of one table, and the GP site has
+        not.
+    """
+    if prior.X.ndim > 2 and approximation.constants(np.zeros((1, 1))):
+        raise ValueError(
+            f"GP site '{name}': {approximation} needs one table of inputs (N, D) for "
+            f"all latent functions, but X has the shape {prior.X.shape}. Use "
+            "covariance='full'."
+        )
+    if subsampled and approximation.needs_all_rows:
+        raise ValueError(
+            f"GP site '{name}': {approximation} has parameters for each row of the "
+            "data, so it needs all rows in every step. Train without minibatches, or "
+            "use SVGP(num_inducing)."
+        )
+
+
+def check_likelihood(
+    model, trace: dict, starts: dict, values: dict, args, kwargs
+) -> tuple[bool, bool]:
+    """
+    Checks that the likelihood suits the bounds asked for.
+
+    :param trace: the model's, at the prior means of GP sites.
+    :param starts: :class:`~numpyro_sgp.guides.setup.SiteSetup` by GP site.
+    :param values: of the other latents.
+    :return: what :func:`~numpyro_sgp.elbo.coupling.couples_rows` does.
+    :raises ValueError: naming a GP site whose bound the likelihood does not suit.
+    """
+    approximations = {name: start.approximation for name, start in starts.items()}
+    priors = {name: sites.unwrap(trace[name]["fn"])[0] for name in starts}
+    shapes = {name: prior.shape() for name, prior in priors.items()}
+    dtype = jnp.result_type(*(prior.X.dtype for prior in priors.values()))
+
+    def trace_at(f):
+        key = jax.random.key(0)
+        return trace_of(model, args, kwargs, key, data=values, at_site=place(f))
+
+    def log_density(f):
+        return log_likelihood(trace_at(f), shapes)
+
+    coupled = {
+        name
+        for name, approximation in approximations.items()
+        if getattr(approximation, "covariance", None) == "coupled"
+    }
+    chosen = [name for name in shapes if "joint_rows" in trace[name]["infer"]]
+    couples, combines = couples_rows(trace_at, shapes, dtype, coupled, chosen)
+    tight = {name: a for name, a in approximations.items() if a.tight != "none"}
+    if tight and couples:
+        raise ValueError(
+            f"GP sites {sorted(tight)} have a tight bound, which is for likelihoods of "
+            "one row at a time, but this one ties rows of X together. Use tight='none'."
+        )
+    gaussian = [name for name, option in tight.items() if option.tight != "scalar"]
+    if gaussian:
+        check_gaussian(log_density, shapes, dtype, gaussian)
+    if concave := [name for name, a in approximations.items() if a.needs_log_concave]:
+        below = feeding(trace_at, shapes, dtype) if len(shapes) > 1 else set()
+        for name in concave:
+            if name in below or couples:
+                why = (
+                    f"GP site '{name}' feeds another GP site"
+                    if name in below
+                    else f"GP site '{name}': the likelihood ties rows of X together"
+                )
+                raise ValueError(
+                    f"{why}, so that bound='lc', for log-concave likelihoods of one "
+                    "row at a time, may not be a bound. Use bound='relaxed' or "
+                    "bound='fr'."
+                )
+        moments = {}
+        for name, prior in priors.items():
+            pair = prior.mean, jnp.sqrt(starts[name].kernel.diag(prior.X))
+            moments[name] = [jnp.broadcast_to(v, shapes[name]) for v in pair]
+        check_log_concave(log_density, moments, concave)
+    for name in gaussian:
+        if (size := tight[name].block_size) is not None:
+            check_block_size(size, shapes[name][-1])
+    return couples, combines
