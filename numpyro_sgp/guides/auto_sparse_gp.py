@@ -172,7 +172,8 @@ class AutoSparseGP(autoguide.AutoGuide):
                 with plates:
                     values = self.base_guide(*args, **kwargs)
             values = {name: values[name] for name in self._setup.latents}
-            rng_key, posterior_at = numpyro.prng_key(), self._posteriors()
+            rng_key = numpyro.prng_key()
+            posterior_at = self._setup.posteriors(self.natural_rate)
 
             def at_site(site):
                 posterior = posterior_at(site)
@@ -185,51 +186,6 @@ class AutoSparseGP(autoguide.AutoGuide):
             found = {**values, **plates.values}
             f = run_model(self.model, at_site, found, rng_key, args, kwargs)
         return {**values, **f}
-
-    def _posteriors(self):
-        """
-        Declares the parameters of all GP sites; outside of the model, whose handlers are
-        not for them.
-
-        :return: from a GP site's message to its posterior.
-        """
-        declared = {
-            name: site.approximation.declare(f"{name}_{self.prefix}", site.initial)
-            for name, site in self._setup.sites.items()
-        }
-        return functools.partial(self._posterior, declared)
-
-    def _posterior(self, declared, site):
-        name = site["name"]
-        if name not in self._setup.sites:
-            raise ValueError(
-                f"GP site '{name}' was not in the model when this guide was set up. Make "
-                "a new guide for this model."
-            )
-        prior, reinterpreted = sites.unwrap(site["fn"])
-        start = self._setup.sites[name]
-        approximation, columns = start.approximation, start.initial["Z"].shape[-1]
-        if prior.X.shape[-1] != columns and not approximation.inter_domain:
-            raise ValueError(
-                f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but its "
-                f"inducing points have {columns}. Make a new AutoSparseGP for other inputs."
-            )
-        values = declared[name]
-        constants = {**start.constants, "natural_rate": self.natural_rate}
-        posterior = approximation.posterior(prior, {**values, **constants})
-        if (relaxation := approximation.relaxation(values)) is not None:
-            posterior = posterior.relaxed(relaxation)
-        if (num_rows := site["infer"].get("joint_rows", 1)) != 1:
-            try:
-                posterior = posterior.drawn_together(num_rows)
-            except (ValueError, NotImplementedError) as error:
-                raise type(error)(f"GP site '{name}': {error}") from None
-        site["infer"] = {
-            **site["infer"],
-            "couples_rows": self.couples_rows,
-            "combines_rows": self._setup.combines_rows,
-        }
-        return sites.rewrap(posterior, reinterpreted)
 
     # ---- set-up -------------------------------------------------------------------
 
@@ -436,7 +392,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         with handlers.block(), handlers.substitute(data=params):
             others = self._base_values(params, rng_key, args, kwargs)
-            posterior_here = self._posteriors()
+            posterior_here = self._setup.posteriors(self.natural_rate)
             run_model(self.model, at_site, others, jax.random.key(0), args, kwargs)
         return found, values
 
@@ -501,29 +457,13 @@ class AutoSparseGP(autoguide.AutoGuide):
             if not sample_shape:
                 return draw(rng_key)
             keys = jax.random.split(rng_key, int(np.prod(sample_shape)))
-            rows = max(q.event_shape[0] for q in self._shapes(params, args, kwargs))
+            shapes = jax.eval_shape(draw, rng_key)
+            rows = max(shapes[name].shape[-1] for name in self._setup.sites)
             # Draws share a joint covariance of N x N numbers unless hyperparameters are
             # random; a chunk of them is kept near 3e7 numbers.
             chunk = int(np.clip(3e7 // rows**2, 1, len(keys)))
             draws = mapped(draw, keys, chunk)
         return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
-
-    def _shapes(self, params, args, kwargs):
-        """The GP priors of a run, as shapes only."""
-        found = []
-
-        def at_site(site):
-            found.append(sites.unwrap(site["fn"])[0])
-            return site["fn"], sites.prior_mean(site)
-
-        def run(params):
-            key = jax.random.key(0)
-            with handlers.substitute(data=params):
-                values = self._base_values(params, key, args, kwargs)
-                run_model(self.model, at_site, values, key, args, kwargs)
-
-        jax.eval_shape(run, params)
-        return found
 
     def median(self, params, *args, **kwargs) -> dict:
         """

@@ -41,7 +41,7 @@ class SiteSetup:
     What is put at a GP site, and where it starts.
 
     :param approximation: the approximation.
-    :param names: full names of its values by their names in the approximation.
+    :param prefix: of the full names of its values.
     :param points: starting inducing points of each set.
     :param initial: starting values by name.
     :param constants: what the posterior needs beside parameters.
@@ -50,12 +50,17 @@ class SiteSetup:
     """
 
     approximation: object
-    names: dict[str, str]
+    prefix: str
     points: tuple
     initial: dict[str, Array]
     constants: dict
     kernel: object
     X: np.ndarray
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Full names of its values by their names in the approximation."""
+        return {name: f"{self.prefix}_{name}" for name in self.initial}
 
     def values(self, trained: bool) -> dict[str, Array]:
         """
@@ -103,6 +108,53 @@ class Setup:
     def approximations(self) -> dict:
         """By GP site."""
         return {name: site.approximation for name, site in self.sites.items()}
+
+    def posteriors(self, natural_rate: float | None):
+        """
+        Declares the parameters of all GP sites; outside of the model, whose handlers are
+        not for them.
+
+        :param natural_rate: largest step of natural gradients, where begun.
+        :return: from a GP site's message to its posterior.
+        """
+        declared = {
+            name: site.approximation.declare(site.prefix, site.initial)
+            for name, site in self.sites.items()
+        }
+
+        def posterior_at(message):
+            name = message["name"]
+            if name not in self.sites:
+                raise ValueError(
+                    f"GP site '{name}' was not in the model when this guide was set up. "
+                    "Make a new guide for this model."
+                )
+            prior, reinterpreted = sites.unwrap(message["fn"])
+            start, values = self.sites[name], declared[name]
+            approximation, columns = start.approximation, start.initial["Z"].shape[-1]
+            if prior.X.shape[-1] != columns and not approximation.inter_domain:
+                raise ValueError(
+                    f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but "
+                    f"its inducing points have {columns}. Make a new AutoSparseGP for "
+                    "other inputs."
+                )
+            constants = {**start.constants, "natural_rate": natural_rate}
+            posterior = approximation.posterior(prior, {**values, **constants})
+            if (relaxation := approximation.relaxation(values)) is not None:
+                posterior = posterior.relaxed(relaxation)
+            if (num_rows := message["infer"].get("joint_rows", 1)) != 1:
+                try:
+                    posterior = posterior.drawn_together(num_rows)
+                except (ValueError, NotImplementedError) as error:
+                    raise type(error)(f"GP site '{name}': {error}") from None
+            message["infer"] = {
+                **message["infer"],
+                "couples_rows": self.couples_rows,
+                "combines_rows": self.combines_rows,
+            }
+            return sites.rewrap(posterior, reinterpreted)
+
+        return posterior_at
 
 
 def prepare(
@@ -263,8 +315,15 @@ def _start(name, run, approximation, prefix, subsampled, saved) -> SiteSetup:
     else:
         initial, constants = _saved_at(name, prior, approximation, saved)
         points = approximation.points_in(initial)
-    names = {key: f"{name}_{prefix}_{key}" for key in initial}
-    return SiteSetup(approximation, names, points, initial, constants, prior.kernel, X)
+    return SiteSetup(
+        approximation=approximation,
+        prefix=f"{name}_{prefix}",
+        points=points,
+        initial=initial,
+        constants=constants,
+        kernel=prior.kernel,
+        X=X,
+    )
 
 
 def _saved_at(name, prior, approximation, saved):
