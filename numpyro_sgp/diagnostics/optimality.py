@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_sgp.distributions import SparsePosterior, sites
@@ -13,6 +12,7 @@ from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.elbo.coupling import feeding
 from numpyro_sgp.families import Block
 from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.guides.messengers import place, trace_of
 
 #: Nats above which q(u) has not converged: a mean that is one standard deviation off.
 ENOUGH_NATS = 0.5
@@ -223,9 +223,7 @@ def _standing_still(guide, params, args, kwargs, max_rows):
     found, why = {}, []
 
     def run(params):
-        seeded = handlers.substitute(handlers.seed(guide, jax.random.key(0)), data=params)
-        with handlers.block(), handlers.trace() as trace:
-            seeded(*args, **kwargs)
+        trace = trace_of(guide, args, kwargs, data=params)
         sites.check_whole_plates(trace, "nats_left is of all rows")
         steps = {}
         for name, site in trace.items():
@@ -258,25 +256,14 @@ def _standing_still(guide, params, args, kwargs, max_rows):
     if not why and len(found) > 1:
         shapes = {name: shape for name, (shape, _) in found.items()}
         dtype = jnp.result_type(*(dtype for _, dtype in found.values()))
-        if below := feeding(_trace_at(guide.model, params, args, kwargs), shapes, dtype):
+
+        def trace_at(f):
+            return trace_of(guide.model, args, kwargs, data=params, at_site=place(f))
+
+        if below := feeding(trace_at, shapes, dtype):
             why.append(f"GP sites {sorted(below)} feed others (a deep GP)")
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), steps)
     return zeros, why[0] if why else ""
-
-
-def _trace_at(model, params, args, kwargs):
-    def trace_at(f):
-        def place(site):
-            if not sites.is_latent_gp(site):
-                return None
-            return jnp.reshape(f[site["name"]], site["fn"].shape())
-
-        seeded = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=params)
-        with handlers.block(), handlers.trace() as trace:
-            handlers.substitute(seeded, substitute_fn=place)(*args, **kwargs)
-        return trace
-
-    return trace_at
 
 
 def _parts(slopes):

@@ -24,7 +24,8 @@ from scipy.special import gammaln
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics import compare, to_arviz
-from numpyro_sgp.diagnostics.arviz import _num_free, as_tree, leave_one_out
+from numpyro_sgp.diagnostics.arviz import _num_free, as_tree
+from numpyro_sgp.diagnostics.summaries import leave_one_out
 
 N = 12
 X = jnp.linspace(0.0, 6.0, N)[:, None]
@@ -237,6 +238,13 @@ def test_the_installed_arviz_takes_its_own_container(which, mcmc, request):
     (az.plot_ppc if OLD else az.plot_ppc_dist)(data)
     (az.plot_posterior if OLD else az.plot_dist)(data, var_names=["f"])
     plt.close("all")
+
+
+def test_loo_of_draws_that_repeat_each_other_says_so():
+    stuck = np.full((1, 100, 3), -1.0)
+    data = arviz_base.from_dict({"posterior": {"f": stuck}, "log_likelihood": {"y": stuck}})
+    with pytest.raises(ValueError, match="the draws of this fit repeat each other"):
+        leave_one_out(data)
 
 
 @pytest.mark.parametrize("which", ["mcmc_tree", "svi_tree", "masked_tree"])
