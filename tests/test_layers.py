@@ -24,7 +24,6 @@ LEVELS = {
     "guides": 6,
     "mcmc": 7,
     "predictive": 7,
-    "predictions": 8,
     "training": 8,
     "diagnostics": 9,
     "datasets": 9,

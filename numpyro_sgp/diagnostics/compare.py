@@ -32,41 +32,29 @@ def compare(
     Compares fits to the same data: how well they predict, and how far their posteriors
     are from that of a reference, MCMC most often.
 
-    The table has a row for each fit, with the columns
+    The table has a row for each fit; :meth:`Comparison.legend` tells its columns.
 
-    - ``elpd_loo, se, p_loo``: leave-one-out cross-validation by Pareto-smoothed
-      importance sampling, each value of each observed site left out on its own;
-      ``elpd_diff, se_diff``: the paired difference to the reference; ``k_max, k_bad``:
-      largest Pareto k, and the share above what is reliable for the number S of draws,
+    - LOO, by Pareto-smoothed importance sampling, leaves out each value of each observed
+      site on its own; ``elpd_diff, se_diff`` are the paired difference to the reference,
+      and ``k_bad`` counts Pareto k above what is reliable for the number S of draws,
       :math:`\min(1 - 1 / \log_{10} S, 0.7)`. NaN without a log likelihood, and where
       latents are held at points (which LOO cannot move). For a variational fit this is the
       cross-validation of q(f) as if it were the posterior, given those hyperparameters that
-      are numbers or :func:`numpyro.param`;
-    - ``elbo, seconds``: as :func:`to_arviz` was told or computed them; ``log_joint_bound``
-      in the place of ``elbo`` where latents are held at points: a bound on log p(y, point),
-      not on the evidence;
-    - ``r_hat, ess_bulk, ess_tail``: the worst of all variables in the posterior, and
-      ``divergences``, the number of divergent transitions; NaN for SVI;
-    - ``nats_left``: about what the bound of an SVI would gain if q(u) went to its optimum
-      (:func:`~numpyro_sgp.diagnostics.optimality.nats_left`);
-    - ``guide_khat``: PSIS k-hat of a guide, if :func:`to_arviz` computed it, from 1000
-      draws. Above 0.67 the guide is too far from the joint posterior of all latents for
-      importance weights to mend it; ``sbc_p``: p value of simulation-based calibration,
-      from :func:`~numpyro_sgp.calibrate` by way of :func:`to_arviz`;
-    - for each compared variable, say f: ``mean_diff[f]``, the absolute difference of
-      the posterior means; ``mean_diff_sd[f]``, that in standard deviations of the
-      reference; ``sd_ratio[f]``, standard deviation over the reference's; ``w1_sd[f]``,
-      the 1-Wasserstein distance of the marginals in the reference's standard
-      deviations. All are means over the entries of f; entries that do not vary in the
-      reference are left out of the last three. ``mean_diff_mcse[f]``,
+      are numbers or :func:`numpyro.param`.
+    - ``elbo, seconds, nats_left, guide_khat, sbc_p`` are as :func:`to_arviz` was told or
+      computed them, with ``log_joint_bound`` in the place of ``elbo`` where latents are
+      held at points; ``r_hat``, sample sizes and ``divergences`` are of MCMC only.
+      Where ``guide_khat`` is above 0.67, the guide is too far from the joint posterior of
+      all latents for importance weights to mend it.
+    - For each compared variable, say f, ``mean_diff[f]``, ``mean_diff_sd[f]``,
+      ``sd_ratio[f]`` and ``w1_sd[f]`` are means over the entries of f; entries that do not
+      vary in the reference are left out of the last three. ``mean_diff_mcse[f]``,
       ``mean_diff_sd_mcse[f]`` and ``sd_ratio_mcse[f]`` are Monte Carlo standard errors of
       one entry's number, of the draws of both fits, averaged in the same way: means that
       differ by no more than these do not differ.
 
-    What is wrong with a fit is said in sentences, ``.remarks``: R-hat above 1.01, effective
-    sample sizes below 100, divergences, bad Pareto k, q(u) with more than half a nat left
-    to gain, a loss that still falls, latents held at points, a guide far from the
-    posterior, one that is not calibrated; and a reference of which such is true.
+    What is wrong with a fit is said in sentences, ``.remarks``; and a reference of which
+    such is true.
 
     All are of finite draws. Two sets of S independent draws from one normal
     distribution have ``w1_sd`` of about :math:`1.8 / \sqrt{S}`, ``mean_diff_sd`` of
@@ -129,40 +117,25 @@ def compare(
                     f"in the reference '{reference}'. Compare fits at the same inputs."
                 )
     loo = {name: leave_one_out(tree) for name, tree in fits.items()}
-    chains = {
-        name: convergence(tree["posterior"].to_dataset())
-        for name, tree in fits.items()
-        if _is_mcmc(tree)
-    }
     errors = {
         name: {v: mean_and_sd_errors(posterior[v]) for v in var_names}
         for name, posterior in posteriors.items()
     }
-
-    def distances(name, v):
-        found = _distances(*((draws[k][v], errors[k][v]) for k in (name, reference)))
-        if name == reference:  # no error from itself
-            found |= {k: float("nan") for k in found if k.endswith("_mcse")}
-        return found
-
-    rows = {
-        name: {
-            **_fit_columns(tree, loo[name], loo[reference], chains.get(name)),
-            **{
-                f"{column}[{v}]": value
-                for v in var_names
-                for column, value in distances(name, v).items()
-            },
-        }
-        for name, tree in fits.items()
-    }
+    rows, remarks = {}, []
+    for name, tree in fits.items():
+        is_reference, chains = name == reference, None
+        if _is_mcmc(tree):
+            chains = convergence(tree["posterior"].to_dataset())
+        rows[name] = _fit_columns(tree, loo[name], loo[reference], chains)
+        for v in var_names:
+            found = _distances(*((draws[k][v], errors[k][v]) for k in (name, reference)))
+            for column, value in found.items():
+                no_error = is_reference and column.endswith("_mcse")  # from itself
+                rows[name][f"{column}[{v}]"] = float("nan") if no_error else value
+        wrong = remarks_on(tree, loo[name], chains, is_reference)
+        remarks += [f"{name}: {remark}" for remark in wrong]
     table = DataFrame.from_dict(rows, orient="index", dtype=float)
-    remarks = tuple(
-        f"{name}: {remark}"
-        for name, tree in fits.items()
-        for remark in remarks_on(tree, loo[name], chains.get(name), name == reference)
-    )
-    return Comparison(table, reference, tuple(var_names), draws, remarks)
+    return Comparison(table, reference, tuple(var_names), draws, tuple(remarks))
 
 
 def _checked(fits) -> dict[str, DataTree]:

@@ -7,7 +7,7 @@ import numpy as np
 from numpyro.infer import psis_diagnostic
 
 from numpyro_sgp.distributions import sites
-from numpyro_sgp.guides.messengers import trace_of
+from numpyro_sgp.guides.messengers import latents, trace_of
 from numpyro_sgp.guides.points import point_latents
 
 #: Rows of X up to which k-hat is computed unasked, where the joint covariance of f(X) is
@@ -138,15 +138,10 @@ def _size(params, model, guide, args, kwargs) -> tuple[int, bool]:
         found.update(trace_of(model, args, kwargs, jax.random.key(0), data=params))
 
     jax.eval_shape(run, params)
-    latents = {
-        name: site
-        for name, site in found.items()
-        if site["type"] == "sample" and not site["is_observed"]
-    }
     rows = [
         s["fn"].shape()[-1]
-        for s in latents.values()
+        for s in latents(found).values()
         if sites.is_latent_gp(s) or (s["fn"].event_dim and s["fn"].shape())
     ]
-    others = {k for k, s in latents.items() if not sites.is_latent_gp(s)}
+    others = {k for k, s in latents(found).items() if not sites.is_latent_gp(s)}
     return max([1, *rows]), bool(others - point_latents(guide, params, args, kwargs))

@@ -398,14 +398,9 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     def parameter_blocks(self, params: dict, *args, **kwargs) -> dict[str, list[str]]:
         """
-        Names of the parameters of guide and model by what they belong to.
-
-        :param params: parameters of the guide.
-        :param args: arguments of the model; those of the set-up if left out.
-        :return: names under ``"variational"``, ``"inducing"``, ``"kernel"``,
-            ``"likelihood"`` and ``"other"``.
+        Names of the parameters of guide and model by what they belong to; see
+        :func:`~numpyro_sgp.guides.parameters.parameter_blocks`.
         """
-        args, kwargs = self._default_args(args, kwargs)
         return parameter_blocks(self, params, *args, **kwargs)
 
     def _base_values(self, params, rng_key, args, kwargs):

@@ -29,6 +29,15 @@ def trace_of(fn, args, kwargs, rng_key=0, *, data=None, at_site=None) -> dict:
         return handlers.trace(fn).get_trace(*args, **kwargs)
 
 
+def latents(trace) -> dict:
+    """The sample sites of a trace that are not observed."""
+    return {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    }
+
+
 def place(f):
     """``at_site`` of :func:`trace_of` for values of GP sites by name, of any shape."""
 

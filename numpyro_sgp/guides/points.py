@@ -3,7 +3,7 @@
 import jax
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_sgp.guides.messengers import FirstRows, trace_of
+from numpyro_sgp.guides.messengers import FirstRows, latents, trace_of
 
 
 def point_latents(guide, params: dict, args, kwargs) -> set[str]:
@@ -23,11 +23,7 @@ def point_latents(guide, params: dict, args, kwargs) -> set[str]:
 
     def values(key):
         trace = trace_of(FirstRows(base), args, kwargs, key, data=params)
-        return {
-            name: site["value"]
-            for name, site in trace.items()
-            if site["type"] == "sample" and not site["is_observed"]
-        }
+        return {name: site["value"] for name, site in latents(trace).items()}
 
     found = eval_provenance(values, key=jax.random.key(0))
     return {name for name, origin in found.items() if not origin}

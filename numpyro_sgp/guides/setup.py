@@ -25,6 +25,7 @@ from numpyro_sgp.guides.messengers import (
     FirstRows,
     WithoutGPs,
     at_prior_mean,
+    latents,
     run_model,
     seeded,
 )
@@ -182,9 +183,9 @@ def prepare(
         trace = checked_trace(model, args, kwargs)
         gp_sites = [name for name, site in trace.items() if sites.is_latent_gp(site)]
         approximations = assigned(approximation, gp_sites)
-        latents = tuple(name for name in latent_names(trace) if name not in gp_sites)
+        others = tuple(name for name in latents(trace) if name not in gp_sites)
         base_guide, values, base_params = _new_base(
-            model, make_base, gp_sites, latents, rng_key, args, kwargs
+            model, make_base, gp_sites, others, rng_key, args, kwargs
         )
         subsampled, found = bool(subsample_plate_sizes(trace)), {}
         for name in gp_sites:
@@ -202,7 +203,7 @@ def prepare(
     text = json.dumps(description, sort_keys=True)
     return Setup(
         sites=found,
-        latents=latents,
+        latents=others,
         base_guide=base_guide,
         # What pickles, and what NumPyro's tools ask of a guide.
         trace={k: s for k, s in trace.items() if s["type"] in ("sample", "deterministic")},
@@ -224,7 +225,7 @@ def starting_values(setup: Setup, model, make_base, rng_key, args, kwargs) -> di
     with handlers.block(), handlers.trace() as trace, AtGPSites(at_prior_mean):
         with seeded(rng_key):
             first_rows(*args, **kwargs)
-    if {*latent_names(trace)} != {*setup.latents, *setup.sites}:
+    if {*latents(trace)} != {*setup.latents, *setup.sites}:
         return {}
     _, values, starts = _new_base(
         first_rows, make_base, [*setup.sites], setup.latents, rng_key, args, kwargs
@@ -239,24 +240,15 @@ def starting_values(setup: Setup, model, make_base, rng_key, args, kwargs) -> di
     return starts
 
 
-def latent_names(trace) -> list[str]:
-    """Of the sample sites that are not observed."""
-    return [
-        name
-        for name, site in trace.items()
-        if site["type"] == "sample" and not site["is_observed"]
-    ]
-
-
-def _new_base(model, make_base, gp_sites, latents, rng_key, args, kwargs):
+def _new_base(model, make_base, gp_sites, others, rng_key, args, kwargs):
     """A guide for the latents beside f, their values in a first run, its parameters."""
-    if not latents:
+    if not others:
         return None, {}, {}
     guide = make_base(WithoutGPs(model, gp_sites))
     with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=rng_key):
         values = guide(*args, **kwargs)
     params = {name: s["value"] for name, s in trace.items() if s["type"] == "param"}
-    return guide, {name: values[name] for name in latents}, params
+    return guide, {name: values[name] for name in others}, params
 
 
 def _prior(model, name, values, before: dict[str, SiteSetup], args, kwargs):
