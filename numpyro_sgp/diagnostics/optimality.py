@@ -13,6 +13,7 @@ from numpyro_sgp.elbo.coupling import feeding
 from numpyro_sgp.families import Block
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.messengers import place, trace_of
+from numpyro_sgp.guides.setup import is_variational
 
 #: Nats above which q(u) has not converged: a mean that is one standard deviation off.
 ENOUGH_NATS = 0.5
@@ -143,8 +144,8 @@ def _nats_left(guide, params, args, kwargs, loss, rng_key, max_rows=None):
         raise TypeError(
             f"nats_left needs an AutoSparseGP as the guide, got {type(guide).__name__}."
         )
-    names = guide.parameter_names()
-    own = [full for site in names.values() for k, full in site.items() if k[0] == "q"]
+    names = guide.parameter_names().values()
+    own = [full for site in names for k, full in site.items() if is_variational(k)]
     missing = [name for name in own if name not in params]
     if missing:
         raise ValueError(

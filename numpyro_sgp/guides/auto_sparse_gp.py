@@ -495,7 +495,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             }
         elif self.base_guide is not None:
             values = self.base_guide.quantiles(params, quantiles)
-        values = {name: values[name] for name in self._setup.latents}
+        values = {name: values[name] for name in self._known().latents}
         for name, q in self.posterior(params, *args, **kwargs).items():
             values[name] = q.quantile(levels)
         return values
@@ -530,8 +530,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         Whether the base guide is a distribution of the latents beside the GP sites, rather
         than a point (``AutoDelta``). The parameters are those of :meth:`others_at`.
         """
-        points = point_latents(self, params, args, kwargs)
-        return not points.issuperset(self._setup.latents)
+        latents = self._known().latents
+        return not point_latents(self, params, args, kwargs).issuperset(latents)
 
 
 def _marginal_draw(posterior, key):

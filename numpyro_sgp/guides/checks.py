@@ -1,21 +1,13 @@
 """What a guide asks of a model: its sites, and a likelihood that suits the bounds."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro import handlers
 
 from numpyro_sgp.distributions import sites
 from numpyro_sgp.distributions.relaxation import check_block_size
 from numpyro_sgp.elbo.coupling import couples_rows, feeding, log_likelihood
 from numpyro_sgp.elbo.curvature import check_gaussian, check_log_concave
-from numpyro_sgp.guides.messengers import (
-    AtGPSites,
-    OnePlateEach,
-    at_prior_mean,
-    place,
-    trace_of,
-)
+from numpyro_sgp.guides.messengers import OnePlateEach, at_prior_mean, place, trace_of
 
 
 def checked_trace(model, args, kwargs) -> dict:
@@ -24,9 +16,7 @@ def checked_trace(model, args, kwargs) -> dict:
 
     :raises ValueError: if no guide can be made for it.
     """
-    with handlers.trace() as trace, AtGPSites(at_prior_mean):
-        with handlers.seed(rng_seed=jax.random.key(0)), OnePlateEach():
-            model(*args, **kwargs)
+    trace = trace_of(OnePlateEach(model), args, kwargs, at_site=at_prior_mean)
     sample_sites = [s for s in trace.values() if s["type"] == "sample"]
     gp_sites = [s for s in sample_sites if sites.is_latent_gp(s)]
     observed = [s["name"] for s in sample_sites if sites.is_observed_gp(s)]
@@ -121,8 +111,7 @@ def check_likelihood(
     dtype = jnp.result_type(*(prior.X.dtype for prior in priors.values()))
 
     def trace_at(f):
-        key = jax.random.key(0)
-        return trace_of(model, args, kwargs, key, data=values, at_site=place(f))
+        return trace_of(model, args, kwargs, data=values, at_site=place(f))
 
     def log_density(f):
         return log_likelihood(trace_at(f), shapes)

@@ -49,6 +49,11 @@ def place(f):
     return at_site
 
 
+def at_prior_mean(site):
+    """``at_site`` of :func:`trace_of` for GP sites at their prior means."""
+    return sites.prior_mean(site) if sites.is_latent_gp(site) else None
+
+
 def run_model(model, at_site, given, rng_key, args, kwargs) -> dict:
     """
     Runs a model with ``at_site`` at its GP sites; shows only these, parameters and plates.
@@ -214,16 +219,12 @@ class WithoutGPs:
         self.gp_sites = gp_sites
 
     def __call__(self, *args, **kwargs):
+        model = handlers.substitute(self.model, substitute_fn=at_prior_mean)
         with handlers.block(hide_fn=self._hides):
-            with AtGPSites(at_prior_mean):
-                return self.model(*args, **kwargs)
+            return model(*args, **kwargs)
 
     def _hides(self, site):
         return site["type"] == "deterministic" or site.get("name") in self.gp_sites
-
-
-def at_prior_mean(site):
-    return site["fn"], sites.prior_mean(site)
 
 
 def seeded(rng_key):

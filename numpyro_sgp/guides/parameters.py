@@ -6,6 +6,7 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_sgp.distributions import sites
 from numpyro_sgp.guides.messengers import trace_of
+from numpyro_sgp.guides.setup import is_variational
 
 #: The groups of :func:`parameter_blocks`.
 GROUPS = ("variational", "inducing", "kernel", "likelihood", "other")
@@ -67,7 +68,7 @@ def parameter_blocks(guide, params: dict, *args, **kwargs) -> dict[str, list[str
     args, kwargs = guide._default_args(args, kwargs)
     blocks = {group: [] for group in GROUPS}
     own = {
-        full: "variational" if name[0] == "q" else "inducing"
+        full: "variational" if is_variational(name) else "inducing"
         for names in guide.parameter_names().values()
         for name, full in names.items()
     }

@@ -21,19 +21,23 @@ from numpyro_sgp.guides.checks import (
 )
 from numpyro_sgp.guides.identity import describe, shape_and_dtype
 from numpyro_sgp.guides.messengers import (
-    AtGPSites,
     FirstRows,
     WithoutGPs,
     at_prior_mean,
     latents,
     run_model,
-    seeded,
+    trace_of,
 )
 from numpyro_sgp.guides.reports import check_cholesky
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky
 
 _MAX_SETUP_BATCHES = 64
+
+
+def is_variational(name: str) -> bool:
+    """Whether a value of a GP site, by its name in the approximation, is of q(u)."""
+    return name.startswith("q")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +77,7 @@ class SiteSetup:
         return {
             self.names[name]: value
             for name, value in self.initial.items()
-            if trained != (fixed and not name.startswith("q"))
+            if trained != (fixed and not is_variational(name))
         }
 
 
@@ -222,9 +226,7 @@ def starting_values(setup: Setup, model, make_base, rng_key, args, kwargs) -> di
     that were chosen), by full name; none where the arguments have no data.
     """
     first_rows = FirstRows(model)
-    with handlers.block(), handlers.trace() as trace, AtGPSites(at_prior_mean):
-        with seeded(rng_key):
-            first_rows(*args, **kwargs)
+    trace = trace_of(first_rows, args, kwargs, rng_key, at_site=at_prior_mean)
     if {*latents(trace)} != {*setup.latents, *setup.sites}:
         return {}
     _, values, starts = _new_base(
