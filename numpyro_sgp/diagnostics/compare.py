@@ -254,17 +254,13 @@ def _fit_columns(tree, loo, reference_loo, chains) -> dict[str, float]:
         if column.error:
             row[column.error] = nan
     if loo is not None:
-        row.update(elpd_loo=loo.elpd, se=loo.se, p_loo=loo.p_loo)
-        row["k_max"] = float(np.max(loo.pareto_k))
-        row["k_bad"] = float(np.mean(loo.pareto_k > loo.good_k))
-        if reference_loo is not None and loo.pointwise.shape == (
-            reference_loo.pointwise.shape
-        ):
-            diff = loo.pointwise - reference_loo.pointwise
-            row["elpd_diff"] = float(np.sum(diff))
-            row["se_diff"] = float(
-                np.sqrt(diff.size) * np.std(diff, ddof=int(diff.size > 1))
-            )
+        k, pointwise = loo.pareto_k.values, loo.elpd_i.values
+        row.update(elpd_loo=loo.elpd, se=loo.se, p_loo=loo.p)
+        row.update(k_max=np.max(k), k_bad=np.mean(k > loo.good_k))
+        if reference_loo is not None and pointwise.shape == reference_loo.elpd_i.shape:
+            diff = pointwise - reference_loo.elpd_i.values
+            row["elpd_diff"] = np.sum(diff)
+            row["se_diff"] = np.sqrt(diff.size) * np.std(diff, ddof=int(diff.size > 1))
     if chains is not None:
         row.update(r_hat=chains.r_hat, ess_bulk=chains.ess_bulk, ess_tail=chains.ess_tail)
         row["divergences"] = divergences(tree)

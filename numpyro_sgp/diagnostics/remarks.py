@@ -39,7 +39,7 @@ def remarks_on(tree, loo, chains, is_reference):
             "draws are given these values. Use base_guide=AutoNormal or "
             "AutoMultivariateNormal, or NUTS."
         )
-    if loo is not None and (bad := int(np.sum(loo.pareto_k > loo.good_k))):
+    if loo is not None and (bad := int(np.sum(loo.pareto_k.values > loo.good_k))):
         yield (
             f"Pareto k of {bad} of {loo.pareto_k.size} observations is above "
             f"{loo.good_k:.2f}, where PSIS-LOO is unreliable, too high most often."

@@ -10,41 +10,24 @@ import numpy as np
 from numpyro_sgp.diagnostics.arviz import as_tree
 
 if TYPE_CHECKING:
+    from arviz_stats.utils import ELPDData
     from xarray import Dataset, DataTree
 
 _FEWEST_IN_TAIL = 5  # draws that a Pareto distribution is fitted to
 
 
-class LOO(NamedTuple):
+def leave_one_out(tree: DataTree) -> ELPDData | None:
     """
-    Leave-one-out cross-validation of a fit by Pareto-smoothed importance sampling.
-
-    :param elpd: expected log predictive density, summed over observations.
-    :param se: its standard error.
-    :param p_loo: effective number of parameters.
-    :param pointwise: the terms of elpd.
-    :param pareto_k: shape of the tail of the importance weights, for each observation.
-    :param good_k: largest such k at which they are to be relied on, by the number of draws.
-    """
-
-    elpd: float
-    se: float
-    p_loo: float
-    pointwise: np.ndarray
-    pareto_k: np.ndarray
-    good_k: float
-
-
-def leave_one_out(tree: DataTree) -> LOO | None:
-    """
-    LOO over all observations of all observed sites, each left out on its own.
+    LOO by Pareto-smoothed importance sampling, over all observations of all observed
+    sites, each left out on its own.
 
     Observations whose log likelihood is 0 in every draw are masked ones, and not
     counted.
 
     :param tree: ArviZ data with the groups posterior and log_likelihood.
-    :return: the result; None without a log likelihood, or where latents are held at points
-        (``point_estimates`` in ``tree.attrs``), which weights cannot move.
+    :return: what ``arviz.loo`` returns, pointwise; None without a log likelihood, or where
+        latents are held at points (``point_estimates`` in ``tree.attrs``), which weights
+        cannot move.
     """
     tree = as_tree(tree)
     if (
@@ -73,7 +56,7 @@ def leave_one_out(tree: DataTree) -> LOO | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # high values of k are shown in the table
         try:
-            loo = arviz_stats.loo(DataTree.from_dict(both), pointwise=True)
+            return arviz_stats.loo(DataTree.from_dict(both), pointwise=True)
         except ValueError as error:
             if not _ties(values):
                 raise
@@ -82,14 +65,6 @@ def leave_one_out(tree: DataTree) -> LOO | None:
                 "importance weights tie. A chain has not moved; run it longer, or look at "
                 "its acceptance and step size."
             ) from error
-    return LOO(
-        float(loo.elpd),
-        float(loo.se),
-        float(loo.p),
-        np.asarray(loo.elpd_i),
-        np.asarray(loo.pareto_k),
-        float(loo.good_k),
-    )
 
 
 def _ties(values) -> bool:
