@@ -43,8 +43,13 @@ from numpyro_sgp.inverse_free import InverseFreePosterior, InverseFreeSVGP
 from numpyro_sgp.layers import convolutional_layer, layer
 from numpyro_sgp.linalg.row_blocks import neighbour_blocks
 from numpyro_sgp.mcmc import EllipticalSlice, WhitenReparam, sparsify, whiten
-from numpyro_sgp.predictions import Prediction, Predictions, predict
-from numpyro_sgp.predictive import GPPredictive, log_predictive_density
+from numpyro_sgp.predictive import (
+    GPPredictive,
+    Prediction,
+    Predictions,
+    log_predictive_density,
+    predict,
+)
 from numpyro_sgp.training import (
     FitInterrupted,
     FitResult,

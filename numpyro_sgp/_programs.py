@@ -28,6 +28,13 @@ def program(owner, fn):
     return programs[fn]
 
 
+def mapped(fn, inputs, chunk: int):
+    """``fn`` of each entry along the leading axis of ``inputs``, so many at a time."""
+    if chunk < len(jax.tree.leaves(inputs)[0]):
+        return jax.lax.map(fn, inputs, batch_size=chunk)
+    return jax.vmap(fn)(inputs)  # a loop is compiled anew in each call
+
+
 #: What JAX raises where a program asks for the values of its arguments.
 NEEDS_KNOWN_DATA = (
     jax.errors.ConcretizationTypeError,

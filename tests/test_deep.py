@@ -349,7 +349,7 @@ def test_a_mean_that_combines_patches_is_no_likelihood_that_ties_rows(chosen):
     guide = sgp.AutoSparseGP(model, sgp.SVGP(2))
     guide.setup(images, Y[:3])
     assert guide.couples_rows is not chosen  # g's running sum ties rows all the same
-    assert guide._coupling.combines
+    assert guide._setup.coupling.combines
 
 
 @pytest.mark.slow
@@ -387,8 +387,8 @@ def test_a_layer_that_feeds_a_mean_is_integrated_too():
     guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
     guide.setup(X, Y)
     names = guide.parameter_names()
-    initial = guide.setup_state()["initial"]
-    params = {names[s][k]: v for s, p in initial.items() for k, v in p.items()}
+    start = guide.setup_state()["initial"]
+    params = {names[s][k]: v for s, p in start.items() for k, v in p.items()}
     found = sgp.log_predictive_density(guide, params, X, Y, num_draws=1000)["y"]
     expected = dist.Normal(0.0, np.sqrt(1.0 + NOISE**2)).log_prob(Y)
     # 1000 draws of densities whose spread is about 1.5 times their mean.

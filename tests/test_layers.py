@@ -26,7 +26,6 @@ LEVELS = {
     "inverse_free": 8,
     "mcmc": 8,
     "predictive": 8,
-    "predictions": 9,
     "training": 9,
     "diagnostics": 10,
     "datasets": 10,

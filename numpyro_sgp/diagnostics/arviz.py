@@ -19,18 +19,26 @@ from numpyro.infer import MCMC, SVI
 from numpyro.primitives import Messenger
 
 from numpyro_sgp.diagnostics.calibration import Calibration
-from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap, point_sites
+from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
+from numpyro_sgp.diagnostics.layout import (
+    WHITE,
+    along,
+    at_places,
+    named_dims,
+    places,
+    white_sites,
+    without_slashes,
+)
 from numpyro_sgp.diagnostics.optimality import convergence_attrs
 from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import checks, messages
-from numpyro_sgp.tracing.messages import can_draw, unmasked
 
 if TYPE_CHECKING:
     from arviz import InferenceData
-    from xarray import Dataset, DataTree
+    from xarray import DataTree
 
 _NUM_ELBO_KEYS = 10
-_WHITE = "_white"
 
 
 def to_arviz(
@@ -179,13 +187,11 @@ def to_arviz(
             f"{type(fit).__name__}."
         )
     trace = _first_trace(found)
-    dims = _named_dims(trace, found.draws, dims)
+    dims = named_dims(trace, found.draws, dims)
     log_likelihood, predictive, observed, masks = _at_observed_sites(found, trace, k_sites)
     points = set()
     if isinstance(fit, SVI):
-        latents = [k for k, site in trace.items() if site["type"] == "sample"]
-        flat = {name: values[0] for name, values in found.draws.items()}
-        points = point_sites(fit.guide, flat, latents)
+        points = point_latents(fit.guide, result.params, args, kwargs)
         found.attrs.update(_elbo(fit, result.params, k_elbo, args, kwargs, points))
         found.attrs.update(convergence_attrs(fit, result, args, kwargs))
         given = (result.params, fit.model, fit.guide, *args)
@@ -216,16 +222,16 @@ def to_arviz(
             **options,
         )
 
-    hidden = set() if keep_white else _white_sites(trace, found.draws)
+    hidden = set() if keep_white else white_sites(trace, found.draws)
     groups = {"posterior": group({k: v for k, v in found.draws.items() if k not in hidden})}
     masked = {name: predictive[name] for name in predictive if name in masks}
     whole = group(log_likelihood, skip_event_dims=True)
-    seen = _places(whole, masks)
-    unseen = {name: _along(f"{name}_masked", whole[name], ~masks[name]) for name in masks}
-    groups["posterior_predictive"] = _at(group(predictive), seen)
-    groups["predictions"] = _at(group(masked), unseen)
+    seen = places(whole, masks)
+    unseen = {name: along(f"{name}_masked", whole[name], ~masks[name]) for name in masks}
+    groups["posterior_predictive"] = at_places(group(predictive), seen)
+    groups["predictions"] = at_places(group(masked), unseen)
     if not points:
-        groups["log_likelihood"] = _at(whole, seen)
+        groups["log_likelihood"] = at_places(whole, seen)
     if isinstance(fit, MCMC):
         converted = as_tree(arviz.from_numpyro(fit, dims={}, log_likelihood=False))
         if "sample_stats" in converted.children:
@@ -233,20 +239,14 @@ def to_arviz(
     elif result.losses is not None:
         loss = {"loss": np.asarray(result.losses)}
         groups["sample_stats"] = group(loss, (), {"loss": ["step"]})
-    groups["observed_data"] = _at(group(observed, ()), seen)
+    groups["observed_data"] = at_places(group(observed, ()), seen)
     tree = DataTree.from_dict(
-        {k: _without_slashes(v) for k, v in groups.items() if v.data_vars}
+        {k: without_slashes(v) for k, v in groups.items() if v.data_vars}
     )
     tree.attrs.update(found.attrs)
     if int(arviz.__version__.split(".")[0]) >= 1:
         return tree
     return arviz.InferenceData.from_datatree(tree)
-
-
-def _without_slashes(dataset) -> Dataset:
-    """In a DataTree "/" divides groups; numpyro.handlers.scope puts it into names."""
-    names = {str(k) for k in (*dataset.variables, *dataset.dims) if "/" in str(k)}
-    return dataset.rename({name: name.replace("/", ".") for name in names})
 
 
 def as_tree(data) -> DataTree | None:
@@ -404,7 +404,7 @@ class _Given(Messenger):
                     "arguments that the model was fitted with, all of the data."
                 )
             msg["value"] = value
-        elif msg["type"] == "deterministic" and f"{msg['name']}{_WHITE}" in self.values:
+        elif msg["type"] == "deterministic" and f"{msg['name']}{WHITE}" in self.values:
             # f of a whitened site: given, it need not be made from a Cholesky factor.
             msg["value"] = self.values[msg["name"]]
 
@@ -443,32 +443,14 @@ def _first_trace(found):
     return trace
 
 
-def _white_sites(trace, draws) -> set[str]:
-    names = (name for name in draws if name.endswith(_WHITE))
-    return {name for name in names if _is_whitened(trace.get(name.removesuffix(_WHITE)))}
-
-
-def _is_whitened(site) -> bool:
-    """Whether a site is f of a whitened model, or of one that its sampler whitens."""
-    return site is not None and (
-        site["type"] == "deterministic" or messages.is_latent_gp(site)
-    )
-
-
 def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict, dict]:
     """
     Log likelihood, predictive draws and data of each observed site; and of those with
     masked entries, which entries are not masked.
     """
-    sites = {
-        name: site
-        for name, site in trace.items()
-        if site["type"] == "sample"
-        and site["is_observed"]
-        and not site["infer"].get("is_auxiliary")
-    }
-    masks = {name: unmasked(site["fn"]) for name, site in sites.items()}
-    drawn_ones = [name for name, site in sites.items() if can_draw(site["fn"])]
+    observed = {k: site for k, site in trace.items() if messages.is_response(site)}
+    masks = {name: np.asarray(messages.unmasked(s["fn"])) for name, s in observed.items()}
+    drawn_ones = [name for name, site in observed.items() if messages.can_draw(site["fn"])]
     shape = next(iter(found.draws.values())).shape[:2]
     flat = {
         name: jnp.asarray(v).reshape(-1, *v.shape[2:]) for name, v in found.draws.items()
@@ -478,20 +460,21 @@ def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict, dict]:
         key, values = inputs
         given = _trace(found, key, values)
         drawn = _trace(found, key, values, forget=drawn_ones) if drawn_ones else {}
-        log_prob = {k: given[k]["fn"].log_prob(given[k]["value"]) for k in sites}
-        same_mask = {k: jnp.all(unmasked(given[k]["fn"]) == masks[k]) for k in sites}
-        return log_prob, {k: drawn[k]["value"] for k in drawn_ones}, same_mask
+        fns = {name: given[name]["fn"] for name in observed}
+        log_prob = {name: fn.log_prob(given[name]["value"]) for name, fn in fns.items()}
+        same = {k: jnp.all(messages.unmasked(fn) == masks[k]) for k, fn in fns.items()}
+        return log_prob, {k: drawn[k]["value"] for k in drawn_ones}, same
 
     keys = jax.random.split(rng_key, shape[0] * shape[1])
-    rows = max([1, *(int(np.prod(site["fn"].shape())) for site in sites.values())])
+    rows = max([1, *(int(np.prod(site["fn"].shape())) for site in observed.values())])
     chunk = int(np.clip(1e6 // rows, 1, len(keys)))
-    all_of_them = ({}, {}, {})
-    if sites:
-        all_of_them = jax.lax.map(at_draw, (keys, flat), batch_size=chunk)
+    found_each = ({}, {}, {})
+    if observed:
+        found_each = jax.lax.map(at_draw, (keys, flat), batch_size=chunk)
     log_likelihood, predictive, same_mask = jax.tree.map(
-        lambda v: np.asarray(v).reshape(*shape, *v.shape[1:]), all_of_them
+        lambda v: np.asarray(v).reshape(*shape, *v.shape[1:]), found_each
     )
-    for name in [name for name in sites if not same_mask[name].all()]:
+    for name in [name for name, same in same_mask.items() if not same.all()]:
         warnings.warn(
             f"The mask of site '{name}' differs between draws: it depends on a latent "
             "value. Which of its values are observations is then unknown, so the site is "
@@ -499,266 +482,9 @@ def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict, dict]:
             stacklevel=3,
         )
         del log_likelihood[name], masks[name]
-    masks = {name: np.asarray(mask) for name, mask in masks.items()}
-    observed = {
+    values = {
         name: np.broadcast_to(np.asarray(site["value"]), site["fn"].shape())
-        for name, site in sites.items()
+        for name, site in observed.items()
     }
     masks = {name: mask for name, mask in masks.items() if not mask.all()}
-    return log_likelihood, predictive, observed, masks
-
-
-def _places(whole, masks) -> dict:
-    """
-    Indices by site and dimension of what masks leave; None where they leave nothing. On a
-    grid if it is one and no other site is at odds with it, else along one new dimension.
-
-    :param whole: log likelihood of all sites.
-    :param masks: of those that have masked entries, arrays of the batch shape.
-    """
-    grids = {name: _grid(whole[name], masks.get(name)) for name in whole}
-
-    def at_odds(grid):
-        return any(
-            dim in other and not np.array_equal(where, other[dim])
-            for other in grids.values()
-            for dim, where in grid.items()
-        )
-
-    places = {}
-    for name, mask in masks.items():
-        places[name] = grids[name] if mask.any() else None
-        if mask.any() and (not grids[name] or at_odds(grids[name])):
-            places[name] = _along(f"{name}_obs", whole[name], mask)
-    return places
-
-
-def _grid(values, mask) -> dict:
-    """Indices by dimension, empty where those of the mask are not a grid."""
-    mask = np.ones(values.shape[2:], bool) if mask is None else mask
-    axes = range(mask.ndim)
-    where = [np.flatnonzero(mask.any(axis=(*axes[:i], *axes[i + 1 :]))) for i in axes]
-    is_grid = mask[np.ix_(*where)].all()
-    return dict(zip(values.dims[2:], where, strict=True)) if is_grid else {}
-
-
-def _along(dim, values, mask) -> dict:
-    """Indices of the true entries of a mask, along one dimension."""
-    from xarray import DataArray
-
-    where = np.nonzero(mask) if mask.ndim else ()
-    return {d: DataArray(i, dims=dim) for d, i in zip(values.dims[2:], where, strict=True)}
-
-
-def _at(dataset, places) -> Dataset:
-    """The variables of a group at these places, and labels of these."""
-    from xarray import Dataset
-
-    found = {}
-    for name, values in dataset.items():
-        where = places.get(name, {})
-        if where is None:
-            continue
-        values = values.isel(where)
-        new = {dim for i in where.values() for dim in getattr(i, "dims", ())}
-        for along in new:
-            values = values.rename({dim: f"{along}_{dim}" for dim in where})
-            values = values.assign_coords({along: np.arange(values.sizes[along])})
-        found[name] = values
-    return Dataset(found, attrs=dataset.attrs)
-
-
-def _named_dims(trace, draws, given) -> dict[str, list]:
-    """Names of the axes of each site, those of plates where they are not given."""
-    given = dict(given or {})
-    known = {k for k, s in trace.items() if s["type"] in ("sample", "deterministic")}
-    unknown = sorted(set(given) - known - set(draws))
-    if unknown:
-        raise ValueError(
-            f"dims names sites {unknown}, which are not in the model; it has "
-            f"{sorted(known)}."
-        )
-    named = {name: _axes(trace, name) for name in known}
-    for white in _white_sites(trace, draws) - known:  # of a sampler that whitens
-        named[white] = [*named[white.removesuffix(_WHITE)][:-1], None]
-    return {**named, **{name: list(axes) for name, axes in given.items()}}
-
-
-def _axes(trace, name) -> list:
-    """Names of the axes of a site, None where it has no plate."""
-    site = trace[name]
-    frames = site["cond_indep_stack"]
-    if site["type"] == "sample":
-        shape, num_batch = site["fn"].shape(), len(site["fn"].batch_shape)
-    else:
-        shape = jnp.shape(site["value"])
-        num_batch = _num_batch(shape, frames, trace.get(f"{name}{_WHITE}"))
-    axes = [None] * len(shape)
-    for frame in frames:
-        axis = num_batch + frame.dim
-        if 0 <= axis and shape[axis] == frame.size:
-            axes[axis] = frame.name
-    event = list(site.get("infer", {}).get("event_dims", ()))
-    if event:
-        axes[len(axes) - len(event) :] = event
-    return axes
-
-
-def _num_batch(shape, frames, white) -> int:
-    """
-    How many axes of a deterministic value are batch axes. It does not say; f of a
-    whitened model has those of its white values, and other values as few as their plates
-    leave, which is how ``arviz.from_numpyro`` reads them.
-    """
-    if white is not None and white["type"] == "sample" and white["fn"].shape() == shape:
-        return len(white["fn"].batch_shape)
-    depth = max((-frame.dim for frame in frames), default=0)
-    for num_batch in range(depth, len(shape) + 1):
-        if all(shape[num_batch + frame.dim] == frame.size for frame in frames):
-            return num_batch
-    return len(shape)
-
-
-class LOO(NamedTuple):
-    """
-    Leave-one-out cross-validation of a fit by Pareto-smoothed importance sampling.
-
-    :param elpd: expected log predictive density, summed over observations.
-    :param se: its standard error.
-    :param p_loo: effective number of parameters.
-    :param pointwise: the terms of elpd.
-    :param pareto_k: shape of the tail of the importance weights, for each observation.
-    :param good_k: largest such k at which they are to be relied on, by the number of draws.
-    """
-
-    elpd: float
-    se: float
-    p_loo: float
-    pointwise: np.ndarray
-    pareto_k: np.ndarray
-    good_k: float
-
-
-def leave_one_out(tree: DataTree) -> LOO | None:
-    """
-    LOO over all observations of all observed sites, each left out on its own.
-
-    Observations whose log likelihood is 0 in every draw are masked ones, and not
-    counted.
-
-    :param tree: ArviZ data with the groups posterior and log_likelihood.
-    :return: the result; None without a log likelihood, or where latents are held at points
-        (``point_estimates`` in ``tree.attrs``), which weights cannot move.
-    """
-    tree = as_tree(tree)
-    if (
-        tree.attrs.get("point_estimates")
-        or "log_likelihood" not in tree.children
-        or not tree["log_likelihood"].data_vars
-    ):
-        return None
-    import arviz_stats
-    from xarray import DataArray, Dataset, DataTree
-
-    parts = []
-    for values in tree["log_likelihood"].data_vars.values():
-        values = values.transpose("chain", "draw", ...).values
-        parts.append(values.reshape(*values.shape[:2], -1))
-    values = np.concatenate(parts, axis=-1)
-    values = values[..., (values != 0).any(axis=(0, 1))]
-    if not values.shape[-1]:
-        return None
-    both = {
-        "posterior": tree["posterior"].to_dataset(),
-        "log_likelihood": Dataset(
-            {"all": DataArray(values, dims=("chain", "draw", "observation"))}
-        ),
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # high values of k are shown in the table
-        try:
-            loo = arviz_stats.loo(DataTree.from_dict(both), pointwise=True)
-        except ValueError as error:
-            if "tail values are the same" not in str(error):
-                raise
-            raise ValueError(
-                "LOO cannot be computed: the draws of this fit repeat each other, so that "
-                "importance weights tie. A chain has not moved; run it longer, or look at "
-                "its acceptance and step size."
-            ) from error
-    return LOO(
-        float(loo.elpd),
-        float(loo.se),
-        float(loo.p),
-        np.asarray(loo.elpd_i),
-        np.asarray(loo.pareto_k),
-        float(loo.good_k),
-    )
-
-
-class Convergence(NamedTuple):
-    """
-    The worst of all variables of a posterior by MCMC; NaN where there are too few draws or
-    chains.
-
-    :param r_hat: largest R-hat.
-    :param ess_bulk: smallest effective sample size of the bulk.
-    :param ess_tail: smallest effective sample size of the tails.
-    :param where: the entries that they are of, by the names of these.
-    """
-
-    r_hat: float
-    ess_bulk: float
-    ess_tail: float
-    where: dict[str, str]
-
-
-def convergence(posterior: Dataset) -> Convergence:
-    """
-    R-hat and effective sample sizes of the worst entry of all variables.
-
-    :param posterior: draws with the dimensions ``chain`` and ``draw``.
-    """
-    import arviz_stats
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one chain gives NaN
-        found = {
-            "r_hat": _worst(arviz_stats.rhat(posterior), np.nanargmax),
-            "ess_bulk": _worst(arviz_stats.ess(posterior, method="bulk"), np.nanargmin),
-            "ess_tail": _worst(arviz_stats.ess(posterior, method="tail"), np.nanargmin),
-        }
-    where = {name: entry for name, (_, entry) in found.items()}
-    return Convergence(**{name: value for name, (value, _) in found.items()}, where=where)
-
-
-def _worst(found: Dataset, which) -> tuple[float, str]:
-    """Its value, and the entry's name such as ``f[3]``."""
-    parts = {str(name): np.asarray(v, dtype=float) for name, v in found.data_vars.items()}
-    values = np.concatenate([np.ravel(v) for v in parts.values()])
-    if np.isnan(values).all():
-        return float("nan"), ""
-    at = index = int(which(values))
-    for name, part in parts.items():
-        if index < part.size:
-            place = ", ".join(map(str, np.unravel_index(index, part.shape)))
-            return float(values[at]), f"{name}[{place}]" if place else name
-        index -= part.size
-
-
-def mean_and_sd_errors(values) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Monte Carlo standard errors of the mean and of the standard deviation of each entry.
-
-    :param values: a :class:`xarray.DataArray` with the dimensions ``chain`` and ``draw``.
-    :return: two arrays of the shape of an entry; NaN where it does not vary.
-    """
-    import arviz_stats
-
-    dataset = values.transpose("chain", "draw", ...).to_dataset(name="values")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # entries that do not vary
-        return tuple(
-            np.asarray(arviz_stats.mcse(dataset, method=method)["values"], dtype=float)
-            for method in ("mean", "sd")
-        )
+    return log_likelihood, predictive, values, masks

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro import handlers
 from numpyro.infer.calibration import VSBCResult, vsbc_diagnostic
 
-from numpyro_sgp.diagnostics.khat import point_sites
-from numpyro_sgp.tracing import checks
+from numpyro_sgp.guides.point_latents import point_latents
+from numpyro_sgp.tracing import checks, messages
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -98,14 +97,14 @@ def calibrate(
             f"svi must be a numpyro.infer.SVI object, got {type(svi).__name__}."
         )
     kwargs = {**svi.static_kwargs, **kwargs}
-    given = _trace(svi.model, args, kwargs)
+    given = messages.trace_of(svi.model, args, kwargs)
     checks.check_whole_plates(given, "calibration needs whole data sets")
     observed = _observed_sites(svi.model, given, args, kwargs)
     put = simulated_data_to_args
     if put is None:
         put = _injector(svi.model, given, observed, args, kwargs)
     cleared_args, cleared_kwargs = put(dict.fromkeys(observed), *args, **kwargs)
-    _check_generative(_trace(svi.model, cleared_args, cleared_kwargs))
+    _check_generative(messages.trace_of(svi.model, cleared_args, cleared_kwargs))
     has_data = all(given[name]["is_observed"] for name in observed)
     if has_data and hasattr(svi.guide, "setup"):
         svi.guide.setup(*args, **kwargs)
@@ -127,7 +126,8 @@ def calibrate(
         chain_method=chain_method,
         **cleared_kwargs,
     )
-    points = tuple(sorted(point_sites(svi.guide) & {*result.param_names}))
+    points = point_latents(svi.guide, {}, cleared_args, cleared_kwargs)
+    points = tuple(sorted(points & {*result.param_names}))
     return Calibration(result, num_samples, num_svi_steps, points)
 
 
@@ -310,13 +310,6 @@ def _symmetry_p_value(x: np.ndarray) -> float:
         moved[:-1] += 0.5 * inside[1:]
         inside = moved
     return min(1.0, float(left))
-
-
-def _trace(model, args, kwargs):
-    with handlers.block(), handlers.trace() as trace:
-        with handlers.seed(rng_seed=0):
-            model(*args, **kwargs)
-    return trace
 
 
 def _check_generative(trace):

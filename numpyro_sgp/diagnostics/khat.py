@@ -1,14 +1,12 @@
 """The Pareto k-hat of a guide: can its draws be reweighted to the posterior?"""
 
 import warnings
-from collections.abc import Collection
 
 import jax
 import numpy as np
-from numpyro import handlers
 from numpyro.infer import psis_diagnostic
-from numpyro.infer.autoguide import AutoDelta
 
+from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import messages
 
 #: Rows of X up to which k-hat is computed unasked, where the joint covariance of f(X) is
@@ -75,7 +73,7 @@ def guide_khat(
         True
     """
     try:
-        if points := _points_of_draws(rng_key, params, guide, args, kwargs):
+        if points := point_latents(guide, params, args, kwargs):
             raise ValueError(
                 f"it holds the latents {sorted(points)} at points. Draw them: "
                 "base_guide=AutoNormal or AutoMultivariateNormal"
@@ -131,64 +129,18 @@ def good_k(num_draws: int) -> float:
     return min(1.0 - 1.0 / np.log10(max(num_draws, 2)), 0.7)
 
 
-def point_sites(guide, draws: dict | None = None, latents: Collection[str] = ()) -> set:
-    """
-    Names of the latent sites that a guide puts at a point, by its type and by its draws.
-
-    :param guide: a guide that is set up.
-    :param draws: draws by site along the first axis; at least two tell something.
-    :param latents: names of the latent sites that are looked at in ``draws``.
-    """
-    base = getattr(guide, "base_guide", guide)
-    found = set()
-    if isinstance(base, AutoDelta):
-        found = {
-            name
-            for name, site in base.prototype_trace.items()
-            if site["type"] == "sample" and not site["is_observed"]
-        }
-    for name, values in (draws or {}).items():
-        values = np.asarray(values)
-        if name in latents and len(values) > 1 and values[0].size:
-            if np.all(values == values[:1]):
-                found.add(name)
-    return found
-
-
-def _points_of_draws(rng_key, params, guide, args, kwargs) -> set[str]:
-    """Latents beside GP sites that a guide holds at points."""
-
-    def draw(key):
-        seeded = handlers.substitute(handlers.seed(guide, key), data=params)
-        with handlers.block(), handlers.trace() as trace:
-            seeded(*args, **kwargs)
-        return {
-            name: site["value"]
-            for name, site in trace.items()
-            if site["type"] == "sample" and not messages.is_sparse_posterior(site)
-        }
-
-    # Draws of f are not asked for, and so not made.
-    draws = jax.jit(jax.vmap(draw))(jax.random.split(rng_key, 2))
-    return point_sites(guide, draws, draws)
-
-
 def _size(params, model, guide, args, kwargs) -> tuple[int, bool]:
     """Rows of the largest GP site, and whether each draw has a covariance of its own."""
+    found = {}
 
     def run(params):
-        seeded = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=params)
-        with handlers.block(), handlers.trace() as trace:
-            seeded(*args, **kwargs)
-        found.update({k: s for k, s in trace.items() if s["type"] == "sample"})
+        found.update(messages.trace_of(model, args, kwargs, jax.random.key(0), data=params))
 
-    found = {}
     jax.eval_shape(run, params)
-    latents = {k: s for k, s in found.items() if not s["is_observed"]}
     rows = [
         s["fn"].shape()[-1]
-        for s in latents.values()
+        for s in messages.latents(found).values()
         if messages.is_latent_gp(s) or (s["fn"].event_dim and s["fn"].shape())
     ]
-    others = {k for k, s in latents.items() if not messages.is_latent_gp(s)}
-    return max([1, *rows]), bool(others - point_sites(guide))
+    others = {k for k, s in messages.latents(found).items() if not messages.is_latent_gp(s)}
+    return max([1, *rows]), bool(others - point_latents(guide, params, args, kwargs))

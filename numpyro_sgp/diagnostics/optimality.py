@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from numpyro import handlers
 
 from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.elbo import TraceGP_ELBO
@@ -217,9 +216,7 @@ def _standing_still(guide, params, args, kwargs, max_rows):
     found, why = {}, []
 
     def run(params):
-        seeded = handlers.substitute(handlers.seed(guide, jax.random.key(0)), data=params)
-        with handlers.block(), handlers.trace() as trace:
-            seeded(*args, **kwargs)
+        trace = messages.trace_of(guide, args, kwargs, data=params)
         checks.check_whole_plates(trace, "nats_left is of all rows")
         steps = {}
         for name, site in trace.items():
@@ -251,21 +248,15 @@ def _standing_still(guide, params, args, kwargs, max_rows):
     if not why and len(found) > 1:
         shapes = {name: shape for name, (shape, _) in found.items()}
         dtype = jnp.result_type(*(dtype for _, dtype in found.values()))
-        if below := feeding(_trace_at(guide.model, params, args, kwargs), shapes, dtype):
+
+        def trace_at(f):
+            where = guide.model, args, kwargs
+            return messages.trace_of(*where, data=params, at_site=messages.at_values(f))
+
+        if below := feeding(trace_at, shapes, dtype):
             why.append(f"GP sites {sorted(below)} feed others (a deep GP)")
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), steps)
     return zeros, why[0] if why else ""
-
-
-def _trace_at(model, params, args, kwargs):
-    def trace_at(f):
-        seeded = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=params)
-        at_sites = messages.AtGPSites(messages.at_values(f))
-        with handlers.block(), handlers.trace() as trace, at_sites:
-            seeded(*args, **kwargs)
-        return trace
-
-    return trace_at
 
 
 def _parts(slopes):

@@ -91,18 +91,16 @@ def _used(guide, params, names, args, kwargs):
             priors.append(messages.unwrap(site["fn"])[0])
             return messages.at_prior_mean(site)
 
-        with handlers.block():
-            with handlers.substitute(data=given):
-                latents = guide._base_values(given, key, args, kwargs)
-            model = handlers.substitute(guide.model, data={**given, **latents})
-            with handlers.trace() as trace, messages.AtGPSites(at_site):
-                handlers.seed(model, key)(*args, **kwargs)
+        with handlers.block(), handlers.substitute(data=given):
+            latents = guide._base_values(given, key, args, kwargs)
+        trace = messages.trace_of(
+            guide.model, args, kwargs, key, data={**given, **latents}, at_site=at_site
+        )
+        own = {*guide._setup.latents, *guide.approximations}
         scores = [
             messages.log_prob(site)
             for name, site in trace.items()
-            if site["type"] == "sample"
-            and name not in guide._latents
-            and name not in guide._initial
+            if site["type"] == "sample" and name not in own
         ]
         some = [prior.X[..., :2, :] for prior in priors]
         covariances = [prior.kernel(X, X) for prior, X in zip(priors, some, strict=True)]

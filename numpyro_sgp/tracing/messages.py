@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
 from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
@@ -168,6 +169,32 @@ class AtGPSites(Messenger):
     def postprocess_message(self, msg):
         if is_sparse_posterior(msg):
             self.values[self._name] = msg["value"]
+
+
+def trace_of(fn, args, kwargs, rng_key=0, *, data=None, at_site=None) -> dict:
+    """
+    The trace of a model or guide, which no handler outside of it sees.
+
+    :param args: tuple of its arguments.
+    :param kwargs: dict of its keyword arguments.
+    :param rng_key: key, or seed.
+    :param data: values by name, of parameters most often.
+    :param at_site: of :class:`AtGPSites`, if anything is to be put there.
+    """
+    fn = handlers.substitute(handlers.seed(fn, rng_key), data=data or {})
+    at_sites = nullcontext() if at_site is None else AtGPSites(at_site)
+    with handlers.block(), handlers.trace() as trace, at_sites:
+        fn(*args, **kwargs)
+    return trace
+
+
+def latents(trace) -> dict:
+    """The sample sites of a trace that are not observed."""
+    return {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    }
 
 
 def at_prior_mean(site):

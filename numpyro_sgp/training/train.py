@@ -25,7 +25,7 @@ from tqdm import tqdm
 from numpyro_sgp._programs import join_static, program, split_static
 from numpyro_sgp.distributions.arguments import as_numbers
 from numpyro_sgp.guides import AutoSparseGP
-from numpyro_sgp.predictive import batch_log_density
+from numpyro_sgp.predictive.densities import batch_log_density
 from numpyro_sgp.training.checkpoint import Checkpoints, is_key
 from numpyro_sgp.training.devices import Devices, copied
 from numpyro_sgp.training.lbfgs import FitInterrupted, cause

@@ -24,7 +24,8 @@ from scipy.special import gammaln
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics import compare, to_arviz
-from numpyro_sgp.diagnostics.arviz import _num_free, as_tree, leave_one_out
+from numpyro_sgp.diagnostics.arviz import _num_free, as_tree
+from numpyro_sgp.diagnostics.summaries import leave_one_out
 
 N = 12
 X = jnp.linspace(0.0, 6.0, N)[:, None]
@@ -230,13 +231,21 @@ def test_the_installed_arviz_takes_its_own_container(which, mcmc, request):
     loo = az.loo(data)
     assert loo.n_data_points == data["observed_data"]["y"].size
     # Of several chains, ArviZ 0.23 takes a slightly longer tail.
-    assert_allclose(elpd_and_se(loo), leave_one_out(data)[:2], rtol=1e-3)
+    ours = leave_one_out(data)
+    assert_allclose(elpd_and_se(loo), (ours.elpd, ours.se), rtol=1e-3)
     assert list(az.compare({"a": data, "b": data})["rank"]) == [0, 1]
     az.plot_trace(data, var_names=["f"])
     az.plot_forest(data, var_names=["f"])
     (az.plot_ppc if OLD else az.plot_ppc_dist)(data)
     (az.plot_posterior if OLD else az.plot_dist)(data, var_names=["f"])
     plt.close("all")
+
+
+def test_loo_of_draws_that_repeat_each_other_says_so():
+    stuck = np.full((1, 100, 3), -1.0)
+    data = arviz_base.from_dict({"posterior": {"f": stuck}, "log_likelihood": {"y": stuck}})
+    with pytest.raises(ValueError, match="the draws of this fit repeat each other"):
+        leave_one_out(data)
 
 
 @pytest.mark.parametrize("which", ["mcmc_tree", "svi_tree", "masked_tree"])
@@ -363,7 +372,7 @@ def test_a_mask_that_depends_on_a_latent_value_gives_no_log_likelihood(two):
         data = convert(lambda w: jnp.sin(1e4 * w + jnp.arange(N)) > 0.0)
     assert list(data["log_likelihood"].data_vars) == ["rows"]
     assert_array_equal(data["observed_data"]["y"], Y)
-    assert leave_one_out(data).pointwise.shape == (2,)
+    assert leave_one_out(data).elpd_i.shape == (2,)
 
 
 def several_sites(X, y=None, counts=None, mask=None):
@@ -466,8 +475,8 @@ def test_predictive_of_a_site_uses_that_of_the_site_before(several):
 def test_masked_observations_are_not_in_loo(several):
     tree, _, mask = several
     loo = leave_one_out(tree)
-    assert loo.pointwise.shape == (mask.sum() + N + 2 * N,)
-    assert_allclose(loo.pointwise.sum(), loo.elpd, rtol=1e-9)
+    assert loo.elpd_i.shape == (mask.sum() + N + 2 * N,)
+    assert_allclose(loo.elpd_i.sum(), loo.elpd, rtol=1e-9)
 
 
 class _OnlyDensity(dist.Normal):

@@ -18,7 +18,8 @@ from scipy.stats import multivariate_normal
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics import khat
-from numpyro_sgp.diagnostics.khat import good_k, guide_khat, is_cheap, point_sites
+from numpyro_sgp.diagnostics.khat import good_k, guide_khat, is_cheap
+from numpyro_sgp.guides.point_latents import point_latents
 from tests.helpers import optimal_whitened_q
 
 N, NOISE, DRAWS, JITTER = 8, 0.4, 200, 1e-8
@@ -187,11 +188,15 @@ def test_latents_at_points_have_no_khat():
     assert np.isnan(found)
 
 
-def test_points_are_found_by_their_draws_too():
-    draws = {"a": np.ones((3, 2)), "b": np.array([1.0, 1.0, 2.0]), "c": np.ones(3)}
-    assert point_sites(None, draws, {"a", "b"}) == {"a"}
-    one = {"a": np.ones((1, 2))}  # tells nothing
-    assert point_sites(None, one, {"a"}) == set()
+def test_points_do_not_depend_on_the_random_key():
+    def by_hand(X):
+        loc = numpyro.param("loc", jnp.ones(2))
+        with numpyro.plate("rows", len(X), subsample_size=1) as index:
+            numpyro.sample("a", dist.Delta(loc[index]))
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        numpyro.sample("c", dist.Delta(b + loc.sum()))
+
+    assert point_latents(by_hand, {}, (X[:2],), {}) == {"a"}
     assert good_k(1000) == 1 - 1 / 3 and good_k(100_000) == 0.7
 
 

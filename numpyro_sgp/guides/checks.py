@@ -1,0 +1,143 @@
+"""What a guide asks of a model: its sites, and a likelihood that suits the bounds."""
+
+import copy
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgp.guides.messengers import OnePlateEach
+from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.coupling import Coupling, find_coupling, log_likelihood
+from numpyro_sgp.tracing.curvature import check_gaussian
+
+
+def checked_trace(model, args, kwargs) -> dict:
+    """
+    A model's trace with GP sites at their prior means.
+
+    :raises ValueError: if no guide can be made for it.
+    """
+    at_mean = messages.at_prior_mean
+    trace = messages.trace_of(OnePlateEach(model), args, kwargs, at_site=at_mean)
+    sample_sites = [s for s in trace.values() if s["type"] == "sample"]
+    gp_sites = [s for s in sample_sites if messages.is_latent_gp(s)]
+    observed = [s["name"] for s in sample_sites if messages.is_observed_gp(s)]
+    if observed and not gp_sites:
+        raise ValueError(
+            f"GP site '{observed[0]}' is observed, so there is nothing to approximate. "
+            "Sample the process without obs, and observe its values with noise: "
+            "dist.Normal(f, noise)."
+        )
+    if not gp_sites:
+        names = [s["name"] for s in sample_sites if not s["is_observed"]]
+        raise ValueError(
+            "The model has no latent GP site for AutoSparseGP (its latent sites: "
+            f"{names or 'none'}). Sample a numpyro_sgp.GaussianProcess in it, or use "
+            "one of NumPyro's own autoguides."
+        )
+    mutable = [name for name, s in trace.items() if s["type"] == "mutable"]
+    if mutable:
+        raise ValueError(
+            f"The model has mutable state {mutable}. AutoSparseGP runs the model in "
+            "the guide as well, which would update it twice in a step; use layers "
+            "without running statistics."
+        )
+    for site in gp_sites:
+        checks.check_inputs(site["name"], messages.unwrap(site["fn"])[0])
+    checks.check_plates(trace)
+    if not any(s["is_observed"] for s in sample_sites):
+        raise ValueError(
+            "The model has no observed site. A guide is set up when it first runs, "
+            "which must be with the data: call svi.init, svi.run or guide.setup with "
+            "y, not y=None, before Predictive or guide.posterior."
+        )
+    checks.check_latents(trace)
+    checks.check_observations(trace)
+    return trace
+
+
+def assigned(approximation, gp_sites: list[str]) -> dict:
+    """
+    The approximation of each GP site.
+
+    :raises ValueError: if a dict of them does not match the sites.
+    """
+    if not isinstance(approximation, dict):
+        return dict.fromkeys(gp_sites, approximation)
+    unknown = sorted(set(approximation) - set(gp_sites))
+    missing = sorted(set(gp_sites) - set(approximation))
+    if unknown or missing:
+        raise ValueError(
+            f"The approximations do not match the GP sites {sorted(gp_sites)} of the "
+            "model: "
+            + (f"unknown sites {unknown}. " if unknown else "")
+            + (f"no approximation for {missing}." if missing else "")
+        )
+    return dict(approximation)
+
+
+def check_rows(name: str, prior, approximation, subsampled: bool) -> None:
+    """
+    :raises ValueError: if an approximation needs all rows of one table, and the GP site has
+        not.
+    """
+    if prior.X.ndim > 2 and approximation.constants(np.zeros((1, 1))):
+        raise ValueError(
+            f"GP site '{name}': {approximation} needs one table of inputs (N, D) for "
+            f"all latent functions, but X has the shape {prior.X.shape}. Use "
+            "covariance='full'."
+        )
+    if subsampled and approximation.needs_all_rows:
+        raise ValueError(
+            f"GP site '{name}': {approximation} has parameters for each row of the "
+            "data, so it needs all rows in every step. Train without minibatches, or "
+            "use SVGP(num_inducing)."
+        )
+
+
+def check_likelihood(
+    model, trace: dict, starts: dict, values: dict, args, kwargs
+) -> Coupling:
+    """
+    Checks that the likelihood suits the bounds asked for.
+
+    :param trace: the model's, at the prior means of GP sites.
+    :param starts: :class:`~numpyro_sgp.guides.setup.SiteSetup` by GP site.
+    :param values: of the other latents.
+    :return: what :func:`~numpyro_sgp.tracing.coupling.find_coupling` does.
+    :raises ValueError: naming a GP site whose bound the likelihood does not suit.
+    """
+    approximations = {name: start.approximation for name, start in starts.items()}
+    priors = {name: copy.copy(messages.unwrap(trace[name]["fn"])[0]) for name in starts}
+    shapes = {name: prior.shape() for name, prior in priors.items()}
+    dtype = jnp.result_type(*(prior.X.dtype for prior in priors.values()))
+
+    def trace_at(f):
+        at_site = messages.at_values(f)
+        return messages.trace_of(model, args, kwargs, data=values, at_site=at_site)
+
+    coupled = {
+        name for name, a in approximations.items() if not a.family.independent_latents
+    }
+    chosen = [name for name in shapes if "joint_rows" in trace[name]["infer"]]
+    coupling = find_coupling(trace_at, shapes, dtype, coupled, chosen)
+    tight = {k: a.relaxation for k, a in approximations.items() if a.relaxation is not None}
+    if tight and coupling.couples:
+        raise ValueError(
+            f"GP sites {sorted(tight)} have a tight bound, which is for likelihoods of "
+            "one row at a time, but this one ties rows of X together. Use tight='none'."
+        )
+    gaussian = [name for name, relaxation in tight.items() if relaxation.is_gaussian]
+    if gaussian:
+
+        def log_density(f):
+            return log_likelihood(trace_at(f), shapes)
+
+        check_gaussian(log_density, shapes, dtype, gaussian)
+    for name, prior in priors.items():
+        prior.kernel = starts[name].kernel  # with starting hyperparameters
+    for name, approximation in approximations.items():
+        approximation.check_likelihood(name, trace_at, priors, coupling.couples)
+    for name in gaussian:
+        tight[name].check(shapes[name][-1])
+    return coupling

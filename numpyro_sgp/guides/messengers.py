@@ -1,0 +1,149 @@
+"""What watches and changes the messages of model and guide."""
+
+import functools
+from contextlib import nullcontext
+
+import jax.numpy as jnp
+import numpyro
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from numpyro_sgp.guides.identity import check_shapes
+from numpyro_sgp.tracing import messages
+
+
+def run_model(model, at_site, given, rng_key, args, kwargs) -> dict:
+    """
+    Runs a model with ``at_site`` at its GP sites; shows only these, parameters and plates.
+
+    :param at_site: from a GP site's message to its new distribution and its value, or
+        None to have it drawn.
+    :param given: values of the other latents, and indices of plates.
+    :param rng_key: key, or None where a handler outside has one.
+    :return: the values that posteriors got.
+    """
+    at_sites = messages.AtGPSites(at_site, hide_others=True)
+    with at_sites, handlers.substitute(data=given), seeded(rng_key):
+        model(*args, **kwargs)
+    return at_sites.values
+
+
+class Drawn(Messenger):
+    """Puts NaN where a distribution cannot be drawn from, which stops nothing else."""
+
+    def process_message(self, msg):
+        messages.draw(msg)
+
+
+class Plates(Messenger):
+    """The indices of plates by their names here, whatever handlers outside call them."""
+
+    def __init__(self):
+        self.values = {}
+        super().__init__()
+
+    def process_message(self, msg):
+        self._name = msg.get("name")
+
+    def postprocess_message(self, msg):
+        if msg["type"] == "plate":
+            self.values[self._name] = msg["value"]
+
+
+class Params(Messenger):
+    """
+    Checks the shapes of parameters, and says where those that nobody gives start.
+
+    :param shapes: of the set-up, by name.
+    :param starts: a function that returns starting values by name; None for the starts
+        that the statements have.
+    """
+
+    def __init__(self, shapes, starts):
+        self.shapes = shapes
+        self.starts = starts
+        self.started = set()
+        self._asked = set()
+        super().__init__()
+
+    def __enter__(self):
+        super().__enter__()
+        return self
+
+    def process_message(self, msg):
+        if msg["type"] != "param":
+            return
+        self._name = name = msg["name"]
+        # Starts by a function, and those of modules, which ask for parameters before they
+        # make any, are drawn with the key of this run anyway.
+        if msg["args"] and msg["args"][0] is None:
+            self._asked.add(name)
+        elif msg["args"] and name not in self._asked:
+            msg["fn"] = functools.partial(self._start, name)
+
+    def _start(self, name, start, **_):
+        self.started.add(name)
+        return start if self.starts is None else self.starts().get(name, start)
+
+    def postprocess_message(self, msg):
+        if msg["type"] != "param" or msg["value"] is None:
+            return
+        if self._name in self.shapes:
+            check_shapes(self._name, msg["value"], self.shapes[self._name])
+
+
+class FirstRows(Messenger):
+    """
+    Gives a subsampled plate its first rows, which do for starting values: outside of a
+    compiled program, a draw is from an array of all of them.
+    """
+
+    def process_message(self, msg):
+        if msg["type"] == "plate" and msg["value"] is None:
+            size, subsample_size = msg["args"]
+            if subsample_size not in (None, size):
+                numpyro.prng_key()  # that of the draw, so that later ones have theirs
+                msg["value"] = jnp.arange(subsample_size)
+
+
+class OnePlateEach(Messenger):
+    """Refuses a subsampled plate that is made twice, which draws two minibatches."""
+
+    def __enter__(self):
+        self.seen = set()
+        return super().__enter__()
+
+    def process_message(self, msg):
+        if msg["type"] != "plate":
+            return
+        name, (size, subsample_size) = msg["name"], msg["args"]
+        if name in self.seen and subsample_size not in (None, size):
+            raise ValueError(
+                f"The model makes the subsampled plate '{name}' twice, and each draws a "
+                "minibatch of its own, so that rows of X and y would not match. Make it "
+                f"once and enter it as often as needed: data = numpyro.plate('{name}', "
+                f"{size}, subsample_size={subsample_size}); with data as idx: ...; with "
+                "data: ..."
+            )
+        self.seen.add(name)
+
+
+class WithoutGPs:
+    """The model for the base guide: GP sites hidden, at their prior means."""
+
+    def __init__(self, model, gp_sites):
+        self.model = model
+        self.gp_sites = gp_sites
+
+    def __call__(self, *args, **kwargs):
+        with handlers.block(hide_fn=self._hides):
+            with messages.AtGPSites(messages.at_prior_mean):
+                return self.model(*args, **kwargs)
+
+    def _hides(self, site):
+        return site["type"] == "deterministic" or site.get("name") in self.gp_sites
+
+
+def seeded(rng_key):
+    """The handler that seeds with a key, or none where that is None."""
+    return nullcontext() if rng_key is None else handlers.seed(rng_seed=rng_key)

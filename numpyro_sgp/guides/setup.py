@@ -1,0 +1,325 @@
+"""What a guide finds out about a model before it first runs."""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+from jax import Array
+from numpyro import handlers
+from numpyro.infer.gibbs import subsample_plate_sizes
+from numpyro.util import not_jax_tracer
+
+from numpyro_sgp.families import Param
+from numpyro_sgp.guides.checks import (
+    assigned,
+    check_likelihood,
+    check_rows,
+    checked_trace,
+)
+from numpyro_sgp.guides.identity import describe, shape_and_dtype
+from numpyro_sgp.guides.messengers import FirstRows, WithoutGPs, run_model
+from numpyro_sgp.guides.reports import check_cholesky
+from numpyro_sgp.inducing.covariances import inducing_covariance
+from numpyro_sgp.linalg import jittered_cholesky
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.coupling import Coupling
+from numpyro_sgp.tracing.row_indices import check_row_indices
+
+_MAX_SETUP_BATCHES = 64
+
+
+@dataclass(frozen=True, eq=False)
+class SiteSetup:
+    """
+    What is put at a GP site, and where it starts.
+
+    :param approximation: the approximation.
+    :param prefix: of the full names of its values.
+    :param points: starting inducing points of each set.
+    :param initial: its :class:`~numpyro_sgp.families.Param` by name.
+    :param constants: what the posterior needs beside parameters.
+    :param kernel: the kernel at the starting hyperparameters.
+    :param X: the inputs that points were chosen from, shape ``(N, D)``.
+    """
+
+    approximation: object
+    prefix: str
+    points: tuple
+    initial: dict[str, Param]
+    constants: dict
+    kernel: object
+    X: np.ndarray
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Full names of its values by their names in the approximation."""
+        return {name: f"{self.prefix}_{name}" for name in self.initial}
+
+    def values(self, trained: bool) -> dict[str, Array]:
+        """
+        Starting values by full name.
+
+        :param trained: those of parameters, or those that stay where they start.
+        """
+        return {
+            self.names[name]: param.value
+            for name, param in self.initial.items()
+            if trained == self.approximation.is_trained(param)
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """
+    What :func:`prepare` found out.
+
+    :param sites: the GP sites in the order of the model.
+    :param latents: names of the other latents.
+    :param base_guide: their guide; None if there are none.
+    :param trace: sample and deterministic sites of the model.
+    :param shapes: :class:`jax.ShapeDtypeStruct` (or trees of them) of all parameters.
+    :param arguments: the model's ``(args, kwargs)``; None where they are of a minibatch.
+    :param takes_rows: whether rows of arrays are taken by the index of a plate.
+    :param coupling: which rows the likelihood, and other GP sites, tie together.
+    :param fingerprint: what model and guide are made of, 16 hexadecimal digits.
+    """
+
+    sites: dict[str, SiteSetup]
+    latents: tuple[str, ...]
+    base_guide: object
+    trace: dict
+    shapes: dict
+    arguments: tuple | None
+    takes_rows: bool
+    coupling: Coupling
+    fingerprint: str
+
+    @property
+    def approximations(self) -> dict:
+        """By GP site."""
+        return {name: site.approximation for name, site in self.sites.items()}
+
+    def posteriors(self, natural_rate: float | None):
+        """
+        Declares the parameters of all GP sites; outside of the model, whose handlers are
+        not for them.
+
+        :param natural_rate: largest step of natural gradients, where begun.
+        :return: from a GP site's message to its posterior.
+        """
+        declared = {
+            name: site.approximation.declare(site.prefix, site.initial)
+            for name, site in self.sites.items()
+        }
+
+        def posterior_at(message):
+            name = message["name"]
+            if name not in self.sites:
+                raise ValueError(
+                    f"GP site '{name}' was not in the model when this guide was set up. "
+                    "Make a new guide for this model."
+                )
+            prior, reinterpreted = messages.unwrap(message["fn"])
+            start, values = self.sites[name], declared[name]
+            approximation, columns = start.approximation, start.initial["Z"].value.shape[-1]
+            if prior.X.shape[-1] != columns and not approximation.inter_domain:
+                raise ValueError(
+                    f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but "
+                    f"its inducing points have {columns}. Make a new AutoSparseGP for "
+                    "other inputs."
+                )
+            constants = {**start.constants, "natural_rate": natural_rate}
+            posterior = approximation.posterior(prior, {**values, **constants})
+            approximation.keep_state(values, posterior)
+            if (num_rows := message["infer"].get("joint_rows", 1)) != 1:
+                try:
+                    posterior = posterior.drawn_together(num_rows)
+                except (ValueError, NotImplementedError) as error:
+                    raise type(error)(f"GP site '{name}': {error}") from None
+            message["infer"] = {**message["infer"], "coupling": self.coupling}
+            return messages.rewrap(posterior, reinterpreted)
+
+        return posterior_at
+
+
+def prepare(
+    model, approximation, make_base, prefix: str, rng_key, args, kwargs, saved=None
+) -> Setup:
+    """
+    Checks a model, makes the base guide and chooses inducing points.
+
+    :param make_base: from a model to a guide for the latents beside GP sites.
+    :param prefix: of the names of parameters.
+    :param rng_key: key of the first run of the base guide.
+    :param saved: of :meth:`~numpyro_sgp.AutoSparseGP.setup_state`; None to choose points.
+    :raises ValueError: as :class:`~numpyro_sgp.AutoSparseGP` says.
+    """
+    if not all(not_jax_tracer(leaf) for leaf in jax.tree.leaves((args, kwargs))):
+        raise ValueError(
+            "AutoSparseGP chooses its inducing points from known inputs, but the "
+            "model's arguments are traced by jit or vmap. Call guide.setup(...) with "
+            "them first."
+        )
+    if rng_key is None or not not_jax_tracer(rng_key):
+        rng_key = jax.random.key(0)
+    with handlers.block(), messages.known_inside_jit():
+        takes_rows = check_row_indices(model, args, kwargs)
+        trace = checked_trace(model, args, kwargs)
+        gp_sites = [name for name, site in trace.items() if messages.is_latent_gp(site)]
+        approximations = assigned(approximation, gp_sites)
+        others = tuple(name for name in messages.latents(trace) if name not in gp_sites)
+        base_guide, values, base_params = _new_base(
+            model, make_base, gp_sites, others, rng_key, args, kwargs
+        )
+        subsampled, found = bool(subsample_plate_sizes(trace)), {}
+        for name in gp_sites:
+            run = _prior(model, name, values, found, args, kwargs)
+            option = approximations[name]
+            found[name] = _start(name, run, option, prefix, subsampled, saved)
+        coupling = check_likelihood(model, trace, found, values, args, kwargs)
+    params = {name: s["value"] for name, s in trace.items() if s["type"] == "param"}
+    params |= base_params
+    for site in found.values():
+        params |= site.values(trained=True)
+    shapes = jax.tree.map(shape_and_dtype, params)
+    points = {name: site.points for name, site in found.items()}
+    description = describe(trace, approximations, points, shapes)
+    text = json.dumps(description, sort_keys=True)
+    return Setup(
+        sites=found,
+        latents=others,
+        base_guide=base_guide,
+        # What pickles, and what NumPyro's tools ask of a guide.
+        trace={k: s for k, s in trace.items() if s["type"] in ("sample", "deterministic")},
+        shapes=shapes,
+        arguments=None if subsampled else (args, kwargs),
+        takes_rows=takes_rows,
+        coupling=coupling,
+        fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16],
+    )
+
+
+def starting_values(setup: Setup, model, make_base, rng_key, args, kwargs) -> dict:
+    """
+    The starting values that a new guide would have with this key (at the inducing points
+    that were chosen), by full name; none where the arguments have no data.
+    """
+    first_rows = FirstRows(model)
+    trace = messages.trace_of(
+        first_rows, args, kwargs, rng_key, at_site=messages.at_prior_mean
+    )
+    if {*messages.latents(trace)} != {*setup.latents, *setup.sites}:
+        return {}
+    _, values, starts = _new_base(
+        first_rows, make_base, [*setup.sites], setup.latents, rng_key, args, kwargs
+    )
+    plates = {name: s["value"] for name, s in trace.items() if s["type"] == "plate"}
+    given, found = {**values, **plates}, {}
+    for name, site in setup.sites.items():
+        prior = _prior(model, name, given, found, args, kwargs)(jax.random.key(0))
+        initial = site.approximation.start(prior, site.points)
+        found[name] = replace(site, initial=initial)
+        starts |= {site.names[k]: param.value for k, param in initial.items()}
+    return starts
+
+
+def _new_base(model, make_base, gp_sites, others, rng_key, args, kwargs):
+    """A guide for the latents beside f, their values in a first run, its parameters."""
+    if not others:
+        return None, {}, {}
+    guide = make_base(WithoutGPs(model, gp_sites))
+    with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=rng_key):
+        values = guide(*args, **kwargs)
+    params = {name: s["value"] for name, s in trace.items() if s["type"] == "param"}
+    return guide, {name: values[name] for name in others}, params
+
+
+def _prior(model, name, values, before: dict[str, SiteSetup], args, kwargs):
+    """
+    From a random key to the prior of a GP site.
+
+    :param values: of the other latents.
+    :param before: the GP sites before it.
+    """
+    found = {}
+
+    def at_site(site):
+        if site["name"] in before:
+            start = before[site["name"]]
+            prior, reinterpreted = messages.unwrap(site["fn"])
+            params = {name: param.value for name, param in start.initial.items()}
+            params |= start.constants
+            posterior = start.approximation.posterior(prior, params)
+            draw = posterior.sample_parametric(jax.random.key(1))
+            return messages.rewrap(posterior, reinterpreted), draw
+        if site["name"] == name:
+            found["prior"] = messages.unwrap(site["fn"])[0]
+        return site["fn"], messages.prior_mean(site)
+
+    def run(rng_key):
+        with handlers.block():
+            run_model(model, at_site, values, rng_key, args, kwargs)
+        return found["prior"]
+
+    return run
+
+
+def _start(name, run, approximation, prefix, subsampled, saved) -> SiteSetup:
+    """
+    A GP site, with inducing points that are chosen among its inputs if none are saved.
+
+    :param run: from a random key to its prior.
+    """
+    prior = run(jax.random.key(0))
+    check_rows(name, prior, approximation, subsampled)
+    X = prior.X.reshape(-1, prior.X.shape[-1])
+    if subsampled:
+        wanted = max(10 * approximation.num_points, 2_000)
+        num_batches = int(np.clip(-(-wanted // len(X)), 1, _MAX_SETUP_BATCHES))
+        keys = jax.random.split(jax.random.key(0), num_batches)
+        X = jax.lax.map(lambda key: run(key).X, keys).reshape(-1, X.shape[-1])
+    X = np.asarray(X)
+    if saved is None:
+        try:
+            points = approximation.initial_points(prior, X)
+        except ValueError as error:
+            raise ValueError(f"GP site '{name}': {error}") from error
+        constants = approximation.constants(X)
+        initial = approximation.start(prior, points)
+        Kuu = inducing_covariance(prior.kernel, approximation.factorised(points))
+        check_cholesky(name, jittered_cholesky(Kuu, approximation.jitter)[0])
+    else:
+        values, constants = _saved_at(name, prior, approximation, saved)
+        points = approximation.points_in(values)
+        initial = {
+            key: replace(param, value=values[key])
+            for key, param in approximation.start(prior, points).items()
+        }
+    return SiteSetup(
+        approximation=approximation,
+        prefix=f"{name}_{prefix}",
+        points=points,
+        initial=initial,
+        constants=constants,
+        kernel=prior.kernel,
+        X=X,
+    )
+
+
+def _saved_at(name, prior, approximation, saved):
+    """Starting values and constants of a GP site that were saved."""
+    if name not in saved["initial"]:
+        raise ValueError(
+            f"The model has a GP site '{name}', but the guide that was saved had only "
+            f"{sorted(saved['initial'])}."
+        )
+    initial = saved["initial"][name]
+    columns = initial["Z"].shape[-1] if "Z" in initial else prior.X.shape[-1]
+    if prior.X.shape[-1] != columns and not approximation.inter_domain:
+        raise ValueError(
+            f"GP site '{name}' has inputs with {prior.X.shape[-1]} columns, but the "
+            f"inducing points that were saved have {columns}."
+        )
+    return initial, saved["constants"][name]

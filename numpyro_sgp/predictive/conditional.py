@@ -1,0 +1,202 @@
+"""Predictions from posterior samples of MCMC."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+
+from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.tracing import checks, messages
+
+
+class GPPredictive:
+    r"""
+    Predictive distribution at new inputs, given samples of f at the training inputs.
+
+    For each sample, a GP site at the new inputs is drawn jointly from
+    :math:`p(f_* \mid f(X), \theta)`; all other sites follow from the model as in
+    :class:`numpyro.infer.Predictive`. Samples of an inducing-point guide need no such step:
+    use ``Predictive(model, guide=guide, ...)`` for them.
+
+    :param model: the model (not whitened).
+    :param posterior_samples: samples by site with one leading axis, those of
+        ``mcmc.get_samples()``; each GP site must be there.
+    :param train_args: the positional arguments the samples were drawn with.
+    :param train_kwargs: the keyword arguments.
+    :param return_sites: names of sites to return; None for all unobserved and
+        deterministic ones but the hyperparameters in ``posterior_samples``.
+    :param batch_size: number of samples done at a time; by default so many that their
+        covariance matrices hold about 3e7 numbers.
+    :raises ValueError: if a GP site has no samples, samples do not fit the training inputs,
+        inputs are not finite, or a site of ``return_sites`` is not in the model.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+        >>> samples = {"f": jnp.zeros((10, 5))}  # from mcmc.get_samples()
+        >>> predictive = sgp.GPPredictive(model, samples, train_args=(X, y))
+        >>> draws = predictive(jax.random.key(0), jnp.array([[0.5], [5.0]]))
+        >>> draws["f"].shape, draws["y"].shape
+        ((10, 2), (10, 2))
+    """
+
+    def __init__(
+        self,
+        model,
+        posterior_samples: dict,
+        *,
+        train_args: tuple = (),
+        train_kwargs: dict | None = None,
+        return_sites=None,
+        batch_size: int | None = None,
+    ):
+        if not isinstance(train_args, tuple):
+            raise TypeError(
+                "train_args must be the tuple of the model's training arguments, such as "
+                f"(X, y), got {type(train_args).__name__}."
+            )
+        self.model = model
+        self.posterior_samples = dict(posterior_samples)
+        train = as_arrays(model, train_args, train_kwargs or {})
+        self.train_args, self.train_kwargs = train
+        self.return_sites = (
+            [return_sites] if isinstance(return_sites, str) else return_sites
+        )
+        self.batch_size = batch_size
+        shapes = {k: jnp.shape(v) for k, v in self.posterior_samples.items()}
+        sizes = {shape[:1] for shape in shapes.values()}
+        if len(sizes) != 1:
+            raise ValueError(
+                "posterior_samples must be arrays with one leading axis of the same "
+                f"length, got {shapes}."
+                " (For several chains, use mcmc.get_samples() without group_by_chain.)"
+            )
+        (self.num_samples,) = sizes.pop()
+
+    def __call__(self, rng_key, *args, **kwargs) -> dict:
+        """
+        Draw at new inputs.
+
+        :param rng_key: random key.
+        :param args: arguments of the model at the new inputs, such as ``X_new``.
+        :return: values by site, with a leading axis of the samples.
+        """
+        args, kwargs = as_arrays(self.model, args, kwargs)
+        first = jax.tree.map(lambda x: x[0], self.posterior_samples)
+        numbers = self._check(first, args, kwargs)
+        chunk = self.batch_size or int(np.clip(3e7 // numbers, 1, self.num_samples))
+
+        def draw(inputs):
+            key, sample = inputs
+            return self._draw(key, sample, args, kwargs)
+
+        keys = jax.random.split(rng_key, self.num_samples)
+        return jax.lax.map(draw, (keys, self.posterior_samples), batch_size=chunk)
+
+    def _check(self, sample, args, kwargs) -> int:
+        """Checks sites and shapes; numbers in the covariances of old and new rows."""
+        train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
+        if not train:
+            raise ValueError(
+                "The model has no latent GP site; use numpyro.infer.Predictive."
+            )
+        rows = {}
+        for name, prior in train.items():
+            checks.check_inputs(name, prior)
+            if name not in sample:
+                raise ValueError(
+                    f"posterior_samples has no values of GP site '{name}', only of "
+                    f"{sorted(sample)}."
+                )
+            if jnp.shape(sample[name]) != prior.shape():
+                raise ValueError(
+                    f"The samples of GP site '{name}' have shape "
+                    f"{jnp.shape(sample[name])}, but at train_args it has "
+                    f"{prior.shape()}. Pass the arguments that the samples were drawn "
+                    "with."
+                )
+            rows[name] = prior.event_shape[0]
+        new = {}
+        others = {name: value for name, value in sample.items() if name not in train}
+
+        def at_new(others):
+            new.update(_gp_priors(self.model, others, args, kwargs))
+
+        jax.eval_shape(at_new, others)
+        for name, prior in new.items():
+            checks.check_inputs(name, prior)
+            columns = train[name].X.shape[-1] if name in train else prior.X.shape[-1]
+            if prior.X.shape[-1] != columns:
+                raise ValueError(
+                    f"GP site '{name}' has new inputs with {prior.X.shape[-1]} columns, "
+                    f"but the training inputs have {columns}."
+                )
+            rows[name] = rows.get(name, 0) + prior.event_shape[0]
+        priors = {**train, **new}
+        return sum(int(np.prod(priors[k].batch_shape)) * n**2 for k, n in rows.items())
+
+    def _draw(self, rng_key, sample, args, kwargs):
+        train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
+        others = {k: v for k, v in sample.items() if k not in train}
+
+        def given_train(site):
+            """Its distribution given the values at the training inputs."""
+            name = site["name"]
+            if name not in train:
+                return site["fn"], None
+            prior, reinterpreted = messages.unwrap(site["fn"])
+            conditional = train[name].condition(sample[name], prior.X)
+            return messages.rewrap(conditional, reinterpreted), None
+
+        model = handlers.substitute(
+            handlers.seed(self.model, rng_key), substitute_fn=_values(others)
+        )
+        with handlers.trace() as trace, messages.AtGPSites(given_train):
+            model(*args, **kwargs)
+        if self.return_sites is not None:
+            unknown = sorted(set(self.return_sites) - set(trace))
+            if unknown:
+                raise ValueError(
+                    f"return_sites has {unknown}, but the model has only {sorted(trace)}."
+                )
+            return {name: trace[name]["value"] for name in self.return_sites}
+        return {
+            name: site["value"]
+            for name, site in trace.items()
+            if site["type"] == "deterministic"
+            or (site["type"] == "sample" and not site["is_observed"] and name not in others)
+        }
+
+
+def _gp_priors(model, sample, args, kwargs) -> dict:
+    """The GP sites of a run with the sampled values, else at prior means: no joint draw."""
+    # A value that a handler gave stays.
+    model = handlers.substitute(model, substitute_fn=_values(sample))
+    trace = messages.trace_of(model, args, kwargs, at_site=_mean_where_none)
+    return {
+        name: messages.unwrap(site["fn"])[0]
+        for name, site in trace.items()
+        if messages.is_latent_gp(site)
+    }
+
+
+def _mean_where_none(msg):
+    return msg["fn"], messages.prior_mean(msg) if msg["value"] is None else None
+
+
+def _values(sample):
+    """Sampled values, but not those of deterministic sites: inputs may differ."""
+
+    def substitute(msg):
+        return None if msg["type"] == "deterministic" else sample.get(msg["name"])
+
+    return substitute

@@ -1,0 +1,220 @@
+"""Predictive densities of a guide."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+
+from numpyro_sgp._programs import mapped
+from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.elbo import GaussHermite, MonteCarlo
+from numpyro_sgp.predictive.mixture import (
+    TIED,
+    MixtureParts,
+    components,
+    shapes_and_dtype,
+)
+from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.row_indices import check_row_indices
+from numpyro_sgp.tracing.rows import by_row, sites_on_f
+
+_MAX_NODE_NUMBERS = 3e6  # of rows and nodes, held at one time
+_RULES = GaussHermite(100), GaussHermite(30), MonteCarlo(2000)
+_RULES_OF_A_DRAW = GaussHermite(100), GaussHermite(30), MonteCarlo(100)
+
+
+def log_predictive_density(
+    guide,
+    params: dict,
+    *args,
+    expectation=None,
+    rng_key=None,
+    num_draws: int = 100,
+    **kwargs,
+) -> dict:
+    r"""
+    Log predictive density of observations at new inputs under an
+    :class:`~numpyro_sgp.AutoSparseGP`,
+
+    .. math::
+
+        \log p(y_n) = \log \sum_k \pi_k \sum_s w_s \, p(y_n \mid f_n = \mu_{kn}
+        + \sigma_{kn} x_s),
+
+    with the nodes of an expectation rule and, for a mixture, its components, in O(N M^2).
+    What q(f) is given is drawn ``num_draws`` times, and the densities are averaged: the
+    latents beside f where the base guide is a distribution of them (``AutoNormal``; they
+    stay at the points of ``AutoDelta``), and GP sites that feed others (the inner layers of
+    a deep GP), from their marginals. Rows then have the same draws.
+
+    A row whose observations are all masked (:class:`numpyro.handlers.mask`) has NaN, and
+    one of which some are masked has the density of the others. So the NLPD of the data
+    that are there is ``-jnp.nanmean(density)``.
+
+    :param guide: the guide.
+    :param params: its parameters.
+    :param args: arguments of the model: new inputs and observations.
+    :param expectation: a rule for the GP sites that feed no other; None for
+        ``GaussHermite(100)`` with one latent function, ``GaussHermite(30)`` with two, and
+        ``MonteCarlo(2000)`` with more (``MonteCarlo(100)`` where there are draws).
+    :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
+    :param num_draws: number of draws of other latents and inner layers; without effect if
+        there are none.
+    :return: for each observed site an array of shape ``(N,)``, NaN where a mask leaves a
+        row out; the negative mean of the rest is the NLPD.
+    :raises ValueError: if the arguments have no observations, an observed site has no
+        value for each row, or ``num_draws`` is not positive.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, optax
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
+        >>> sgp.log_predictive_density(guide, result.params, X, y)["y"].shape
+        (5,)
+    """
+    args, kwargs = as_arrays(guide.model, args, kwargs)
+    check_row_indices(guide.model, args, kwargs)
+    density, observed = batch_log_density(
+        guide, params, args, kwargs, expectation, rng_key, num_draws, whole=True
+    )
+    return {name: jnp.where(observed[name], v, jnp.nan) for name, v in density.items()}
+
+
+def batch_log_density(
+    guide,
+    params,
+    args,
+    kwargs,
+    expectation=None,
+    rng_key=None,
+    num_draws=100,
+    whole=False,
+) -> tuple[dict, dict]:
+    """
+    What :func:`log_predictive_density` does.
+
+    :param whole: whether to refuse subsampled plates; not where a batch of rows is given
+        from outside.
+    :return: log densities by row, and whether a row has any observation that is not masked.
+    """
+    if getattr(expectation, "joint", False):
+        raise ValueError(TIED)
+    parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws)
+
+    def of_sites(f):
+        return _by_site(_checked(parts.run(f, parts.others), whole))
+
+    means = {name: q.mean for name, q in parts.posteriors.items()}
+    on_f = sites_on_f(of_sites, means)
+    num_rows = parts.num_rows
+    observed = _observed(parts.run(means, parts.others), num_rows, on_f)
+    if not parts.drawn:
+        run = partial(parts.run, others=parts.others)
+        rules, limit = _RULES, _MAX_NODE_NUMBERS
+        last = parts.posteriors
+        return _density(run, last, on_f, expectation, parts.key, rules, limit), observed
+
+    def given_draw(keys):
+        found, given, others = parts.at(keys)
+        last = {name: found[name] for name in parts.last}
+
+        def run(f):
+            return parts.run({**given, **f}, others)
+
+        rules, limit = _RULES_OF_A_DRAW, _MAX_NODE_NUMBERS / parts.chunk
+        return _density(run, last, on_f, expectation, keys[2], rules, limit)
+
+    values = parts.map(given_draw)
+    densities = jax.tree.map(
+        lambda v: logsumexp(v, axis=0) - np.log(len(parts.keys)), values
+    )
+    return densities, observed
+
+
+def _density(run, posteriors, on_f, expectation, rng_key, rules, limit) -> dict:
+    """
+    Log density of observed sites by row, with GP sites integrated under their marginals.
+
+    :param run: from values of all GP sites to the model's trace.
+    :param posteriors: of the sites that are integrated.
+    :param rules: where ``expectation`` is None, by the number of latent functions; the
+        last one for more.
+    :param limit: numbers of rows and nodes held at one time.
+    """
+    shapes, dtype = shapes_and_dtype(posteriors)
+    functions = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
+    if expectation is None:
+        expectation = rules[min(functions, len(rules)) - 1]
+    num_rows = max(shape[-1] for shape in shapes.values())
+
+    def at(node, component):
+        f = {name: q.place(node[name], component[name]) for name, q in posteriors.items()}
+        return _observed_rows(run(f), num_rows, on_f)
+
+    nodes, weights = expectation.nodes(rng_key, shapes, dtype)
+    chunk = int(np.clip(limit / (num_rows * functions), 1, len(weights)))
+    total = []
+    for component, log_weight in components(posteriors):
+        values = mapped(partial(at, component=component), nodes, chunk)
+        log_weights = (jnp.log(weights) + log_weight)[:, None]
+        total.append(
+            {name: logsumexp(v + log_weights, axis=0) for name, v in values.items()}
+        )
+    return jax.tree.map(lambda *parts: logsumexp(jnp.stack(parts), axis=0), *total)
+
+
+def _checked(trace, whole):
+    """A trace whose data plates are whole and whose observations have the right shape."""
+    if whole:
+        checks.check_whole_plates(trace, "the predictive density is of every row")
+    checks.check_observations(trace)
+    return trace
+
+
+def _by_site(trace) -> dict:
+    """Log densities of observed sites."""
+    return {
+        name: messages.log_prob(site, scaled=False)
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"]
+    }
+
+
+def _observed(trace, num_rows, on_f) -> dict:
+    """Whether each row of an observed site has an observation that is not masked."""
+    _observed_rows(trace, num_rows, on_f)  # which says what is wrong with shapes
+    return {name: by_row(messages.counted(trace[name]), num_rows) > 0 for name in on_f}
+
+
+def _observed_rows(trace, num_rows, on_f) -> dict:
+    """Log likelihood of each observed site that depends on f, by row."""
+    values = {}
+    for name, site in trace.items():
+        if name not in on_f:
+            continue
+        values[name] = by_row(messages.log_prob(site, scaled=False), num_rows)
+        if values[name] is None:
+            raise ValueError(
+                f"Observed site '{name}' has log likelihoods of shape "
+                f"{jnp.shape(messages.log_prob(site))}, not one for each of the {num_rows} "
+                "rows."
+            )
+    if not values:
+        raise ValueError(
+            "The model has no observed site with these arguments. Pass observations too: "
+            "log_predictive_density(guide, params, X_new, y_new)."
+        )
+    return values

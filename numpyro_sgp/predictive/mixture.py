@@ -1,0 +1,133 @@
+"""What the rows of a predictive distribution are mixtures of."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+
+from numpyro_sgp._programs import mapped
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.coupling import feeding
+
+_MAX_NUMBERS = 3e7  # of inducing points, rows and draws, held at one time
+TIED = (
+    "Marginals of f are integrated row by row, but the likelihood ties rows together (or "
+    "joint draws were asked for). Draw f by guide.sample_posterior, and average over the "
+    "draws: the density of all rows, or what is to be predicted."
+)
+
+
+class MixtureParts:
+    """
+    What the rows of a predictive distribution are mixtures of: draws of the latents beside
+    f, where the base guide draws them, and of inner layers, and given those the marginals
+    of the last GP sites.
+
+    :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
+    :param num_draws: number of draws, if there is something to draw.
+    """
+
+    def __init__(self, guide, params, args, kwargs, rng_key, num_draws):
+        if guide.couples_rows:
+            raise ValueError(TIED)
+        if num_draws < 1:
+            raise ValueError(f"num_draws must be positive, got {num_draws}.")
+        self.guide, self.params, self.args, self.kwargs = guide, params, args, kwargs
+        self.key = jax.random.key(0) if rng_key is None else rng_key
+        #: Sites that were observed when the guide was set up.
+        self.responses = [
+            name
+            for name, site in (guide.approximations and guide.prototype_trace).items()
+            if messages.is_response(site)
+        ]
+        self._draws_others = guide.draws_others(params, args, kwargs)
+        base_key = self.key if self._draws_others else None
+        found, _ = guide.posterior_at(params, args, kwargs, base_key)
+        #: Marginals of each GP site at one draw of the other latents, and that draw.
+        self.posteriors = _alone(found)
+        self.others = guide.others_at(params, args, kwargs, base_key)
+        shapes, dtype = shapes_and_dtype(self.posteriors)
+        below = feeding(lambda f: self.run(f, self.others), shapes, dtype)
+        #: GP sites that feed no other.
+        self.last = [name for name in shapes if name not in below]
+        self.drawn = self._draws_others or bool(below)
+        self.keys = jax.random.split(self.key, (num_draws if self.drawn else 1, 3))
+        numbers = sum(map(_numbers, self.posteriors.values()))
+        #: Draws done at a time.
+        self.chunk = int(np.clip(_MAX_NUMBERS / numbers, 1, len(self.keys)))
+
+    @property
+    def num_rows(self) -> int:
+        """Of the data; inner layers may have other rows, such as patches."""
+        return max(self.posteriors[name].event_shape[0] for name in self.last)
+
+    def at(self, keys):
+        """
+        One draw.
+
+        :param keys: one row of ``self.keys``.
+        :return: posteriors of all GP sites, and values of those that feed others and of
+            the other latents.
+        """
+        base_key = keys[1] if self._draws_others else None
+        where = self.params, self.args, self.kwargs, base_key
+        found, values = self.guide.posterior_at(*where, inner_key=keys[0])
+        given = {name: values[name] for name in found if name not in self.last}
+        return _alone(found), given, self.guide.others_at(*where)
+
+    def map(self, given_draw):
+        """``given_draw`` of each row of ``self.keys``, so many at a time as fit."""
+        return mapped(given_draw, self.keys, self.chunk)
+
+    def run(self, f, others, rng_key=0, responses=None):
+        """
+        The model's trace with these values of its GP sites and other latents.
+
+        :param rng_key: of what else the model draws.
+        :param responses: values of responses that the model's arguments do not give; zeros
+            for those that have none here. They are not drawn: a black box cannot be.
+        """
+
+        def at_site(msg):
+            name = msg["name"]
+            if msg["type"] != "sample":
+                return None
+            if name in self.posteriors:
+                return jnp.reshape(f[name], msg["fn"].shape())
+            if name in self.responses and msg["value"] is None:
+                return (responses or {}).get(name, jnp.zeros(msg["fn"].shape()))
+            return others.get(name)
+
+        model = handlers.substitute(self.guide.model, substitute_fn=at_site)
+        return messages.trace_of(model, self.args, self.kwargs, rng_key, data=self.params)
+
+
+def _alone(posteriors) -> dict:
+    """The same posteriors, each row drawn by itself."""
+    return {
+        name: q.drawn_together(1) if q.joint_rows > 1 else q
+        for name, q in posteriors.items()
+    }
+
+
+def _numbers(q):
+    """Of the covariances of inducing points and rows in one draw."""
+    num_inducing = q.chol.shape[-1]
+    rows = num_inducing + q.event_shape[0]
+    return int(np.prod(q.batch_shape)) * num_inducing * rows
+
+
+def shapes_and_dtype(posteriors: dict) -> tuple[dict, jnp.dtype]:
+    """What an expectation rule needs of the sites that it integrates."""
+    shapes = {name: q.shape() for name, q in posteriors.items()}
+    return shapes, jnp.result_type(*(q.mean.dtype for q in posteriors.values()))
+
+
+def components(posteriors: dict):
+    """For each choice of components of mixtures, these by site and their log weight."""
+    counts = [range(q.num_components) for q in posteriors.values()]
+    for ks in itertools.product(*counts):
+        chosen = dict(zip(posteriors, ks, strict=True))
+        yield chosen, sum(q.log_weights[chosen[name]] for name, q in posteriors.items())

@@ -1,0 +1,242 @@
+"""Means, intervals and class probabilities at new inputs, for any likelihood."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_sgp._programs import (
+    NEEDS_KNOWN_DATA,
+    all_static,
+    program,
+    split_static,
+)
+from numpyro_sgp.distributions.arguments import as_arrays, is_frame
+from numpyro_sgp.predictive.responses import predict_rows
+
+_SHOWN = 5  # rows in a repr
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """
+    The predictive distribution at one site, by row; part of what :func:`predict` returns.
+    The shapes are those of the site's values.
+
+    :param mean: the mean; None for Categorical and RobustMax.
+    :param sd: the standard deviation; None likewise.
+    :param quantiles: with a leading axis of the levels; None for classes.
+    :param levels: of the quantiles.
+    :param probs: of classes: P(y = 1) for Bernoulli, in the shape of the site; for others
+        the probability of each class, in a last axis. None for all other distributions.
+    :param row_axis: the axis of the site's values along which the rows of X are.
+    """
+
+    mean: Array | None
+    sd: Array | None
+    quantiles: Array | None
+    levels: tuple[float, ...]
+    probs: Array | None
+    row_axis: int
+
+    def to_dataframe(self):
+        """A :class:`pandas.DataFrame` with a row for each row of X."""
+        import pandas as pd
+
+        found = {"mean": self.mean, "sd": self.sd}
+        if self.quantiles is not None:
+            names = [f"{100 * level:g}%" for level in self.levels]
+            found |= dict(zip(names, self.quantiles, strict=True))
+        found["probs"] = self.probs
+        columns = {}
+        for name, values in found.items():
+            if values is None:
+                continue
+            values = np.moveaxis(np.asarray(values), self.row_axis, 0)
+            for index in np.ndindex(values.shape[1:]):
+                label = "" if not index else f"[{', '.join(map(str, index))}]"
+                columns[name + label] = values[(slice(None), *index)]
+        return pd.DataFrame(columns)
+
+    def __repr__(self):
+        frame = self.to_dataframe()
+        text = frame.head(_SHOWN).to_string(float_format="{:.4g}".format)
+        return text if len(frame) <= _SHOWN else f"{text}\n... {len(frame)} rows"
+
+
+class Predictions(dict):
+    """A dict of :class:`Prediction` by site, which shows itself as tables."""
+
+    def to_dataframe(self):
+        """
+        A :class:`pandas.DataFrame` with a row for each row of X, and columns by site and
+        name.
+        """
+        import pandas as pd
+
+        return pd.concat({name: p.to_dataframe() for name, p in self.items()}, axis=1)
+
+    def __repr__(self):
+        return "\n".join(f"{name}\n{prediction!r}" for name, prediction in self.items())
+
+
+def predict(
+    guide,
+    params: dict,
+    *args,
+    quantiles: Sequence[float] = (0.05, 0.95),
+    num_draws: int = 100,
+    rng_key: Array | None = None,
+    batch_size: int = 10_000,
+    **kwargs,
+) -> Predictions:
+    r"""
+    Means, standard deviations and quantiles of f and of the responses at new inputs, under
+    an :class:`~numpyro_sgp.AutoSparseGP`, in O(N M^2); of Bernoulli, Categorical and
+    :class:`~numpyro_sgp.likelihoods.RobustMax` responses the class probabilities.
+
+    The marginals of f at each row are integrated out of the moments, the probabilities and
+    the cdf that the response's distribution has in the model's code. Moments and
+    probabilities are by Gauss-Hermite quadrature for one or two latent functions, and by
+    2048 quasi-random numbers for more. Quantiles solve :math:`E[F(y \mid f)] = p`, with
+    512 values of f of equal probability (2048 quasi-random ones for several functions), so
+    that levels are right to about 0.001; of a discrete response they are the smallest
+    values that reach the level. A response whose distribution has no cdf (or no moments) is
+    drawn instead, and one that cannot be drawn (:class:`~numpyro_sgp.BlackBox` without
+    ``sample``) is left out.
+
+    What q(f) is given is drawn ``num_draws`` times, as in
+    :func:`~numpyro_sgp.log_predictive_density`: other latents where the base guide is a
+    distribution of them, and the inner layers of a deep GP. Masks do not matter: a response
+    is predicted where it was not observed.
+
+    :param guide: the guide, trained or loaded.
+    :param params: its parameters.
+    :param args: arguments of the model with the new inputs, and ``y=None``. A response that
+        is given all the same is predicted as if it were not, and what depends on it is
+        predicted given its value.
+    :param quantiles: levels between 0 and 1.
+    :param num_draws: number of draws of other latents and of inner layers; without effect
+        if there are none.
+    :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
+    :param batch_size: rows done at a time: where arguments of the model are arrays with
+        more rows, all that have as many as the first one are cut.
+    :return: a :class:`Prediction` for each GP site and each response.
+    :raises ValueError: if the likelihood ties rows together, a response depends on another
+        one that is not given, levels are not between 0 and 1, or ``guide.posterior`` raises
+        it.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, optax
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
+        >>> predictions = sgp.predict(guide, result.params, X)
+        >>> predictions["y"].mean.shape, predictions["y"].quantiles.shape
+        ((5,), (2, 5))
+    """
+    levels = tuple(float(level) for level in quantiles)
+    if not all(0.0 < level < 1.0 for level in levels):
+        raise ValueError(f"quantiles must be between 0 and 1, got {quantiles}.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be positive, got {batch_size}.")
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    guide.check_params(params)
+    args, kwargs = as_arrays(guide.model, args, kwargs)
+    options = levels, num_draws
+    found = None
+    if not any(is_frame(leaf) for leaf in jax.tree.leaves((args, kwargs))):
+        found = _in_batches(guide, params, rng_key, (args, kwargs), options, batch_size)
+    if found is None:
+        found = _all_at_once(guide, params, rng_key, (args, kwargs), options)
+    if not all(np.isfinite(p.mean).all() for p in found.values() if p.mean is not None):
+        guide.posterior(params, *args, **kwargs)  # which says why, if it is f
+    return Predictions(found)
+
+
+def _in_batches(guide, params, rng_key, given, options, batch_size):
+    """By a program of so many rows; None if the model needs known data."""
+    arrays, static = split_static(given)
+    run, levels = program(guide, predict_rows), options[0]
+    num_rows = _num_rows(arrays)
+    cut = num_rows > batch_size
+    parts = []
+    for start in range(0, num_rows, batch_size) if cut else [0]:
+        batch = arrays
+        if cut:
+            rows = np.minimum(np.arange(start, start + batch_size), num_rows - 1)
+            batch = [a[rows] if np.shape(a)[:1] == (num_rows,) else a for a in arrays]
+        try:
+            found = run(params, rng_key, batch, static=(static, *options))
+        except NEEDS_KNOWN_DATA:  # a model that counts groups, say
+            return None
+        keep = min(batch_size, num_rows - start) / batch_size if cut else 1.0
+        size = batch_size if cut else num_rows
+        parts.append(_read(found, guide.approximations, size, keep, levels))
+    return {name: _joined([p[name] for p in parts]) for name in parts[0]}
+
+
+def _all_at_once(guide, params, rng_key, given, options):
+    """By a program of these arguments of the model alone."""
+    static = all_static(given), *options
+    run = jax.jit(lambda params, key: predict_rows(guide, params, key, [], static=static))
+    num_rows = _num_rows(jax.tree.leaves(given))
+    return _read(run(params, rng_key), guide.approximations, num_rows, 1.0, options[0])
+
+
+def _num_rows(leaves) -> int:
+    """Length of the first argument that is an array."""
+    return next((shape[0] for leaf in leaves if (shape := np.shape(leaf))), 0)
+
+
+def _read(found, gp_sites, num_rows, keep, levels) -> dict[str, Prediction]:
+    """
+    Predictions of a batch of rows.
+
+    :param found: what :func:`predict_rows` returns.
+    :param keep: which part of the rows counts; the others fill the batch up.
+    """
+    out = {}
+    for name, values in found.items():
+        has_mean = values["mean"] is not None
+        shape = jnp.shape(values["mean"]) if has_mean else values["probs"].shape[:-1]
+        axis = len(shape) - 1
+        if name not in gp_sites and num_rows in shape:
+            axis = shape.index(num_rows)
+        if keep < 1.0:
+            count = round(keep * shape[axis])
+            for key, value in values.items():
+                if value is not None:
+                    lead = axis + (key == "quantiles")
+                    values[key] = jax.lax.slice_in_dim(value, 0, count, axis=lead)
+        out[name] = Prediction(**values, levels=levels, row_axis=axis)
+    return out
+
+
+def _joined(parts) -> Prediction:
+    """One prediction of those of several batches."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+
+    def join(name):
+        values = [getattr(p, name) for p in parts]
+        if values[0] is None:
+            return None
+        return jnp.concatenate(values, axis=first.row_axis + (name == "quantiles"))
+
+    joined = {name: join(name) for name in ("mean", "sd", "quantiles", "probs")}
+    return replace(first, **joined)
