@@ -31,7 +31,8 @@ def set_up(model, approximation, *args, **options):
 
 
 def loss(elbo, params, model, guide, *args, seed=1, **kwargs):
-    return elbo.loss(random.key(seed), params, model, guide, *args, **kwargs)
+    key = random.key(seed)
+    return jax.jit(lambda p: elbo.loss(key, p, model, guide, *args, **kwargs))(params)
 
 
 def random_params(params, seed=0):

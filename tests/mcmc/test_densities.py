@@ -201,7 +201,7 @@ def points(case):
             transform = biject_to(site["fn"].support)
             shape = transform.inverse_shape(jnp.shape(site["value"]))
             free[name] = jnp.asarray(0.7 * rng.normal(size=(POINTS, *shape)))
-            values[name] = jax.vmap(transform)(free[name])
+            values[name] = jax.jit(jax.vmap(transform))(free[name])
     return free, values
 
 
@@ -256,11 +256,13 @@ def test_elliptical_slices_and_nuts_share_a_density_in_gibbs(case):
     z, rest = ({k: v[0] for k, v in values.items() if (k in gps) == w} for w in (1, 0))
     state = slices.init(jax.random.key(0), 0, z, (), {"_gibbs_sites": rest})
     hand = of(name, by_hand)
-    total, _ = log_density(handlers.seed(hand, 0), (), {}, {**z, **rest})
+    seeded = handlers.seed(hand, 0)
+    total = jax.jit(lambda v: log_density(seeded, (), {}, v)[0])({**z, **rest})
     prior = sum(dist.Normal().log_prob(value).sum() for value in z.values())
     assert_allclose(state.log_likelihood, total - prior, rtol=1e-8)
     rest = {k: v[0] for k, v in free.items() if k not in gps}
-    got = potential_energy(nuts.model, (), {"_gibbs_sites": z}, rest)
+    sites = {"_gibbs_sites": z}
+    got = jax.jit(lambda rest: potential_energy(nuts.model, (), sites, rest))(rest)
     assert_allclose(got, expected[0], rtol=1e-8)
 
 
@@ -274,7 +276,7 @@ def test_predictions_at_the_inputs_are_those_of_each_sample(case):
         sites = (*MODELS[name][1], "loc")
         return {site: trace[site]["value"] for site in sites}
 
-    found = jax.vmap(deterministic)(values)
+    found = jax.jit(jax.vmap(deterministic))(values)
     samples = {**values, **{site: found[site] for site in MODELS[name][1]}}
     predictive = GPPredictive(of(name, process), samples, train_kwargs={"y": Y})
     draws = predictive(jax.random.key(0), y=None)
