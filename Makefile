@@ -30,6 +30,7 @@ install: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# These run with what XLA does by itself; make test compiles in haste (tests/conftest.py).
 slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 

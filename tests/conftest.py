@@ -1,6 +1,8 @@
 """Settings for every test: float64, a compilation cache, no display, fixed examples."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 os.environ["MPLBACKEND"] = "Agg"  # before matplotlib is imported, here or in a child
@@ -11,12 +13,39 @@ from hypothesis import Phase, settings
 
 jax.config.update("jax_enable_x64", True)
 
-# Most of the suite's time is compilation: programs are compiled with few optimisations,
-# which change speed and last digits only, and seldom change between runs.
-jax.config.update("jax_disable_most_optimizations", True)
+
+def share(option, value):
+    """Set an option of JAX, here and in the processes that tests start."""
+    jax.config.update(option, value)
+    os.environ[option.upper()] = str(value)
+
+
+# Most of the suite's time is compilation, and programs seldom change between runs.
 CACHE = Path(__file__).resolve().parent.parent / ".jax_cache"
-jax.config.update("jax_compilation_cache_dir", str(CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+share("jax_compilation_cache_dir", str(CACHE))
+share("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+#: Compiles three times as fast on the CPU with jaxlib 0.10; 0.12 has no such flag.
+QUICK = "--xla_cpu_use_fusion_emitters=false"
+
+
+def pytest_configure(config):
+    """
+    Few optimisations for the quick tests, which changes speed and last digits only; those
+    marked slow run with what XLA does by itself, so that both are tested.
+    """
+    if "not slow" not in config.option.markexpr:
+        return
+    share("jax_disable_most_optimizations", True)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if QUICK in flags:  # of the parent, where pytest runs in several processes
+        return
+    # An unknown flag ends the process: ask a child whether it is one.
+    environment = {**os.environ, "XLA_FLAGS": f"{flags} {QUICK}", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", "import jax; jax.devices()"]
+    if subprocess.run(command, env=environment, capture_output=True).returncode == 0:
+        os.environ["XLA_FLAGS"] = environment["XLA_FLAGS"]  # read at the first array
+
 
 # Few examples; `HYPOTHESIS_EXAMPLES=100 make test` has more. Those that fail are not
 # shrunk: that takes minutes of compilation.

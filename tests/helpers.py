@@ -19,6 +19,13 @@ def rbf(X1, X2, variance=1.0, lengthscale=1.0):
     return variance * np.exp(-0.5 * np.sum(difference**2, axis=-1))
 
 
+def dense_kl(m, S, K):
+    """KL[N(m, S) || N(0, K)] with explicit inverses."""
+    inverse = np.linalg.inv(K)
+    log_dets = np.linalg.slogdet(K)[1] - np.linalg.slogdet(S)[1]
+    return 0.5 * (np.trace(inverse @ S) + m @ inverse @ m - len(m) + log_dets)
+
+
 def exact_gp(X, y, X_new, noise, variance=1.0, lengthscale=1.0):
     """Log evidence, and posterior mean and covariance of f(X_new), by explicit inverses."""
     C = rbf(X, X, variance, lengthscale) + noise**2 * np.eye(len(X))
@@ -84,9 +91,16 @@ def load_example(name):
     return module
 
 
-def primitives(jaxpr):
-    """Name and operand shapes of every primitive of a program, in all nested ones."""
+def primitives(jaxpr, but=()):
+    """Name and operand shapes of all primitives of a program; none nested in ``but``."""
     for eqn in jaxpr.eqns:
         yield eqn.primitive.name, tuple(v.aval.shape for v in eqn.invars)
-        for inner in jaxprs_in_params(eqn.params):
-            yield from primitives(inner)
+        if eqn.primitive.name not in but:
+            for inner in jaxprs_in_params(eqn.params):
+                yield from primitives(inner, but)
+
+
+def factorised(jaxpr):
+    """Sizes of the matrices that a program factorises, retries in loops apart."""
+    found = primitives(jaxpr, but=("while",))
+    return [shapes[0][-1] for name, shapes in found if name == "cholesky"]

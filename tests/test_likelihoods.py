@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 from numpy.testing import assert_allclose, assert_array_equal
-from numpyro.distributions.batch_util import promote_batch_shape
 from numpyro.infer.util import log_density
 
 from numpyro_sgp.likelihoods import (
@@ -161,18 +160,6 @@ def test_density_by_a_numerical_change_of_variables(loc):
     assert_allclose(got, expected + np.log(slope), rtol=1e-7)
 
 
-@pytest.mark.parametrize("warp", [WARP, STEEP])
-def test_density_integrates_to_one(warp):
-    warped = WarpedNormal(0.4, 0.8, warp.a, warp.b, warp.c)
-    # Even steps on the warped scale and between them the trapezium rule.
-    y = np.asarray(warp.inv(np.linspace(0.4 - 8, 0.4 + 8, 4001)))
-    density = np.exp(warped.log_prob(y))
-    assert_allclose(np.trapezoid(density, y), 1.0, rtol=1e-5)
-    assert_allclose(np.trapezoid(density * y, y), warped.mean, rtol=2e-3)
-    variance = np.trapezoid(density * (y - warped.mean) ** 2, y)
-    assert_allclose(variance, warped.variance, rtol=2e-2)
-
-
 def test_predictive_density_is_exact_where_f_is_gaussian():
     mean, variance, sigma, y = 0.3, 0.5, 0.4, np.linspace(-2, 2, 5)
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
@@ -209,23 +196,6 @@ def test_batch_shapes_broadcast():
 def test_arguments_are_validated_on_request():
     with pytest.raises(ValueError, match="scale"):
         WarpedNormal(0.0, -1.0, A, B, C, validate_args=True)
-
-
-def test_jit_vmap_and_pytree():
-    y, loc, a = RNG.normal(size=5), RNG.normal(size=(3, 5)), np.stack([A, 2 * A, 3 * A])
-    expected = [WarpedNormal(loc[i], 0.5, a[i], B, C).log_prob(y) for i in range(3)]
-
-    def make(loc, a):
-        return WarpedNormal(loc, 0.5, a, B, C)
-
-    inside = jax.jit(jax.vmap(lambda loc, a: make(loc, a).log_prob(y)))(loc, a)
-    assert_allclose(inside, expected, rtol=1e-12)
-    returned = jax.vmap(make)(loc, a)
-    got = jax.jit(lambda warped: jax.vmap(lambda one: one.log_prob(y))(warped))(returned)
-    assert_allclose(got, expected, rtol=1e-12)
-    promoted = promote_batch_shape(returned)
-    assert promoted.batch_shape == (3, 5)
-    assert_allclose(promoted.log_prob(y), expected, rtol=1e-12)
 
 
 def test_warp_is_learnable_in_a_model():

@@ -146,7 +146,7 @@ def test_natural_gradients_use_it_too():
     def total(mean, variance):
         return jnp.sum(RobustMax(mean, EPS).expected_log_prob(mean, variance, y))
 
-    slopes = jax.grad(total, argnums=(0, 1))(q.mean, q.variance)
+    slopes = jax.jit(jax.grad(total, argnums=(0, 1)))(q.mean, q.variance)
     assert_allclose(found["f"][1], slopes[0], rtol=1e-9, atol=1e-12)
     assert_allclose(found["f"][2], slopes[1], rtol=1e-9, atol=1e-12)
 

@@ -10,8 +10,6 @@ import numpyro.distributions as dist
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
-from numpyro.infer.autoguide import AutoDelta
 from scipy.stats import multivariate_normal
 
 import numpyro_sgp as sgp
@@ -296,21 +294,6 @@ def regression(X, y, Z, O, X_new=None):
         numpyro.deterministic("mean", marginal.predictive(y, X_new).mean)
 
 
-@pytest.mark.slow
-def test_hyperparameters_by_nuts_and_by_svi_and_predictions():
-    X, y = regression_data(20)
-    args = X, y, X[::5], X[2::5]
-    mcmc = MCMC(NUTS(regression), num_warmup=20, num_samples=10, progress_bar=False)
-    mcmc.run(jax.random.key(0), *args)
-    found = Predictive(regression, mcmc.get_samples())(jax.random.key(1), *args, X[:3])
-    assert found["f_new"].shape == found["mean"].shape == (10, 3)
-    assert jnp.isfinite(found["f_new"]).all()
-    guide = AutoDelta(regression)
-    svi = SVI(regression, guide, numpyro.optim.Adam(0.05), Trace_ELBO())
-    result = svi.run(jax.random.key(0), 50, *args, progress_bar=False)
-    assert result.losses[-1] < result.losses[0]
-
-
 def test_gradients_and_jit_and_float32():
     X, y = regression_data(15)
 
@@ -333,19 +316,6 @@ def test_gradients_and_jit_and_float32():
         np.testing.assert_allclose(single, log_prob(X[:4], 0.6, X, y, tight), rtol=1e-3)
 
 
-def test_prior_draws_are_those_of_the_exact_process():
-    X, _ = regression_data(3)
-    marginal = sgp.CollapsedSVGP(KERNEL, X, X[:1], 0.5, 2.0)
-    draws = np.asarray(marginal.sample(jax.random.key(0), (20_000,)))
-    covariance = rbf(X, X, 1.3, 0.7) + 0.25 * np.eye(3)
-    # Five standard errors of 20,000 draws: 3 + 6 checks, each wrong once in 2 million.
-    np.testing.assert_allclose(draws.mean(0), 2.0, atol=5 * (1.55 / 2e4) ** 0.5)
-    np.testing.assert_allclose(
-        np.cov(draws.T), covariance, atol=5 * 1.55 * (2 / 2e4) ** 0.5
-    )
-    np.testing.assert_allclose(marginal.variance, 1.55)
-
-
 def test_the_bound_at_a_given_q_v_of_odvgp_is_its_own():
     X, y = regression_data(15)
     for tight in ("none", "diagonal"):
@@ -356,25 +326,6 @@ def test_the_bound_at_a_given_q_v_of_odvgp_is_its_own():
         )
     with pytest.raises(ValueError, match="q\\(v\\) has the prior's covariance"):
         odvgp.log_prob_given(y, Block(best.mu, jnp.eye(4)))
-
-
-def test_they_are_pytrees_and_go_through_jit_and_vmap():
-    X, y = regression_data(12)
-
-    @jax.vmap
-    def make(lengthscale):
-        kernel = sgp.kernels.RBF(1.0, lengthscale)
-        return sgp.CollapsedSVGP(kernel, X, X[:3], 0.3, tight=sgp.relaxation.Blocks(4))
-
-    lengthscales = jnp.array([0.5, 1.0])
-    stacked = make(lengthscales)
-    found = jax.jit(jax.vmap(lambda fn: fn.log_prob(y)))(stacked)
-    for value, lengthscale in zip(found, lengthscales, strict=True):
-        kernel = sgp.kernels.RBF(1.0, lengthscale)
-        one = sgp.CollapsedSVGP(kernel, X, X[:3], 0.3, tight=sgp.relaxation.Blocks(4))
-        np.testing.assert_allclose(value, one.log_prob(y), rtol=1e-9)
-        doubled = jax.tree.map(lambda leaf: leaf, one)
-        np.testing.assert_allclose(doubled.log_prob(y), one.log_prob(y), rtol=1e-12)
 
 
 @pytest.mark.slow

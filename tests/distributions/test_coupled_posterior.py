@@ -9,7 +9,7 @@ from scipy.linalg import block_diag
 from scipy.stats import multivariate_normal
 
 import numpyro_sgp as sgp
-from numpyro_sgp.families import Block, BlockGaussian, CoupledGaussian
+from numpyro_sgp.families import CoupledGaussian
 from tests.helpers import rbf
 
 Q, N, M = 2, 4, 3
@@ -106,39 +106,8 @@ def test_draws_have_the_joint_moments(computed):
     assert (np.abs(centred.T @ centred / S - covariance) < 5 * error).all()
 
 
-def test_a_block_diagonal_factor_is_the_independent_posterior():
-    blocks = [SQRT[q * M : (q + 1) * M, q * M : (q + 1) * M] for q in range(Q)]
-    got = everything(block_diag(*blocks))
-
-    @jax.jit
-    def independent(sqrt):
-        prior = make(SQRT).prior
-        q = BlockGaussian((Block(jnp.asarray(MU), sqrt),))
-        posterior = sgp.SparsePosterior(prior, (jnp.asarray(Z),), q, jitter=0.0)
-        return {
-            "mean": posterior.mean,
-            "variance": posterior.variance,
-            "covariance": posterior.covariance_matrix,
-            "kl": posterior.prior_kl().sum(),
-        }, posterior.log_prob(VALUES)
-
-    expected, log_prob = independent(np.stack(blocks))
-    for name, value in expected.items():
-        assert_allclose(got[name], value, rtol=1e-10)
-    # The jitter of 1e-8 is relative to each function, or to both together.
-    assert_allclose(got["log_prob"].sum(axis=-1), log_prob.sum(axis=-1), rtol=1e-6)
-    assert_allclose(got["row_covariance"][:, 0, 1], 0.0, atol=1e-14)
-
-
 def test_latent_functions_are_known_not_to_be_independent():
     assert not make(SQRT).independent_latents
-
-
-def test_expansion_is_refused():
-    posterior = make(SQRT)
-    assert posterior.expand((Q,)).batch_shape == (Q,)
-    with pytest.raises(ValueError, match=r"shape \(2,\) cannot be expanded to \(3, 2\)"):
-        posterior.expand((3, Q))
 
 
 def test_a_factor_of_another_size_is_refused():
@@ -146,15 +115,3 @@ def test_a_factor_of_another_size_is_refused():
         ValueError, match=r"2 latent functions with 3 .*\(6, 6\), got \(3, 3"
     ):
         make(np.eye(M))
-
-
-def test_is_a_pytree(computed):
-    posterior = make(SQRT)
-    again = jax.tree.unflatten(*jax.tree.flatten(posterior)[::-1])
-    assert_allclose(again.row_covariance, computed["row_covariance"], rtol=1e-10)
-
-
-def test_training_on_the_log_density_is_refused():
-    posterior = make(SQRT)
-    with pytest.raises(TypeError, match="TraceGP_ELBO"):
-        jax.eval_shape(jax.grad(lambda f: posterior.log_prob(f).sum()), jnp.zeros((Q, N)))

@@ -102,11 +102,7 @@ def test_bad_input_is_told():
             sgp.ODVGP(3, 5, num_columns=columns)
     with pytest.raises(ValueError, match="6 columns .* of 5 orthogonal points"):
         sgp.ODVGP(3, 5, num_columns=6)
-    X, y = regression_data(10)
-    guide = sgp.AutoSparseGP(gaussian_model, sgp.ODVGP(3, 5, num_columns=2))
-    svi = SVI(gaussian_model, guide, optax.adam(0.05), sgp.TraceGP_ELBO())
-    with pytest.raises(ValueError, match="random columns, and L-BFGS"):
-        sgp.fit_lbfgs(svi, KEY, X, y, progress_bar=False)
+    X, _ = regression_data(10)
     found, _ = pair()
     with pytest.raises(ValueError, match="the weights"):
         q = DecoupledGaussian(found.given_q.first, X, jnp.ones(3))

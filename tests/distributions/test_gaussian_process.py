@@ -116,30 +116,6 @@ def test_samples_have_the_mean_and_the_covariance():
 # ---- batches ------------------------------------------------------------------------
 
 
-def test_expanded_functions_have_the_same_density_and_different_draws():
-    gp = process(mean=0.4).expand([3])
-    assert (gp.batch_shape, gp.event_shape) == ((3,), (5,))
-    value = np.random.default_rng(0).normal(size=(3, 5))
-    got = log_prob(gp, value)
-    assert got.shape == (3,)
-    expected = [density(v, np.full(5, 0.4), 1.3, 0.7, inputs(5)) for v in value]
-    assert_allclose(got, expected, rtol=1e-9)
-    draws = gp.sample(jax.random.key(0), (2,))
-    assert draws.shape == (2, 3, 5)
-    assert len(np.unique(draws.round(6))) == 30
-    assert gp.covariance_matrix.shape == (3, 5, 5)
-    assert gp.mean.shape == gp.variance.shape == (3, 5)
-
-
-def test_leading_dimensions_of_values_are_samples():
-    value = np.random.default_rng(0).normal(size=(4, 3, 5))
-    got = log_prob(process(VARIANCES, LENGTHSCALES), value)
-    assert got.shape == (4, 3)
-    for s, q in np.ndindex(4, 3):
-        own = density(value[s, q], np.zeros(5), VARIANCES[q], LENGTHSCALES[q], inputs(5))
-        assert_allclose(got[s, q], own, rtol=1e-9)
-
-
 def test_a_plate_is_an_expand():
     with handlers.seed(rng_seed=0), handlers.trace() as trace:
         with numpyro.plate("latent", 3):
@@ -177,28 +153,6 @@ def test_each_function_may_have_its_own_inputs():
     assert_allclose(log_prob(gp, value), expected, rtol=1e-9)
 
 
-def test_vmap_over_hyperparameters_and_over_inputs():
-    value = np.random.default_rng(0).normal(size=5)
-    X = np.stack([inputs(5, seed=s) for s in range(3)])
-
-    def one(variance, lengthscale, X):
-        return process(variance, lengthscale, X).log_prob(value)
-
-    got = jax.jit(jax.vmap(one))(VARIANCES, LENGTHSCALES, X)
-    expected = [
-        density(value, np.zeros(5), VARIANCES[q], LENGTHSCALES[q], X[q]) for q in range(3)
-    ]
-    assert_allclose(got, expected, rtol=1e-9)
-
-
-def test_to_event_adds_the_densities():
-    value = np.random.default_rng(0).normal(size=(3, 5))
-    gp = process(VARIANCES, LENGTHSCALES)
-    joint = gp.to_event(1)
-    assert (joint.batch_shape, joint.event_shape) == ((), (3, 5))
-    assert_allclose(log_prob(joint, value), log_prob(gp, value).sum(), rtol=1e-12)
-
-
 # ---- means --------------------------------------------------------------------------
 
 WEIGHTS = np.array([0.5, -1.5])
@@ -233,31 +187,6 @@ def test_means_shift_the_process(name):
     key = jax.random.key(0)
     drawn = sample(zero, key) + shift
     assert_allclose(sample(gp, key), drawn, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", MEANS)
-def test_is_a_pytree_with_every_mean(name):
-    gp = process(mean=MEANS[name][0])
-    gp = gp.expand((2, *gp.batch_shape))
-    leaves, structure = jax.tree.flatten(gp)
-    again = jax.tree.unflatten(structure, leaves)
-    assert (again.batch_shape, again.event_shape) == (gp.batch_shape, (5,))
-    assert again.jitter == JITTER
-    value = np.random.default_rng(0).normal(size=gp.shape())
-    # As an argument of jit: the mean must not be lost.
-    assert_allclose(jax.jit(lambda gp: gp.mean)(gp), gp.mean)
-    assert_allclose(log_prob(gp, value), log_prob(again, value), rtol=1e-12)
-
-
-def test_gradient_with_respect_to_the_distribution_is_the_finite_difference():
-    value, h = np.random.default_rng(0).normal(size=5), 1e-5
-    gradient = jax.jit(jax.grad(lambda gp: gp.log_prob(value)))(process(mean=0.4))
-    for got, up, down in [
-        (gradient.kernel.lengthscale, process(1.3, 0.7 + h), process(1.3, 0.7 - h)),
-        (gradient.kernel.variance, process(1.3 + h), process(1.3 - h)),
-    ]:
-        slope = (log_prob(up, value - 0.4) - log_prob(down, value - 0.4)) / (2 * h)
-        assert_allclose(got, slope, rtol=1e-6)  # the error of a central difference
 
 
 # ---- conditioning -------------------------------------------------------------------
@@ -434,8 +363,8 @@ def test_a_site_inside_scan_has_the_density_and_slope_of_a_loop():
         return potential_energy(unrolled, (), {}, params)
 
     params = {"variance": jnp.array(0.3), "innovation": 0.5 * jnp.cos(y)}
-    found, slope = jax.value_and_grad(energy)(params)
-    expected, expected_slope = jax.value_and_grad(reference)(params)
+    found, slope = jax.jit(jax.value_and_grad(energy))(params)
+    expected, expected_slope = jax.jit(jax.value_and_grad(reference))(params)
     assert_allclose(found, expected, rtol=1e-10)
     for name in params:
         assert_allclose(slope[name], expected_slope[name], rtol=1e-8, atol=1e-10)

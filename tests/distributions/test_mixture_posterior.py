@@ -173,15 +173,6 @@ def test_weights_are_those_of_the_logits():
     assert_allclose(posterior.log_weights, np.log(WEIGHTS), rtol=1e-12)
 
 
-def test_expansion_is_refused():
-    posterior = make()
-    assert posterior.expand((Q,)).batch_shape == (Q,)
-    with pytest.raises(
-        ValueError, match=r"batch shape \(2,\) cannot be expanded to \(3, 2"
-    ):
-        posterior.expand((3, Q))
-
-
 def test_bad_arguments_are_refused():
     posterior = make()
     q = MixtureGaussian(posterior.q.components, jnp.zeros(3))
@@ -189,16 +180,3 @@ def test_bad_arguments_are_refused():
         sgp.SparsePosterior(posterior.prior, (jnp.asarray(Z),), q)
     with pytest.raises(ValueError, match="entropy must be one of .*, got 'exact'"):
         make("exact")
-
-
-def test_is_a_pytree(computed):
-    posterior = make("jensen")
-    again = jax.tree.unflatten(*jax.tree.flatten(posterior)[::-1])
-    assert again.given_q.entropy == "jensen" and again.shape() == (Q, N)
-    assert_allclose(again.mean, computed["mean"], rtol=1e-10)
-
-
-def test_training_on_the_log_density_is_refused():
-    posterior = make()
-    with pytest.raises(TypeError, match="TraceGP_ELBO"):
-        jax.eval_shape(jax.grad(lambda f: posterior.log_prob(f).sum()), jnp.zeros((Q, N)))

@@ -1,4 +1,4 @@
-"""q(f(X)) against Algorithm 1 of SOLVE-GP and a dense Gaussian over the union."""
+"""q(f(X)) against Algorithm 1 of SOLVE-GP."""
 
 from functools import partial
 
@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
@@ -16,6 +15,7 @@ from numpyro_sgp import GaussianProcess, SparsePosterior
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.kernels import RBF
 from numpyro_sgp.means import Linear
+from tests import helpers
 
 # Large and in every reference, so that nine digits show whether and where it is added.
 JITTER = 1e-4
@@ -23,6 +23,7 @@ VARIANCE, LENGTHSCALE = 1.3, 0.8
 WEIGHTS = np.array([0.5, -1.5])  # of the prior mean
 N = 6
 seeds = st.integers(0, 2**32 - 1)
+rbf = partial(helpers.rbf, variance=VARIANCE, lengthscale=LENGTHSCALE)
 
 # Sizes of the sets and kind of covariance of each.
 CASES = {
@@ -43,11 +44,6 @@ def points(rng, n):
     """Points on different cells of a grid, so that no two are close."""
     cells = rng.permutation(25)[:n]
     return np.stack([cells // 5, cells % 5], axis=1) + rng.uniform(-0.2, 0.2, (n, 2))
-
-
-def rbf(X1, X2, variance=VARIANCE, lengthscale=LENGTHSCALE):
-    squared = np.sum((X1[:, None] - X2[None]) ** 2, axis=-1)
-    return variance * np.exp(-0.5 * squared / lengthscale**2)
 
 
 def block(rng, kind, M, batch=()):
@@ -96,15 +92,6 @@ def union_covariance(sets):
     return K + JITTER * VARIANCE * np.eye(len(K))
 
 
-def dense_kl(m, S, K):
-    """KL[N(m, S) || N(0, K)] with explicit inverses."""
-    inverse = np.linalg.inv(K)
-    _, log_det_K = np.linalg.slogdet(K)
-    _, log_det_S = np.linalg.slogdet(S)
-    trace = np.trace(inverse @ S)
-    return 0.5 * (trace + m @ inverse @ m - len(m) + log_det_K - log_det_S)
-
-
 def algorithm_1(X, sets, q):
     """
     Eq. (33) to (36) and (38), with explicit inverses, set after set: the mean, the
@@ -126,7 +113,7 @@ def algorithm_1(X, sets, q):
             sqrt = np.diag(b.sqrt) if b.is_diagonal else b.sqrt
             S = L @ sqrt @ sqrt.T @ L.T
         m = L @ b.mu
-        terms.append((A @ m, A @ S @ A.T, dense_kl(m, S, C)))
+        terms.append((A @ m, A @ S @ A.T, helpers.dense_kl(m, S, C)))
     return terms, J
 
 
@@ -153,90 +140,6 @@ def test_moments_and_kl_are_those_of_algorithm_1(case, whiten, seed):
     assert_moments(got["orthogonal"], *later)
     # The floor under the variance is for rounding errors; here it does nothing.
     assert got["all"][1].min() > 1e-6
-
-
-def union_gaussian(sets, q):
-    """Mean and covariance of q over the values at the union of the sets."""
-    K = union_covariance(sets)
-    if q.whiten:  # N(L m, L blockdiag(S) L')
-        L = np.linalg.cholesky(K)
-        m = np.concatenate([b.mu for b in q.blocks])
-        blocks = []
-        for b in q.blocks:
-            sqrt = np.eye(len(b.mu)) if b.is_prior else np.asarray(b.sqrt)
-            sqrt = np.diag(sqrt) if sqrt.ndim == 1 else sqrt
-            blocks.append(sqrt @ sqrt.T)
-        return L @ m, L @ scipy.linalg.block_diag(*blocks) @ L.T, K
-    first, second = q.blocks
-    M = len(first.mu)
-    Kuu, Kuv = K[:M, :M], K[:M, M:]
-    P = np.linalg.inv(Kuu) @ Kuv
-    Su = np.diag(first.sqrt**2) if first.is_diagonal else first.sqrt @ first.sqrt.T
-    if second.is_prior:
-        Sv = K[M:, M:] - Kuv.T @ P
-    else:
-        sqrt = np.diag(second.sqrt) if second.is_diagonal else second.sqrt
-        Sv = sqrt @ sqrt.T
-    m = np.concatenate([first.mu, second.mu + P.T @ first.mu])
-    S = np.block([[Su, Su @ P], [P.T @ Su, Sv + P.T @ Su @ P]])
-    return m, S, K
-
-
-@pytest.mark.parametrize(
-    ("case", "whiten"),
-    [(case, True) for case in CASES]
-    + [(case, False) for case in ("SOLVE-GP", "SOLVE-GP diagonal", "ODVGP")],
-)
-def test_it_is_one_gaussian_with_structured_covariance_over_the_union(case, whiten):
-    X, sets, q = problem(case, whiten, 0)
-    m, S, K = union_gaussian(sets, q)
-    A = rbf(X, np.concatenate(sets)) @ np.linalg.inv(K)
-    mean = X @ WEIGHTS + 0.3 + A @ m
-    covariance = rbf(X, X) + A @ (S - K) @ A.T
-    assert_moments(moments(X, sets, q)["all"], mean, covariance, dense_kl(m, S, K))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_whitened_and_unwhitened_agree_at_matched_parameters(case):
-    X, sets, q = problem(case, True, 0)
-    L = np.linalg.cholesky(union_covariance(sets))
-    blocks = []
-    for b, s in zip(q.blocks, q.slices, strict=True):
-        sqrt = b.sqrt
-        if not b.is_prior:
-            sqrt = L[s, s] @ (np.diag(sqrt) if b.is_diagonal else sqrt)
-        blocks.append(Block(L[s, s] @ b.mu, sqrt))
-    white, plain = moments(X, sets, q), moments(X, sets, BlockGaussian(blocks, False))
-    jax.tree.map(partial(assert_allclose, rtol=1e-9, atol=1e-11), white, plain)
-
-
-@pytest.mark.parametrize("case", ["SOLVE-GP", "ODVGP", "SOLVE-GP of three sets"])
-def test_the_parts_add_up(case):
-    got = moments(*problem(case, False, 1))
-    for whole, parallel, orthogonal in zip(*got.values(), strict=True):
-        assert_allclose(parallel + orthogonal, whole, rtol=1e-9, atol=1e-11)
-
-
-def test_at_the_prior_it_is_the_prior():
-    X, sets, _ = problem("SOLVE-GP", True, 0)
-    q = BlockGaussian((Block(np.zeros(4), np.eye(4)), Block(np.zeros(3), None)))
-    expected = (X @ WEIGHTS + 0.3, rbf(X, X), 0.0)
-    assert_moments(moments(X, sets, q)["all"], *expected)
-
-
-def test_exact_posterior_is_recovered_where_the_inducing_points_are_the_inputs():
-    rng = np.random.default_rng(0)
-    X, X_new = np.split(points(rng, 2 * N), 2)
-    y, noise = rng.normal(size=N), 0.3
-    K, cross, K_new = rbf(X, X), rbf(X, X_new), rbf(X_new, X_new)
-    inverse = np.linalg.inv(K + noise**2 * np.eye(N))
-    m, S = K @ inverse @ y, K - K @ inverse @ K  # q(u) = p(f(X) | y)
-    q = BlockGaussian((Block(m, np.linalg.cholesky(S)),), whiten=False)
-    prior = GaussianProcess(RBF(VARIANCE, LENGTHSCALE), X_new)
-    posterior = SparsePosterior(prior, (X,), q, jitter=1e-10)
-    assert_allclose(posterior.mean, cross.T @ inverse @ y, rtol=1e-6, atol=1e-8)
-    exact = K_new - cross.T @ inverse @ cross
-    assert_allclose(posterior.covariance_matrix, exact, rtol=1e-6, atol=1e-8)
 
 
 # ---- draws --------------------------------------------------------------------------
@@ -396,18 +299,6 @@ def test_sets_and_blocks_must_have_the_same_sizes():
     prior = GaussianProcess(RBF(), X)
     with pytest.raises(ValueError, match=r"\(3, 4\) inducing points.*\(4, 3\)"):
         SparsePosterior(prior, sets[::-1], q)
-
-
-def test_is_a_pytree():
-    X, sets, q = problem("ODVGP", False, 0)
-    prior = GaussianProcess(RBF(VARIANCE, LENGTHSCALE), X, Linear(WEIGHTS, 0.3), JITTER)
-    posterior = SparsePosterior(prior, sets, q, JITTER)
-    for part in (posterior, posterior.parallel(), posterior.orthogonal()):
-        again = jax.tree.unflatten(*jax.tree.flatten(part)[::-1])
-        mean, variance = jax.jit(lambda p: (p.mean, p.variance))(again)
-        assert_allclose(mean, part.mean, rtol=1e-12, atol=1e-14)
-        assert_allclose(variance, part.variance, rtol=1e-12, atol=1e-14)
-        assert again.event_shape == (N,) and again.jitter == JITTER
 
 
 def test_float32_stays_float32():

@@ -48,10 +48,6 @@ def two_latents(X, y):
         numpyro.sample("y", dist.Normal(f[0], jnp.exp(0.5 * f[1])), obs=y)
 
 
-# Compilation takes most of the time of these tests.
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-
-
 def parameters(batch):
     """q(u) near the prior, of latent functions (or components) of the given shape."""
     rng = np.random.default_rng(0)
@@ -82,7 +78,7 @@ def losses_and_gradients(model, approximation, params, rule, keys, **options):
         return elbo.loss(key, params, model, guide, X, Y, **options)
 
     at = jax.vmap(lambda key: jax.value_and_grad(loss)(params, key))
-    return jax.tree.map(np.asarray, jit(at)(keys))
+    return jax.tree.map(np.asarray, jax.jit(at)(keys))
 
 
 def assert_mean(draws, expected):
@@ -201,7 +197,7 @@ def count_gradients(rule):
             lambda m, v: surrogate(m, v, x, values, rule.control_variate), argnums=(0, 1)
         )(jnp.asarray(MEAN), jnp.asarray(VARIANCE))
 
-    return [np.asarray(g) for g in jit(jax.vmap(at))(random.split(KEYS[0], 2_000))]
+    return [np.asarray(g) for g in jax.jit(jax.vmap(at))(random.split(KEYS[0], 2_000))]
 
 
 RULES = {
@@ -277,7 +273,7 @@ def test_sobol_draws_are_normal_and_have_a_smaller_error_on_smooth_functions():
     errors = {}
     for sequence in ("random", "sobol"):
         rule = sgp.MonteCarlo(64, sequence=sequence)
-        draw = jit(lambda key, rule=rule: rule.nodes(key, shapes, jnp.float64)[0]["f"])
+        draw = jax.jit(lambda key, rule=rule: rule.nodes(key, shapes, jnp.float64)[0]["f"])
         x = np.asarray(draw(KEYS[0]))
         means = np.exp(0.5 * x[:, 0] - 0.3 * x[:, 1]).mean(axis=0)
         assert_mean(means, np.exp(0.5 * (0.5**2 + 0.3**2)))

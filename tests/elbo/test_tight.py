@@ -98,23 +98,6 @@ def test_at_the_optimum_the_bound_is_the_collapsed_one(family, tight):
     np.testing.assert_allclose(new.variance, other.variance)
 
 
-def test_minibatches_average_to_the_bound_of_all_rows():
-    X, y = regression_data(12)
-    rows = np.random.default_rng(0).permutation(12).reshape(3, 4)
-    blocks = sgp.relaxation.Blocks(partition=rows)
-    for tight, of_all in [("diagonal", "diagonal"), ("block", blocks)]:
-        best = sgp.CollapsedSVGP(KERNEL, X, Z, 0.3, tight=of_all)
-        guide = sgp.AutoSparseGP(
-            model, sgp.SVGP(inducing=Z, train_inducing=False, tight=tight)
-        )
-        guide.setup(X, y)
-        params = at_the_optimum(sgp.SVGP, best, y)
-        bound = bound_of(guide, model)
-        each = [bound(params, X[r], y[r], 12) for r in rows]
-        # A random block as the minibatch: unbiased for the bound of its partition.
-        np.testing.assert_allclose(np.mean(each), best.log_prob(y), rtol=1e-8)
-
-
 @pytest.mark.slow
 def test_several_functions_masks_and_noise_of_each_row():
     """Precisions are read off each row and function; zero where nothing is seen."""
@@ -265,17 +248,6 @@ def test_sites_and_lbfgs_take_tight_bounds():
     result = sgp.fit_lbfgs(svi, KEY, X, y, noise=0.3, progress_bar=False)
     best = sgp.CollapsedSVGP(KERNEL, X, Z, 0.3, tight="diagonal").log_prob(y)
     np.testing.assert_allclose(-result.losses[-1], best, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_float32_trains():
-    X, y = (a.astype(jnp.float32) for a in regression_data(20))
-    for tight in ("block", "scalar"):
-        guide = sgp.AutoSparseGP(model, sgp.SVGP(4, tight=tight))
-        svi = SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
-        result = svi.run(KEY, 20, X, y, noise=jnp.float32(0.3), progress_bar=False)
-        assert jnp.isfinite(result.losses).all()
-        assert result.params["f_auto_qu_mu"].dtype == jnp.float32
 
 
 def set_up(program, option, *args):

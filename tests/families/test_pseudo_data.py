@@ -57,13 +57,6 @@ def test_moments_are_those_of_equation_34_with_sites_of_either_sign():
         assert_allclose(kl[q], 0.5 * (quadratic - 3 + log_dets), rtol=1e-10)
 
 
-def test_sites_of_zero_are_the_prior():
-    _, _, (mean, variance, _), kl = posterior_moments(np.zeros((2, 6)), np.zeros((2, 6)))
-    assert_allclose(mean, 0.0)
-    assert_allclose(variance, 1.0, rtol=1e-12)
-    assert_allclose(kl, 0.0, atol=1e-12)
-
-
 def test_result_is_nan_where_there_is_no_such_gaussian():
     sites = SITES.copy()
     sites[1] = -5.0  # of one function only

@@ -44,15 +44,6 @@ def fit(model, approximation, y, num_points=20):
 # ---- VGP --------------------------------------------------------------------------------
 
 
-def test_optimum_of_a_gaussian_likelihood_is_gp_regression():
-    bound, q, _ = fit(helpers.gaussian_model, sgp.VGP(), Y, 2)
-    evidence, mean, covariance = helpers.exact_gp(X, Y, X, NOISE)
-    # A jitter of 1e-8 takes about N * 1e-8 / (2 noise^2) from the bound.
-    assert_allclose(bound, evidence, atol=1e-6)
-    assert_allclose(q.mean, mean, atol=1e-4)
-    assert_allclose(q.covariance_matrix, covariance, atol=1e-4)
-
-
 def test_inducing_points_are_the_distinct_inputs():
     repeated = jnp.concatenate([X, X[1:3]])
     guide = sgp.AutoSparseGP(helpers.gaussian_model, sgp.VGP())
@@ -229,17 +220,6 @@ def test_coupled_posterior_of_a_sum_of_functions_is_exact():
 
 
 # ---- refusals ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "approximation", [sgp.VGP(), sgp.SVGP(inducing=Z, covariance="pseudo_data")]
-)
-def test_minibatches_are_refused(approximation):
-    guide = sgp.AutoSparseGP(helpers.gaussian_model, approximation)
-    with pytest.raises(
-        ValueError, match="(?s)GP site 'f': .* needs all rows in every step"
-    ):
-        guide.setup(X, Y, batch_size=3)
 
 
 @pytest.mark.parametrize("covariance", ["coupled", "pseudo_data"])

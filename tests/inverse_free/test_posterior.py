@@ -138,25 +138,6 @@ def test_the_estimated_kl_has_no_bias(kind):
         assert abs(found.mean() - exact) < 0.2 * abs(exact)
 
 
-@pytest.mark.slow
-def test_estimates_of_a_batch_are_those_of_each():
-    q = posterior("lc", batch=(2,), num_probes=500)
-    one = posterior("lc")
-    assert q.prior_kl(KEY).shape == (2,)
-    assert_allclose(q.prior_kl(KEY), one.prior_kl(), rtol=0.1)
-    assert_allclose(q.prior_kl(), one.prior_kl(), rtol=1e-9)
-
-
-def test_is_a_pytree_and_expands():
-    q = posterior("relaxed")
-    found = jax.jit(lambda q: q.expand((3,)).mean)(q)
-    assert_allclose(found, np.broadcast_to(q.mean, (3, N)))
-    leaves, tree = jax.tree.flatten(q)
-    again = jax.tree.unflatten(tree, leaves)
-    assert again.bound == "relaxed" and again.jitter == JITTER
-    assert_allclose(again.variance, q.variance)
-
-
 def test_bad_arguments():
     prior, (weights, root, R) = posterior("fr").prior, factors("relaxed")
     with pytest.raises(ValueError, match=r"bound must be one of .*'sv'"):

@@ -608,20 +608,6 @@ def test_gradient_through_the_centre_is_complete():
     assert_allclose(slope, quotient, rtol=1e-7)
 
 
-def test_gradient_is_finite_under_vmap():
-    X = points(4)[[0, 1, 1, 2]]
-
-    def loss(ell, X):
-        return jnp.sum(Matern12(1.0, ell)(X, X + 0) + Matern32(1.0, ell)(X))
-
-    ells = np.stack([ELL, ELL[::-1]])
-    grads = jax.jit(jax.vmap(jax.grad(loss, (0, 1)), (0, None)))(ells, X)
-    assert all(np.all(np.isfinite(g)) for g in grads)
-    single = jax.jit(jax.grad(loss, (0, 1)))(ells[1], X)
-    assert_allclose(grads[0][1], single[0], rtol=1e-6)
-    assert_allclose(grads[1][1], single[1], rtol=1e-6, atol=1e-6)
-
-
 @over_kernels
 def test_is_a_pytree(kernel):
     X = points(4)
@@ -692,14 +678,6 @@ def test_vmap_over_hyperparameters_is_the_batch():
     axes = RBF(0, None)
     shared = jax.jit(jax.vmap(lambda k: k(X), in_axes=(axes,)))(RBF(v, 0.7))
     assert_allclose(shared, RBF(v, 0.7)(X), rtol=1e-12)
-
-
-def test_jacobian_with_respect_to_a_kernel():
-    X = points(3)
-    kernel = RBF(np.asarray(1.5), ELL)
-    jacobian = jax.jit(jax.jacobian(lambda k: k(X)))(kernel)
-    assert_allclose(jacobian.variance, kernel(X) / 1.5, rtol=1e-12)
-    assert jacobian.lengthscale.shape == (3, 3, 3)
 
 
 @over_kernels

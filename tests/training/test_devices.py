@@ -204,6 +204,7 @@ def host(process, port):
 
 def start(*args, num_devices):
     flags = f"--xla_force_host_platform_device_count={num_devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
     environment["JAX_PLATFORMS"] = "cpu"
     command = [sys.executable, __file__, *map(str, args)]

@@ -74,7 +74,6 @@ def test_another_process_predicts_the_same_to_the_last_bit(saved, tmp_path):
     code = f"""
 import jax
 jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_disable_most_optimizations", True)
 import numpy as np
 {MODEL}
 guide = sgp.AutoSparseGP(model, sgp.SVGP(6), AutoNormal)
