@@ -369,8 +369,6 @@ def test_deep_model_with_random_hyperparameters():
 def test_the_largest_rate_of_a_schedule_is_found():
     X, y = regression_data(10)
     guide = sgp.AutoSparseGP(gaussian_model, sgp.SVGP(3, covariance="dual"))
-    svi = SVI(gaussian_model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
-    state = svi.init(KEY, X, y)
     for schedule, largest in [
         (0.3, 0.3),
         (optax.cosine_decay_schedule(0.5, 100), 0.5),
