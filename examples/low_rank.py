@@ -1,8 +1,9 @@
 """A family of one's own: q(u) with a low-rank plus diagonal covariance.
 
 The worked example of CONTRIBUTING.md. A family is one file: options and parameters
-(``LowRank``) and q(u) in arrays (``LowRankBlock``). Everything else (posteriors, bounds,
-minibatches, predictions, draws, saving) is shared::
+(``LowRank``) and q(u) in arrays (a ``BlockGaussian`` of a ``LowRankBlock``). Posteriors,
+bounds, minibatches, predictions, draws and saving are shared; natural gradients and
+``nats_left`` are not for it::
 
     guide = sgp.AutoSparseGP(model, sgp.SVGP(50, covariance=LowRank(5)))
 """
@@ -35,11 +36,11 @@ class LowRankBlock(Block):
     :param factor: W, shape ``(*batch, M, R)``.
     """
 
-    factor: Array | None = None
+    factor: Array | None = None  # a default, as the fields before it have
 
     @property
     def is_diagonal(self) -> bool:
-        """It is not."""
+        """It is not: ``sqrt`` has the shape of a diagonal one, but W is there too."""
         return False
 
     def project(self, A: Array) -> Array:

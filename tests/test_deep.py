@@ -474,6 +474,7 @@ def test_the_posterior_of_a_convolutional_layer_moves_with_the_image():
     assert np.max(np.abs(moved - mean(images))) > 0.01
 
 
+@pytest.mark.slow
 def test_memory_of_a_step_is_that_of_the_batch():
     """The largest temporary memory of the compiled step does not grow with the data."""
 

@@ -86,7 +86,11 @@ def dispersed_counts(f):
     ("likelihood", "known"),
     [
         (poisson_counts, poisson),
-        (dispersed_counts, lambda rate: nbinom(3.0, 3.0 / (3.0 + rate))),
+        pytest.param(
+            dispersed_counts,
+            lambda rate: nbinom(3.0, 3.0 / (3.0 + rate)),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_counts_have_the_moments_and_quantiles_of_their_mixture(likelihood, known):
@@ -144,6 +148,7 @@ def test_two_classes_have_the_probabilities_of_quadrature(kind):
     assert found.quantiles is None
 
 
+@pytest.mark.slow
 def test_many_classes_have_probabilities_in_a_last_axis():
     softmax = guide_of(lambda f: dist.Categorical(logits=f.T), 2)
     params = {**PARAMS, "f_auto_qu_mu": jnp.array([[0.4, -1.0], [0.1, 0.3]])}

@@ -9,8 +9,13 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 
 
 @pytest.mark.filterwarnings("ignore:There are not enough devices")
-def test_the_example_of_the_readme_runs(capsys):
+@pytest.mark.parametrize("nuts", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_example_of_the_readme_runs(nuts, capsys):
     code = "\n".join(re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S))
+    if not nuts:
+        first, rest = code.split("# The same model by NUTS")
+        _, rest = rest.split("# Side by side")
+        code = first + rest.replace('"NUTS": sgp.to_arviz(mcmc, X, y),', "")
     fewer = {"500, X, y)": "30, X, y, progress_bar=False)"}
     fewer["num_warmup=500, num_samples=500"] = "num_warmup=5, num_samples=40"
     fewer["2000"] = "30"

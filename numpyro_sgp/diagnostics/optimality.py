@@ -141,7 +141,7 @@ def _nats_left(guide, params, args, kwargs, loss, rng_key, max_rows=None):
         raise TypeError(
             f"nats_left needs an AutoSparseGP as the guide, got {type(guide).__name__}."
         )
-    own = [full for site in guide.variational_names().values() for full in site.values()]
+    own = [name for name, role in guide.roles().items() if role == "variational"]
     missing = [name for name in own if name not in params]
     if missing:
         raise ValueError(

@@ -119,6 +119,15 @@ class GPPosterior(dist.Distribution):
             return mean + self._joint_noise(x)
         return mean + jnp.sqrt(variance) * x
 
+    def draw_rows(self, key: Array) -> Array:
+        """Values of f from their marginals, of one component of a mixture."""
+        key_k, key_x = jax.random.split(key)
+        component = 0
+        if self.num_components > 1:
+            component = jax.random.categorical(key_k, self.log_weights)
+        x = jax.random.normal(key_x, self.shape(), self.prior.X.dtype)
+        return self.place(x, component)
+
     def drawn_together(self, num_rows: int) -> "GPPosterior":
         """
         The same posterior, of which :meth:`place` draws groups of rows jointly; marginals

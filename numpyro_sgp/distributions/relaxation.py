@@ -67,7 +67,8 @@ class Relaxation:
         What the relaxation costs, for the rows at hand.
 
         :param prior: the process at these rows.
-        :param A: what inducing variables explain, :math:`L^{-1} K_{uf}`.
+        :param A: what inducing variables explain, :math:`L^{-1} K_{uf}`; None where they
+            are not factorised.
         :param residual: the variances :math:`d_n` that they leave, ``(*batch, N)``.
         :param precision: :math:`\lambda_n` of a Gaussian likelihood, ``(*batch, N)``.
         :return: shape ``batch``.
@@ -203,13 +204,14 @@ def relaxation_of(tight, owner: str, allowed: tuple) -> Relaxation | None:
 
     :param tight: a :class:`Relaxation`, its name, or ``"none"``.
     :param owner: whose option it is, for messages.
-    :param allowed: classes that it may be of.
+    :param allowed: which of the classes here it may be of (or one of a user's own).
     :raises ValueError: if it is something else.
     """
     names = ("none", *(kind.name for kind in allowed))
     if isinstance(tight, str) and tight in names:
         return None if tight == "none" else _NAMES[tight]()
-    if tight is None or isinstance(tight, allowed):
+    refused = tuple(kind for kind in _NAMES.values() if kind not in allowed)
+    if tight is None or isinstance(tight, Relaxation) and not isinstance(tight, refused):
         return tight
     raise ValueError(
         f"{owner}: tight must be one of {names}, or an object such as "

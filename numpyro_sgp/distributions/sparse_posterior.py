@@ -181,6 +181,7 @@ class SparsePosterior(GPPosterior):
         return self._mean(blocks), self._variance(blocks)
 
     def _mean(self, blocks):
+        """Eq. (33)."""
         mean = jnp.zeros((), self.projection.dtype)
         mean = mean + self.q.mean_shift(self.prior.X, self.projection)
         for i in self._sets:
@@ -194,6 +195,7 @@ class SparsePosterior(GPPosterior):
         return self.projection[..., self.q.slices[index], :]
 
     def _variance(self, blocks, relaxation=None):
+        """Eq. (34), with what is left open relaxed or not."""
         prior = self.prior.kernel.diag(self.prior.X)
         variance = self._left_open(blocks) if self._residual else jnp.zeros_like(prior)
         if relaxation is not None:

@@ -211,7 +211,10 @@ class Particle:
             for name, site in model_trace.items()
             if site["type"] == "sample"
         }
-        closed_forms = self._rule(self.sites).closed_forms
+        # Precisions are read off the plain density, which quadrature integrates exactly
+        # where it is Gaussian.
+        gaussian = any(site.needs_precision for site in self.sites.values())
+        closed_forms = self._rule(self.sites).closed_forms and not gaussian
         parts["log_prob"] = {
             name: self._expected(site, model_trace, components)
             if closed_forms and _has_expectation(site)

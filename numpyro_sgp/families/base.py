@@ -101,8 +101,9 @@ class Family:
         """
         q(u) from values of the parameters.
 
-        :param params: values by name; with ``X``, the rows of the data, where
-            :attr:`needs_all_rows`, and ``natural_rate`` where :attr:`is_natural`.
+        :param params: values by name, those of the inducing points among them; with
+            ``X``, the rows of the data, where :attr:`needs_all_rows`, and
+            ``natural_rate`` where :attr:`is_natural`.
         :param whiten: whether they are in whitened coordinates.
         """
         raise NotImplementedError

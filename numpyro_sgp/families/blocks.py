@@ -180,8 +180,9 @@ class BlockGaussian(QU):
 
     @property
     def parts(self) -> tuple[Block, ...] | None:
-        """See :attr:`QU.parts`: the blocks, unless one keeps the prior's covariance."""
-        return None if any(block.is_prior for block in self.blocks) else self.blocks
+        """See :attr:`QU.parts`: the blocks, if each has a mean and a factor."""
+        plain = (type(block) is Block and not block.is_prior for block in self.blocks)
+        return self.blocks if all(plain) else None
 
     def with_parts(self, parts) -> "BlockGaussian":
         """See :meth:`QU.with_parts`."""

@@ -83,12 +83,10 @@ class _Approximation:
         self._check(name)
 
     def _family(self, name, covariance) -> Family:
-        known = tuple(FAMILIES[k] for k in self._covariances)
         if isinstance(covariance, str) and covariance in self._covariances:
             return FAMILIES[covariance]
-        if isinstance(covariance, Family) and (
-            covariance in known or type(covariance) not in map(type, FAMILIES.values())
-        ):
+        refused = (type(FAMILIES[k]) for k in FAMILIES.keys() - {*self._covariances})
+        if isinstance(covariance, Family) and type(covariance) not in refused:
             return covariance
         raise ValueError(
             f"{name}: covariance must be one of {self._covariances} (or a family of one's "

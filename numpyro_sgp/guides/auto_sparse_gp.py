@@ -87,8 +87,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         :class:`~numpyro.infer.autoguide.AutoDelta` (point estimates),
         :class:`~numpyro.infer.autoguide.AutoNormal`, or a function from a model to a
         guide. Not those that use the model's density (Laplace, DAIS).
-    :param prefix: put into the names of all parameters (of a base guide that is given as
-        a class).
+    :param prefix: put into the names of all parameters (of a base guide, if it is a class).
     :param init_loc_fn: initial values of the latents beside f, for such a base guide; its
         own if None.
     :raises ValueError: when first run, if the model has no GP site or no observed site, a
@@ -166,7 +165,8 @@ class AutoSparseGP(autoguide.AutoGuide):
             check_indexable(self.model, *given)
         starts = None
         if base_key is not None and not (is_new and not_jax_tracer(base_key)):
-            starts = functools.cache(lambda: self._starts(base_key, args, kwargs))
+            made_of = self.model, self._make_base, base_key, args, kwargs
+            starts = functools.cache(lambda: starting_values(self._setup, *made_of))
         values, plates = {}, Plates()
         with Params(self._setup.shapes, starts) as params:
             if self.base_guide is not None:
@@ -205,14 +205,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     def setup_state(self) -> dict:
         """What :meth:`setup_from` needs, arrays by name: it is not in the parameters."""
-        found = self._known().sites
-        return {
-            "initial": {
-                name: {key: param.value for key, param in site.initial.items()}
-                for name, site in found.items()
-            },
-            "constants": {name: site.constants for name, site in found.items()},
-        }
+        return self._known().state
 
     def setup_from(self, saved: dict, fingerprint: str, *args, **kwargs) -> None:
         """
@@ -254,10 +247,6 @@ class AutoSparseGP(autoguide.AutoGuide):
             )
         return self._setup
 
-    def _starts(self, rng_key, args, kwargs):
-        where = rng_key, args, kwargs
-        return starting_values(self._setup, self.model, self._make_base, *where)
-
     @property
     def base_guide(self):
         """The guide for the latents beside f; None before the set-up, or without them."""
@@ -285,19 +274,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         What the parameters of GP sites are for, by name: ``"variational"`` or
         ``"inducing"``.
         """
-        return {
-            site.names[name]: param.role
-            for site in self._known().sites.values()
-            for name, param in site.initial.items()
-        }
-
-    def variational_names(self) -> dict[str, dict[str, str]]:
-        """As :meth:`parameter_names`, of q(u) alone."""
-        roles = self.roles()
-        return {
-            site: {k: full for k, full in names.items() if roles[full] == "variational"}
-            for site, names in self.parameter_names().items()
-        }
+        return self._known().roles
 
     def take_natural_gradients(self, rate: float) -> None:
         """
@@ -424,7 +401,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             if inner_key is None:
                 f = posterior.mean
             else:
-                f = _marginal_draw(posterior, jax.random.fold_in(inner_key, len(found)))
+                f = posterior.draw_rows(jax.random.fold_in(inner_key, len(found)))
             found[site["name"]] = posterior
             values[site["name"]] = jnp.reshape(f, fn.shape())
             return fn, values[site["name"]]
@@ -571,13 +548,3 @@ class AutoSparseGP(autoguide.AutoGuide):
         """
         latents = self._known().latents
         return not point_latents(self, params, args, kwargs).issuperset(latents)
-
-
-def _marginal_draw(posterior, key):
-    """Values of f from their marginals, of one component of a mixture."""
-    key_k, key_x = jax.random.split(key)
-    component = 0
-    if posterior.num_components > 1:
-        component = jax.random.categorical(key_k, posterior.log_weights)
-    x = jax.random.normal(key_x, posterior.shape(), posterior.prior.X.dtype)
-    return posterior.place(x, component)

@@ -101,6 +101,26 @@ class Setup:
         """By GP site."""
         return {name: site.approximation for name, site in self.sites.items()}
 
+    @property
+    def state(self) -> dict:
+        """What :func:`prepare` takes in place of choosing points, arrays by name."""
+        return {
+            "initial": {
+                name: {key: param.value for key, param in site.initial.items()}
+                for name, site in self.sites.items()
+            },
+            "constants": {name: site.constants for name, site in self.sites.items()},
+        }
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """What the values of GP sites are for, by full name."""
+        return {
+            site.names[name]: param.role
+            for site in self.sites.values()
+            for name, param in site.initial.items()
+        }
+
     def posteriors(self, natural_rate: float | None):
         """
         Declares the parameters of all GP sites; outside of the model, whose handlers are

@@ -176,8 +176,10 @@ def _by_site(guide, params) -> list[tuple[Family, dict[str, str]]]:
     The family of each GP site with a natural step, and the names of what it is for: in
     ``params`` by those in the family.
     """
-    names = guide.variational_names() if guide.prototype_trace is not None else {}
-    own = [full for site in names.values() for full in site.values()]
+    names, own = {}, []
+    if guide.prototype_trace is not None:
+        names, roles = guide.parameter_names(), guide.roles()
+        own = [full for full, role in roles.items() if role == "variational"]
     if not own or any(full not in params for full in own):
         raise ValueError(
             "The guide of natural_gradients is not the one that SVI trains: its q(u) is "

@@ -207,6 +207,7 @@ def test_predictive_draws_follow_the_draws_of_f(which, request):
     assert abs(z.var() - 1) < 0.2
 
 
+@pytest.mark.slow
 def test_arguments_may_be_numpy_arrays_frames_and_lists(svi, svi_tree):
     svi, result = svi
     rows = np.asarray(X)

@@ -171,6 +171,7 @@ def test_points_are_told_from_draws_and_counts_from_other_data():
     assert drawn.result.ranks["shift"].shape == (2,)
 
 
+@pytest.mark.slow
 def test_to_arviz_and_compare_report_it(exact):
     svi, calibration = exact
     state = svi.init(jax.random.key(0), X, y)

@@ -16,6 +16,7 @@ from numpyro.infer.svi import SVIRunResult
 from scipy.linalg import block_diag
 
 import numpyro_sgp as sgp
+from examples.low_rank import LowRank
 from numpyro_sgp.diagnostics import compare, optimality, to_arviz
 from numpyro_sgp.diagnostics.optimality import convergence_attrs, loss_drop, nats_left
 from tests.helpers import optimal_whitened_q, rbf
@@ -276,6 +277,7 @@ def test_what_is_not_known_is_nan_with_the_reason():
         (model, sgp.ODVGP(3, 3), r"'f' is no Gaussian .*ODVGP"),
         (model, sgp.MixtureSVGP(3, 2), "MixtureSVGP"),
         (model, sgp.InverseFreeSVGP(3), "InverseFreeSVGP"),
+        (model, sgp.SVGP(3, covariance=LowRank(2)), "'f' is no Gaussian"),
         (deep, sgp.SVGP(3), r"\['inner'\] feed others"),
         (scaled, sgp.SVGP(3), "scaled"),
     ):

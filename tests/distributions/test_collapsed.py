@@ -138,6 +138,7 @@ def test_tight_bounds_are_their_formulas(problem, size):
         np.testing.assert_allclose(found, block, 1e-7)
 
 
+@pytest.mark.slow
 @given(problems())
 def test_order_of_the_bounds(problem):
     X, y, Z, O, noise = problem
@@ -294,6 +295,7 @@ def regression(X, y, Z, O, X_new=None):
         numpyro.deterministic("mean", marginal.predictive(y, X_new).mean)
 
 
+@pytest.mark.slow
 def test_gradients_and_jit_and_float32():
     X, y = regression_data(15)
 

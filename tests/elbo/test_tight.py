@@ -250,6 +250,56 @@ def test_sites_and_lbfgs_take_tight_bounds():
     np.testing.assert_allclose(-result.losses[-1], best, rtol=1e-6)
 
 
+class NormalWithExpectation(dist.Normal):
+    """Its expectation under a Gaussian f in closed form."""
+
+    def __init__(self, f, scale):
+        self.f = f
+        super().__init__(f, scale)
+
+    def expected_log_prob(self, mean, variance, value):
+        plain = dist.Normal(mean, self.scale).log_prob(value)
+        return plain - 0.5 * variance / self.scale**2
+
+
+def test_likelihoods_with_an_expectation_of_their_own_are_relaxed_alike():
+    def closed(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", NormalWithExpectation(f, 0.3), obs=y)
+
+    X, y = regression_data(8)
+    for tight in ("none", "diagonal"):
+        found = []
+        for program in (closed, partial(model, noise=0.3)):
+            option = sgp.SVGP(inducing=Z, train_inducing=False, tight=tight)
+            guide = sgp.AutoSparseGP(program, option)
+            params = SVI(program, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+            params = params.get_params(params.init(KEY, X, y))
+            found.append(bound_of(guide, program)(params, X, y))
+        np.testing.assert_allclose(*found, rtol=1e-9)
+
+
+class NoRelaxation(sgp.relaxation.Relaxation):
+    """V = I, by the interface of one's own."""
+
+    name, is_gaussian, factor = "no", False, 1.0
+
+    def cost(self, prior, A, residual, precision):
+        return jnp.zeros(residual.shape[:-1])
+
+
+def test_a_relaxation_of_ones_own_is_taken():
+    X, y = count_data(8)
+    found = []
+    for tight in ("none", jax.tree_util.register_static(NoRelaxation)()):
+        guide = sgp.AutoSparseGP(poisson, sgp.SVGP(inducing=Z, tight=tight))
+        svi = SVI(poisson, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+        params = svi.get_params(svi.init(KEY, X, y))
+        found.append(bound_of(guide, poisson, sgp.GaussHermite(20))(params, X, y))
+    np.testing.assert_allclose(*found, rtol=1e-9)
+
+
 def set_up(program, option, *args):
     sgp.AutoSparseGP(program, option).setup(*args)
 

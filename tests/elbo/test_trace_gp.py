@@ -86,6 +86,7 @@ def test_quadrature_of_a_poisson_likelihood_is_its_closed_form():
     )
 
 
+@pytest.mark.slow
 def test_monte_carlo_agrees_with_quadrature():
     X, y = helpers.count_data()
     guide, params = set_up(helpers.poisson_model, sgp.SVGP(5), X, y)

@@ -648,6 +648,7 @@ def test_a_failed_set_up_leaves_no_trace():
     svi.init(random.key(0), X, X, y)
 
 
+@pytest.mark.slow
 def test_set_up_by_name_serves_saved_parameters_and_compiled_init():
     X, y = helpers.count_data()
     guide, svi, state = start(helpers.poisson_model, sgp.SVGP(4), X, y)

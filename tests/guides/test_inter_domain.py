@@ -71,7 +71,13 @@ CASES = {
         sgp.SOLVEGP(4, 3, sgp.FourierFeatures("greedy", 1.5), orthogonal="kmeans"),
     ),
 }
-SLOW = ("patches", "patches twice", "patches, images", "smoothed, points")
+SLOW = (
+    "patches",
+    "patches twice",
+    "patches, images",
+    "smoothed, points",
+    "Fourier, points",
+)
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def test_a_run_without_data_and_parameters_keeps_the_starts_of_the_set_up():
     assert_allclose(seeded(X[:2])["hyper"], params["hyper_auto_loc"])
 
 
+@pytest.mark.slow
 def test_given_parameters_are_never_started_anew(monkeypatch):
     guide, svi = problem()
     state = svi.init(KEYS[0], X, Y)

@@ -425,6 +425,7 @@ def test_several_particles_keep_the_state():
     assert np.isfinite(losses).all() and found["f_auto_T"]["root"].shape == (3, M, M)
 
 
+@pytest.mark.slow
 def test_a_step_compiles_once_in_float32_and_lbfgs_trains():
     with jax.enable_x64(False):
         inputs, y = X.astype(jnp.float32), jnp.asarray(Y["gaussian"], jnp.float32)

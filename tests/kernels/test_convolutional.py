@@ -97,6 +97,7 @@ def test_patches_are_those_of_loops():
     assert_allclose(Convolutional(RBF(), (7, 5, 2), 3, 2).places, places)
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing():
     kernel, X, Z, *_ = problem("all", num_images=3)
     options = {f.name: getattr(kernel, f.name) for f in dataclasses.fields(kernel)}

@@ -244,6 +244,7 @@ def test_models_sparsified_at_their_inputs_have_the_density_written_by_hand(case
         assert shown == {"twice"}  # the others are in the expectation, or depend on f
 
 
+@pytest.mark.slow
 def test_elliptical_slices_and_nuts_share_a_density_in_gibbs(case):
     pytest.importorskip("blackjax")
     name, free, values, expected = case

@@ -163,6 +163,7 @@ def test_initial_parameters_are_used():
 # ---- random numbers, dtypes, state ------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_random_numbers_are_fixed():
     X, y = helpers.count_data()
     loss = sgp.TraceGP_ELBO(sgp.MonteCarlo(3))
