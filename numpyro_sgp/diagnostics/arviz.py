@@ -18,6 +18,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, SVI
 from numpyro.primitives import Messenger
 
+from numpyro_sgp._numpyro import arguments_of
 from numpyro_sgp.diagnostics.calibration import Calibration
 from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
 from numpyro_sgp.diagnostics.layout import (
@@ -294,7 +295,7 @@ def _of_mcmc(mcmc, args, kwargs) -> _Found:
             "This MCMC has no draws yet. Call mcmc.run(rng_key, ...) before to_arviz."
         )
     if not (args or kwargs):
-        args, kwargs = mcmc._args, mcmc._kwargs
+        args, kwargs = arguments_of(mcmc)
     args, kwargs = as_arrays(mcmc.sampler.model, args, kwargs)
     draws = jax.device_get(mcmc.get_samples(group_by_chain=True))
     name = type(mcmc.sampler).__name__

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from numpyro.distributions import constraints
 
@@ -28,6 +27,7 @@ class Relaxation:
     With a Gaussian likelihood of precisions :math:`\lambda_n`, the best V has a closed
     form, and :math:`\frac12 \sum_n \lambda_n d_n` in the bound becomes the smaller
     :meth:`cost`. For other likelihoods V = v I with a learned v for each latent function.
+    Relaxations are pytrees, one's own too (``jax.tree_util.register_dataclass``).
 
     **References:**
 
@@ -119,10 +119,11 @@ class Blocks(Relaxation):
         elif self.size is not None:
             check_block_size(self.size, num_rows)
 
-    def _rows(self, num_rows) -> Array | np.ndarray:
+    def _rows(self, num_rows) -> Array:
+        self.check(num_rows)
         if self.partition is not None:
             return jnp.asarray(self.partition)
-        return consecutive_blocks(num_rows, self.size or num_rows)
+        return jnp.asarray(consecutive_blocks(num_rows, self.size or num_rows))
 
     def cost(self, prior, A, residual, precision):
         """See :meth:`Relaxation.cost`."""
@@ -143,7 +144,7 @@ class Blocks(Relaxation):
             L, _ = jittered_cholesky(I_D, 0.0)
             return jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
 
-        blocks = jnp.asarray(self._rows(residual.shape[-1]))
+        blocks = self._rows(residual.shape[-1])
         return jnp.sum(jax.lax.map(jax.checkpoint(one), blocks), axis=0)
 
 
@@ -213,7 +214,8 @@ def relaxation_of(tight, owner: str, allowed: tuple) -> Relaxation | None:
     refused = tuple(kind for kind in _NAMES.values() if kind not in allowed)
     if tight is None or isinstance(tight, Relaxation) and not isinstance(tight, refused):
         return tight
+    objects = [f"numpyro_sgp.relaxation.{kind.__name__}()" for kind in allowed]
     raise ValueError(
         f"{owner}: tight must be one of {names}, or an object such as "
-        f"numpyro_sgp.relaxation.Blocks(32), got {tight!r}."
+        f"{' or '.join(objects)}, got {tight!r}."
     )

@@ -142,7 +142,8 @@ class Particle:
 
         def log_density(f):
             found = self._program({("f", name): value for name, value in f.items()})
-            return sum(jnp.sum(value) for value in found["log_prob"].values())
+            plain = {**found["log_prob"], **found["plain"]}
+            return sum(jnp.sum(value) for value in plain.values())
 
         # They are the same at any f, or AutoSparseGP would have refused the model.
         zeros = {name: jnp.zeros(s.shape, s.dtype) for name, s in self.sites.items()}
@@ -211,16 +212,20 @@ class Particle:
             for name, site in model_trace.items()
             if site["type"] == "sample"
         }
-        # Precisions are read off the plain density, which quadrature integrates exactly
-        # where it is Gaussian.
-        gaussian = any(site.needs_precision for site in self.sites.values())
-        closed_forms = self._rule(self.sites).closed_forms and not gaussian
+        closed_forms = self._rule(self.sites).closed_forms
         parts["log_prob"] = {
             name: self._expected(site, model_trace, components)
             if closed_forms and _has_expectation(site)
             else messages.log_prob(site)
             for name, site in model_trace.items()
             if site["type"] == "sample" and name not in self.sites
+        }
+        # Precisions are read off plain densities, of which closed forms know nothing.
+        precise = any(site.needs_precision for site in self.sites.values())
+        parts["plain"] = {
+            name: messages.log_prob(model_trace[name])
+            for name in parts["log_prob"]
+            if precise and closed_forms and _has_expectation(model_trace[name])
         }
         parts["guide"] = {
             name: jnp.sum(messages.log_prob(site))

@@ -1,5 +1,6 @@
 """Gaussian q(u) with one independent block for each set: full, diagonal or the prior's."""
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -236,8 +237,9 @@ class Full(Family):
 
     def build(self, params: dict, whiten: bool) -> BlockGaussian:
         """See :meth:`Family.build`."""
-        names = [name for name in params if name.endswith("_mu")]
-        blocks = (Block(params[k], params.get(k.replace("_mu", "_sqrt"))) for k in names)
+        names = map(block_name, itertools.count())
+        names = itertools.takewhile(lambda name: f"{name}_mu" in params, names)
+        blocks = (Block(params[f"{k}_mu"], params.get(f"{k}_sqrt")) for k in names)
         return BlockGaussian(tuple(blocks), whiten)
 
     def takes_natural_steps(self, names) -> tuple[str, ...]:

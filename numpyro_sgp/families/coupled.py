@@ -34,6 +34,11 @@ class CoupledGaussian(QU):
         """
         :raises ValueError: if the factor is not of all functions of a process.
         """
+        if self.mu.shape[:-1] != tuple(batch_shape):
+            raise ValueError(
+                f"The mean is that of all latent functions, {tuple(batch_shape)} of them, "
+                f"but it has the shape {self.mu.shape}."
+            )
         num = math.prod(batch_shape)
         size = num * self.mu.shape[-1]
         if self.sqrt.shape != (size, size):

@@ -139,11 +139,11 @@ class _Approximation:
         shown = []
         for option in sorted(fields(self), key=lambda f: f.kw_only):
             value = getattr(self, option.name)
-            if np.ndim(value) > 1 or isinstance(value, tuple | list):
-                value = f"<array of shape {np.shape(value)}>"
-            elif value is None or value == option.default:
-                continue
-            shown.append(f"{option.name}={value!r}")
+            several = isinstance(value, tuple | list)
+            texts = [_shown(v) for v in (value if several else [value])]
+            if several or np.ndim(value) > 1 or value not in (None, option.default):
+                text = f"({', '.join(texts)},)" if several else texts[0]
+                shown.append(f"{option.name}={text}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
@@ -467,7 +467,8 @@ class SOLVEGP(_Approximation):
 
     def __post_init__(self):
         if isinstance(self.inducing, InducingStart):
-            self.orthogonal = self.orthogonal or self.inducing.O
+            if self.orthogonal is None:
+                self.orthogonal = self.inducing.O
             self.inducing = self.inducing.Z
         sets, sizes = self.orthogonal, self.num_orthogonal
         if sets is not None and not isinstance(sets, tuple | list):
@@ -509,7 +510,7 @@ class ODVGP(SOLVEGP):
         :math:`q(v) = N(C_{vv} a, C_{vv})` with a learned, nothing of the size of O is
         factorised, and the KL divergence is estimated from that many random columns of
         K_vv in each step (one orthogonal set only).
-        See :class:`~numpyro_sgp.DecoupledPosterior`.
+        See :class:`~numpyro_sgp.families.DecoupledGaussian`.
 
     **References:**
 
@@ -645,6 +646,10 @@ class MixtureSVGP(_Approximation):
 
     def _sets(self):
         return [(self.num_inducing, self.inducing)]
+
+
+def _shown(value):
+    return f"<array of shape {np.shape(value)}>" if np.ndim(value) > 1 else repr(value)
 
 
 def _check_blocks(name, family):

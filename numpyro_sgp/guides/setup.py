@@ -313,10 +313,14 @@ def _start(name, run, approximation, prefix, subsampled, saved) -> SiteSetup:
     else:
         values, constants = _saved_at(name, prior, approximation, saved)
         points = approximation.points_in(values)
-        initial = {
-            key: replace(param, value=values[key])
-            for key, param in approximation.start(prior, points).items()
-        }
+        initial = approximation.start(prior, points)
+        if initial.keys() != values.keys():
+            raise ValueError(
+                f"GP site '{name}' was saved with the values {sorted(values)}, but "
+                f"{approximation} has {sorted(initial)}. Use the approximation that was "
+                "trained."
+            )
+        initial = {k: replace(param, value=values[k]) for k, param in initial.items()}
     return SiteSetup(
         approximation=approximation,
         prefix=f"{name}_{prefix}",

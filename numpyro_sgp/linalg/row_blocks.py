@@ -74,7 +74,7 @@ def check_partition(blocks, num_rows: int) -> None:
         ndim = 0  # lists of different lengths
     if ndim != 2:
         raise ValueError(
-            "blocks is a number of rows, or an array of row numbers of shape "
+            "The partition of a tight bound is an array of row numbers of shape "
             f"(num_blocks, rows), filled up with -1; got {type(blocks).__name__}."
         )
     if not not_jax_tracer(blocks):
@@ -83,8 +83,8 @@ def check_partition(blocks, num_rows: int) -> None:
     rows = np.sort(rows[rows != -1])
     if not np.array_equal(rows, np.arange(num_rows)):
         raise ValueError(
-            f"blocks must have each of the row numbers 0 to {num_rows - 1} once (and -1 "
-            f"where a block is short), but it has {rows.size} entries, "
+            f"A partition must have each of the row numbers 0 to {num_rows - 1} once (and "
+            f"-1 where a block is short), but it has {rows.size} entries, "
             f"{np.unique(rows).size} different ones, from {rows.min(initial=0)} to "
             f"{rows.max(initial=0)}. See numpyro_sgp.neighbour_blocks(X, size)."
         )

@@ -98,7 +98,7 @@ def fit_lbfgs(
     :param natural: whether q(u) goes to its optimum by natural gradients before each
         evaluation, so that L-BFGS sees the other parameters alone. It takes few iterations
         then, and most often far less time. For guides whose q(u) is given by sites
-        (``covariance="sites"``), where it is the default; not with ``blocks``.
+        (``covariance="pseudo_data"``), where it is the default; not with ``blocks``.
     :param init_params: starting values, as in ``svi.run``.
     :param init_state: state to start from, of ``svi.init`` or another result.
     :param progress_bar: whether to show block, iteration and loss.

@@ -78,8 +78,8 @@ def natural_gradients(
     :return: an optax transformation.
     :raises ValueError: if the rate is not in (0, 1], or the guide was given another one; at
         the first step, if a GP site has a
-        mixture or sites, or all have an :class:`~numpyro_sgp.InverseFreeSVGP` (beside other
-        sites, ``others`` trains it).
+        mixture or pseudo-data, or all have an :class:`~numpyro_sgp.InverseFreeSVGP`
+        (beside other sites, ``others`` trains it).
 
     **References:**
 
@@ -155,7 +155,8 @@ def natural_gradients(
                 for tree in (params, gradients)
             )
             new = family.natural_step(own, own_slopes, rate)
-            steps |= {names[name]: step for name, step in new.items()}
+            # Not in place: it may be the state of the other optimiser.
+            steps = {**steps, **{names[name]: step for name, step in new.items()}}
         return steps, _State(state.step + 1, other_state)
 
     return optax.GradientTransformation(init, update)

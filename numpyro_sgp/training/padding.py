@@ -17,8 +17,8 @@ def pad_rows(*arrays, size: int | None = None) -> tuple:
     as many points as the data will need, and train it where its rows are spread already,
     or give it points (``SVGP(inducing=grid)``). A new guide compiles anew.
 
-    Not for ``VGP``, ``covariance="sites"`` and ``tight`` bounds, which have a part for each
-    row whether or not it is masked.
+    Not for ``VGP``, ``covariance="pseudo_data"`` and ``tight`` bounds, which have a part
+    for each row whether or not it is masked.
 
     :param arrays: with a common first axis, such as X and y.
     :param size: number of rows to fill up to; None for the next power of two.

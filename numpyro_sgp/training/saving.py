@@ -25,8 +25,8 @@ def save(path: str | os.PathLike, guide: AutoSparseGP, params: dict) -> None:
     The file is an ``.npz`` archive of plain arrays, with a header in JSON (the package's
     version, the guide's fingerprint, and name, shape and dtype of each array) and a
     checksum of each; nothing in it is ever executed. It has the parameters, the inducing
-    points that were not trained, and with ``VGP`` and ``covariance="sites"`` the inputs
-    that q(u) is of. It does not have the model, which is code, nor other data.
+    points that were not trained, and with ``VGP`` and ``covariance="pseudo_data"`` the
+    inputs that q(u) is of. It does not have the model, which is code, nor other data.
 
     :param path: the file; written at once or not at all, over one that is there.
     :param guide: the guide, set up.

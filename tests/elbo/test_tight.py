@@ -280,6 +280,37 @@ def test_likelihoods_with_an_expectation_of_their_own_are_relaxed_alike():
         np.testing.assert_allclose(*found, rtol=1e-9)
 
 
+def test_closed_forms_stay_beside_a_tight_bound():
+    """A likelihood without a slope by f has one by its closed form."""
+    X, y = regression_data(6)
+    labels = jnp.array([0, 1, 1, 0, 1, 0])
+
+    def program(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        g = numpyro.sample("g", sgp.GaussianProcess(KERNEL, X).expand([2]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+            numpyro.sample("label", sgp.likelihoods.RobustMax(g), obs=labels)
+
+    options = {"inducing": Z, "train_inducing": False}
+    options = {"f": sgp.SVGP(**options, tight="diagonal"), "g": sgp.SVGP(**options)}
+    guide = sgp.AutoSparseGP(program, options)
+    svi = SVI(program, guide, optax.adam(0.1), sgp.TraceGP_ELBO(sgp.MonteCarlo(2)))
+    params = svi.get_params(svi.init(KEY, X, y))
+    slopes = jax.grad(bound_of(guide, program, sgp.MonteCarlo(2)))(params, X, y)
+    assert jnp.abs(slopes["g_auto_qu_mu"]).max() > 0.1
+
+
+def test_a_partition_is_for_the_rows_that_it_names():
+    X, y = regression_data(6)
+    blocks = sgp.relaxation.Blocks(partition=np.arange(6).reshape(2, 3))
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z, tight=blocks))
+    guide.setup(X, y)
+    loss = sgp.TraceGP_ELBO(sgp.GaussHermite(2)).loss
+    with pytest.raises(ValueError, match="each of the row numbers 0 to 8 once"):
+        loss(KEY, {}, model, guide, *regression_data(9))
+
+
 class NoRelaxation(sgp.relaxation.Relaxation):
     """V = I, by the interface of one's own."""
 

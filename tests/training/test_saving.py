@@ -102,6 +102,14 @@ def test_what_is_no_parameter_is_saved_too(kind, tmp_path):
     assert_array_equal(found.variance, known.variance)
 
 
+def test_another_family_is_refused_by_name(tmp_path):
+    guide, params = trained("fixed")
+    sgp.save(tmp_path / "guide.npz", guide, params)
+    other = empty(sgp.SVGP(6, covariance="pseudo_data"))
+    with pytest.raises(ValueError, match=r"guide.npz.*'f' was saved with .*qu_linear"):
+        sgp.load(tmp_path / "guide.npz", other, X[:2], Y[:2])
+
+
 def test_nested_parameters_come_back(tmp_path):
     def model(X, y):
         net = numpyro.param("net", {"layers": [(jnp.ones(2), jnp.zeros(())), ()], "b": 0.5})
