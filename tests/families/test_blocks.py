@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from numpyro_sgp.families import Block, BlockGaussian, Factors
+from numpyro_sgp.families import Block, BlockGaussian, Factors, Full
 from tests.helpers import dense_kl
 
 SIZES = (3, 2)
@@ -163,3 +163,9 @@ def test_is_a_pytree_whose_structure_holds_the_kinds():
     assert [b.is_prior for b in again.blocks] == [False, False, True]
     assert [b.is_diagonal for b in again.blocks] == [False, True, False]
     assert len(jax.tree.leaves(q)) == 5
+
+
+def test_sets_go_with_their_points_whatever_the_order_of_the_parameters():
+    sizes = {"qu": 3, "qv": 1, "qv2": 2}
+    params = {f"{name}_mu": jnp.zeros(size) for name, size in reversed(sizes.items())}
+    assert Full().build(params, whiten=True).sizes == (3, 1, 2)

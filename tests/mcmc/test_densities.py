@@ -14,8 +14,9 @@ import pytest
 from numpy.testing import assert_allclose
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
+from numpyro.diagnostics import effective_sample_size
 from numpyro.distributions import biject_to, constraints, transforms
-from numpyro.infer import NUTS, Gibbs, init_to_median
+from numpyro.infer import MCMC, NUTS, Gibbs, init_to_median
 from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 from numpyro.infer.util import log_density, potential_energy
 
@@ -23,6 +24,7 @@ from numpyro_sgp import (
     SVGP,
     CollapsedSVGP,
     EllipticalSlice,
+    GaussHermite,
     GaussianProcess,
     GPPredictive,
     MarginalGP,
@@ -325,3 +327,60 @@ def test_evidence_and_its_bound_under_nuts(collapsed):
     free = {name: jnp.asarray(0.7 * rng.normal(size=POINTS)) for name in names}
     got, expected = (potentials(partial(model, y), free) for y in (ours, hand))
     assert_allclose(got, expected, rtol=1e-7)
+
+
+# ---- posteriors ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["untouched", "hyperparameters", "reparametrised", "factors", "chain"]
+)
+def test_sparsified_at_the_inputs_and_whitened_models_have_one_posterior(name):
+    sparse = sparsify(of(name, process), SVGP(inducing=X, jitter=JITTER), GaussHermite(4))
+    draws = []
+    for i, model in enumerate([whiten(of(name, process)), sparse.setup()]):
+        mcmc = MCMC(
+            NUTS(model),
+            num_warmup=500,
+            num_samples=1500,
+            num_chains=16,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        mcmc.run(jax.random.key(i))
+        draws.append(mcmc.get_samples(group_by_chain=True))
+    trace = handlers.trace(handlers.seed(of(name, by_hand), 0)).get_trace()
+    table, numbers = [], []
+    for site in points(name)[1]:
+        keys = (site, *renamed({site: 0}, name))
+        pair = [found[key] for found, key in zip(draws, keys, strict=True)]
+        if site == "c" and name == "untouched":
+            # Its prior, Gamma(4, 0.5), in which the mean is 8 and the sd 4. Five standard
+            # errors, with the excess kurtosis of 6 / 4.
+            for c in pair:
+                ess = effective_sample_size(np.asarray(c))
+                print(f"\nc: {c.mean():.3f} +- {c.std():.3f}, ess {ess:.0f}")
+                assert abs(c.mean() - 8) < 5 * 4 / np.sqrt(ess)
+                assert abs(c.std() - 4) < 5 * 4 * np.sqrt(3.5 / 4 / ess)
+        # Where the tails of all are light: numbers without bounds.
+        free = jax.vmap(jax.vmap(biject_to(trace[site]["fn"].support).inv))
+        pair = [np.reshape(free(values), (*values.shape[:2], -1)) for values in pair]
+        for i in range(pair[0].shape[-1]):
+            columns = [values[..., i] for values in pair]
+            mean, sd = np.mean(columns, axis=(1, 2)), np.std(columns, axis=(1, 2))
+            ess = np.array([effective_sample_size(c) for c in columns])
+            z = (mean[0] - mean[1]) / np.sqrt(np.sum(sd**2 / ess))
+            numbers.append((z, sd[1] / sd[0], ess.min()))
+            table.append(
+                f"{name:16} {site:12} {mean[0]:8.3f} {mean[1]:8.3f} {sd[0]:7.3f} "
+                f"{sd[1]:7.3f} {z:6.2f} {sd[1] / sd[0]:6.3f} {ess[0]:7.0f} {ess[1]:7.0f}"
+            )
+    print("\n" + "\n".join(table))
+    z, ratio, ess = np.transpose(numbers)
+    assert ess.min() > 1000
+    # Were they normal, one key in 16,000 would fail for each of some 60 numbers.
+    assert np.abs(z).max() < 4
+    # The standard error of a ratio is sqrt(1 / ess), or .012 with 7,000, and more where
+    # tails are not those of a normal.
+    assert 0.95 < ratio.min() and ratio.max() < 1.05
