@@ -262,9 +262,9 @@ class Sum(_Pair):
         return self.left.diag(X) + self.right.diag(X)
 
     def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
-        left, right, sign = jax.random.split(rng_key, 3)
-        left = features_of(self.left, left, shape, dim, dtype)
-        right = features_of(self.right, right, shape, dim, dtype)
+        key_left, key_right, sign = jax.random.split(rng_key, 3)
+        left = features_of(self.left, key_left, shape, dim, dtype)
+        right = features_of(self.right, key_right, shape, dim, dtype)
         return Partial(_sum, left, right, jax.random.rademacher(sign, shape, dtype))
 
 
@@ -289,9 +289,9 @@ class Product(_Pair):
         return self.left.diag(X) * self.right.diag(X)
 
     def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
-        left, right = jax.random.split(rng_key)
-        left = features_of(self.left, left, shape, dim, dtype)
-        right = features_of(self.right, right, shape, dim, dtype)
+        key_left, key_right = jax.random.split(rng_key)
+        left = features_of(self.left, key_left, shape, dim, dtype)
+        right = features_of(self.right, key_right, shape, dim, dtype)
         return Partial(_product, left, right)
 
 
