@@ -58,13 +58,13 @@ def split_static(tree) -> tuple[list, tuple]:
     """
     leaves, structure = jax.tree.flatten(tree)
     fixed = [None if _is_array(leaf) else (type(leaf), leaf) for leaf in leaves]
-    for leaf in fixed:
+    for leaf, value in zip(fixed, leaves, strict=True):
         try:
             hash(leaf)
         except TypeError:
             raise TypeError(
-                f"An argument of the model has a {leaf[0].__name__}, which is neither an "
-                "array nor hashable, so that it could not be seen whether a compiled "
+                f"An argument of the model has a {type(value).__name__}, which is neither "
+                "an array nor hashable, so that it could not be seen whether a compiled "
                 "program fits it. Pass arrays, numbers, strings, functions or tuples."
             ) from None
     return [leaf for leaf in leaves if _is_array(leaf)], (structure, tuple(fixed))
@@ -73,8 +73,8 @@ def split_static(tree) -> tuple[list, tuple]:
 def join_static(arrays: list, static: tuple):
     """The inverse of :func:`split_static`."""
     structure, fixed = static
-    arrays = iter(arrays)
-    leaves = [next(arrays) if leaf is None else leaf[1] for leaf in fixed]
+    given = iter(arrays)
+    leaves = [next(given) if leaf is None else leaf[1] for leaf in fixed]
     return jax.tree.unflatten(structure, leaves)
 
 

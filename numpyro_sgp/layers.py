@@ -196,7 +196,8 @@ def convolutional_layer(
             f"Layer '{name}' needs images of shape (N, H, W, C), got {images.shape}. For "
             "flat images use images.reshape(-1, H, W, C)."
         )
-    num, *shape = images.shape
+    num, *rest = images.shape
+    shape = tuple(rest)
     num_channels = index(num_channels)
     try:
         patches = extract_patches(images.reshape(num, -1), shape, patch_size, stride)

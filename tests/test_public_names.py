@@ -16,6 +16,7 @@ ROOMS = ["numpyro_sgp"] + [
 ]
 # Rooms whose public names say the types of all arguments and results.
 ANNOTATED = (
+    "families",
     "inducing",
     "inverse_free",
     "kernels",

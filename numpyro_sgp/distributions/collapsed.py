@@ -1,6 +1,7 @@
 """GP regression with q(u) at its optimum: bounds of the evidence as distributions of y."""
 
 import copy
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +83,7 @@ class MarginalGP(dist.Distribution):
     support = constraints.real_vector
     reparametrized_params = []
     pytree_data_fields = ("prior", "noise")
-    pytree_aux_fields = ("jitter",)
+    pytree_aux_fields: ClassVar[tuple] = ("jitter",)
 
     def __init__(
         self,
@@ -262,7 +263,7 @@ class _Collapsed(MarginalGP):
 
     pytree_data_fields = ("inducing", "tight")
 
-    _relaxations: tuple = (Diagonal, Blocks)
+    _relaxations: ClassVar[tuple] = (Diagonal, Blocks)
 
     #: Whether sets beside the first keep the prior covariance.
     _prior_covariance = False
@@ -434,7 +435,7 @@ class CollapsedSVGP(_Collapsed):
         True
     """
 
-    _relaxations = (Diagonal, Blocks, Conditional)
+    _relaxations: ClassVar[tuple] = (Diagonal, Blocks, Conditional)
 
     def __init__(
         self,
@@ -640,7 +641,7 @@ class CollapsedCG(CollapsedSVGP):
         True
     """
 
-    pytree_aux_fields = ("max_iterations", "tol")
+    pytree_aux_fields: ClassVar[tuple] = ("max_iterations", "tol")
     _relaxations = (Diagonal, Blocks)
 
     def __init__(

@@ -1,6 +1,7 @@
 """What every variational posterior at a GP site offers."""
 
 import copy
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +32,14 @@ class GPPosterior(dist.Distribution):
     relaxation = None
 
     #: Whether rows of different latent functions are independent under q.
-    independent_latents = True
+    independent_latents: Any = True
 
     #: Rows in each group of consecutive ones that :meth:`place` draws jointly.
     joint_rows = 1
 
     # Whether f has the prior's mean, and what the inducing variables leave open.
-    _has_mean = True
-    _residual = True
+    _has_mean: Any = True
+    _residual: Any = True
 
     def __repr__(self):
         sizes = " + ".join(str(points.shape[-2]) for points in self.inducing)
@@ -122,7 +123,7 @@ class GPPosterior(dist.Distribution):
     def draw_rows(self, key: Array) -> Array:
         """Values of f from their marginals, of one component of a mixture."""
         key_k, key_x = jax.random.split(key)
-        component = 0
+        component: Any = 0
         if self.num_components > 1:
             component = jax.random.categorical(key_k, self.log_weights)
         x = jax.random.normal(key_x, self.shape(), self.prior.X.dtype)

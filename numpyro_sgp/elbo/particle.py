@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ class GPSite(NamedTuple):
     """What the rules need to know of a GP site; ``shape`` is ``batch_shape + (N,)``."""
 
     shape: tuple[int, ...]
-    dtype: object
+    dtype: Any
     coupling: Coupling
     joint_rows: int
     num_components: int
@@ -250,7 +250,8 @@ class Particle:
             relaxed,
             relaxed and q.relaxation.is_gaussian,
         )
-        number, shift = 0, None
+        number: Any = 0
+        shift = None
         if here.num_components > 1:
             number = opening(("component", name), (), jnp.int32)
             parts["log_weight"][name] = q.log_weights[number]

@@ -1,12 +1,15 @@
 """What a family q(u) is made of: options, parameters and arrays, each in one object."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 from numpyro.distributions import constraints
+
+Shape = tuple[int, ...]
+Sets = tuple[int, ...]  # numbers of sets of inducing variables
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class Factors(NamedTuple):
     """
 
     chol: Array
-    cross: Callable[[Array], Array] | None = None
-    kernel: Callable | None = None
+    cross: Any = None
+    kernel: Any = None
 
 
 class Start(NamedTuple):
@@ -65,7 +68,7 @@ class Start(NamedTuple):
         return tuple(points.shape[-2] for points in self.points)
 
     @property
-    def dtype(self):
+    def dtype(self) -> Any:
         """Of all parameters."""
         return self.points[0].dtype
 
@@ -108,7 +111,7 @@ class Family:
         """
         raise NotImplementedError
 
-    def takes_natural_steps(self, names) -> tuple[str, ...]:
+    def takes_natural_steps(self, names: Iterable[str]) -> tuple[str, ...]:
         """Which of the parameters :meth:`natural_step` is for."""
         return ()
 
@@ -131,15 +134,19 @@ class QU:
     (:meth:`component`), most often of one.
     """
 
-    num_components: int = 1
     independent_latents: bool = True
+
+    @property
+    def num_components(self) -> int:
+        """Number K of components."""
+        return 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of inducing variables in each set."""
         raise NotImplementedError
 
-    def check_batch(self, batch_shape: tuple[int, ...]) -> None:
+    def check_batch(self, batch_shape: Shape) -> None:
         """
         :raises ValueError: if it is not one for a process of this batch shape.
         """
@@ -153,7 +160,7 @@ class QU:
         """Log weights of the components, shape ``(K,)``."""
         return jnp.zeros(1)
 
-    def component(self, k) -> "QU":
+    def component(self, k: Any) -> Any:
         """Component ``k``, which may be traced, as a ``BlockGaussian``."""
         del k
         return self
@@ -164,11 +171,11 @@ class QU:
         ends = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
         return tuple(slice(e - m, e) for e, m in zip(ends, self.sizes, strict=True))
 
-    def draw(self, key, sample_shape, batch_shape) -> Array:
+    def draw(self, key: Array, sample_shape: Shape, batch_shape: Shape) -> Array:
         """Draws of whitened u, shape ``sample_shape + batch_shape + (M,)``."""
         raise NotImplementedError
 
-    def kl(self, rng_key=None, sets: tuple[int, ...] | None = None) -> Array:
+    def kl(self, rng_key: Array | None = None, sets: Sets | None = None) -> Array:
         r"""
         :math:`\mathrm{KL}[q(u) \| N(0, I)]`, ``(*batch,)``, or a bound of it.
 
@@ -194,11 +201,11 @@ class QU:
         del X, A
         return 0.0
 
-    def kernel_functions(self, points, weights):
+    def kernel_functions(self, points: Array, weights: Array) -> tuple[Array, Array]:
         """Points and weights of kernel functions with those that all draws share."""
         return points, weights
 
-    def keep(self, sets: tuple[int, ...], residual: bool) -> "QU":
+    def keep(self, sets: Sets, residual: bool) -> "QU":
         """Of the sets only; ``residual``: with what they leave open."""
         del sets, residual
         return self

@@ -1,15 +1,17 @@
 """Gaussian q(u) with one independent block for each set: full, diagonal or the prior's."""
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from numpyro.distributions import biject_to, constraints
 
-from numpyro_sgp.families.base import QU, Factors, Family, Param, Start
+from numpyro_sgp.families.base import QU, Factors, Family, Param, Sets, Shape, Start
 from numpyro_sgp.families.constraint import lower_triangular
 from numpyro_sgp.linalg import solve_lower, triangular_product
 
@@ -51,6 +53,11 @@ class Block:
         """Whether S is diagonal."""
         return self.sqrt is not None and self.sqrt.ndim == self.mu.ndim
 
+    @property
+    def _root(self) -> Array:
+        assert self.sqrt is not None, "the prior's covariance has no factor here"
+        return self.sqrt
+
     def whitened(self, L: Array) -> "Block":
         r"""
         The same Gaussian in the coordinates :math:`L^{-1}u`: :math:`a = L^{-1}\mu` and
@@ -66,12 +73,12 @@ class Block:
         mu = solve_lower(L, self.mu[..., None])[..., 0]
         if self.is_prior:
             return Block(mu, None)
-        sqrt = self.sqrt
+        sqrt = self._root
         if self.is_diagonal:
             sqrt = sqrt[..., None] * jnp.eye(self.size, dtype=sqrt.dtype)
         return Block(mu, solve_lower(L, sqrt))
 
-    def project(self, A: Array) -> Array | None:
+    def project(self, A: Array) -> Array:
         """
         ``sqrt.T @ A``, whose squared column sums are the variances that S adds.
 
@@ -79,12 +86,12 @@ class Block:
         :return: shape ``(*batch, M, N)``.
         """
         if self.is_diagonal:
-            return self.sqrt[..., None] * A
-        if self.sqrt.shape[-1] != self.size:
-            return jnp.einsum("...mk,...mn->...kn", self.sqrt, A)
+            return self._root[..., None] * A
+        if self._root.shape[-1] != self.size:
+            return jnp.einsum("...mk,...mn->...kn", self._root, A)
         if self.upper:
-            return triangular_product(self.sqrt.mT, A)
-        return triangular_product(self.sqrt, A, transpose=True)
+            return triangular_product(self._root.mT, A)
+        return triangular_product(self._root, A, transpose=True)
 
     def spread(self, noise: Array) -> Array:
         """
@@ -95,8 +102,8 @@ class Block:
         if self.is_prior:
             return noise
         if self.is_diagonal:
-            return self.sqrt * noise
-        return jnp.einsum("...mk,...k->...m", self.sqrt, noise)
+            return self._root * noise
+        return jnp.einsum("...mk,...k->...m", self._root, noise)
 
     def kl(self) -> Array:
         r"""
@@ -107,10 +114,10 @@ class Block:
         if self.is_prior:
             return 0.5 * mahalanobis
         if self.is_diagonal:
-            diagonal, trace = self.sqrt, jnp.sum(self.sqrt**2, axis=-1)
+            diagonal, trace = self._root, jnp.sum(self._root**2, axis=-1)
         else:
-            diagonal = jnp.diagonal(self.sqrt, axis1=-2, axis2=-1)
-            trace = jnp.sum(self.sqrt**2, axis=(-2, -1))
+            diagonal = jnp.diagonal(self._root, axis1=-2, axis2=-1)
+            trace = jnp.sum(self._root**2, axis=(-2, -1))
         log_det = jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1)
         return 0.5 * (trace + mahalanobis - self.size) - log_det
 
@@ -156,7 +163,7 @@ class BlockGaussian(QU):
         )
         return replace(self, blocks=blocks, whiten=True)
 
-    def draw(self, key, sample_shape, batch_shape) -> Array:
+    def draw(self, key: Array, sample_shape: Shape, batch_shape: Shape) -> Array:
         """See :meth:`QU.draw`."""
         draws = []
         keys = jax.random.split(key, len(self.blocks))
@@ -166,16 +173,16 @@ class BlockGaussian(QU):
             draws.append(block.mu + block.spread(noise))
         return jnp.concatenate(draws, axis=-1)
 
-    def kl(self, rng_key=None, sets=None) -> Array:
+    def kl(self, rng_key: Array | None = None, sets: Sets | None = None) -> Array:
         """KL of whitened q(u) from ``N(0, I)``, summed over the sets: ``(*batch,)``."""
         del rng_key
         if not self.whiten:
             raise ValueError("Give the KL a whitened q: call `.whitened(...)` first.")
-        sets = range(len(self.blocks)) if sets is None else sets
-        return sum((self.blocks[i].kl() for i in sets), jnp.zeros((), self.dtype))
+        blocks = self.blocks if sets is None else [self.blocks[i] for i in sets]
+        return sum((block.kl() for block in blocks), jnp.zeros((), self.dtype))
 
     @property
-    def dtype(self):
+    def dtype(self) -> Any:
         """Of all numbers."""
         return self.blocks[0].mu.dtype
 
@@ -185,7 +192,7 @@ class BlockGaussian(QU):
         plain = (type(block) is Block and not block.is_prior for block in self.blocks)
         return self.blocks if all(plain) else None
 
-    def with_parts(self, parts) -> "BlockGaussian":
+    def with_parts(self, parts: tuple) -> "BlockGaussian":
         """See :meth:`QU.with_parts`."""
         return BlockGaussian(tuple(parts))
 
@@ -201,7 +208,7 @@ class Full(Family):
     several_sets = True
     whitened_only = False
 
-    def root(self, size: int, factor: Array | None, dtype) -> Array | None:
+    def root(self, size: int, factor: Array | None, dtype: Any) -> Array | None:
         """
         Square root of the prior's covariance of a set.
 
@@ -237,17 +244,17 @@ class Full(Family):
 
     def build(self, params: dict, whiten: bool) -> BlockGaussian:
         """See :meth:`Family.build`."""
-        names = map(block_name, itertools.count())
-        names = itertools.takewhile(lambda name: f"{name}_mu" in params, names)
+        every = map(block_name, itertools.count())
+        names = itertools.takewhile(lambda name: f"{name}_mu" in params, every)
         blocks = (Block(params[f"{k}_mu"], params.get(f"{k}_sqrt")) for k in names)
         return BlockGaussian(tuple(blocks), whiten)
 
-    def takes_natural_steps(self, names) -> tuple[str, ...]:
+    def takes_natural_steps(self, names: Iterable[str]) -> tuple[str, ...]:
         """See :meth:`Family.takes_natural_steps`: all but means of sets like the prior."""
         roots = [name for name in names if name.endswith("_sqrt")]
         return tuple(k for root in roots for k in (root.replace("_sqrt", "_mu"), root))
 
-    def natural_step(self, free, slopes, rate) -> dict:
+    def natural_step(self, free: dict, slopes: dict, rate: Array) -> dict:
         """See :meth:`Family.natural_step`; the sets side by side."""
         steps = {}
         for root in (name for name in free if name.endswith("_sqrt")):
@@ -264,7 +271,7 @@ class Diagonal(Full):
 
     name = "diagonal"
 
-    def root(self, size, factor, dtype) -> Array:
+    def root(self, size: int, factor: Array | None, dtype: Any) -> Array:
         """Standard deviations of the diagonal Gaussian nearest to the prior."""
         if factor is None:
             return jnp.ones(size, dtype)
@@ -284,7 +291,7 @@ class Prior(Full):
 
     name = "prior"
 
-    def root(self, size, factor, dtype) -> None:
+    def root(self, size: int, factor: Array | None, dtype: Any) -> None:
         """There is none."""
         del size, factor, dtype
 
@@ -299,7 +306,7 @@ class PriorAfterFirst(Full):
 
     first: Full
 
-    def of_set(self, index):
+    def of_set(self, index: int) -> Full:
         """See :meth:`Full.of_set`."""
         return self.first if index == 0 else Prior()
 

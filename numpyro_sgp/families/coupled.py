@@ -1,13 +1,15 @@
 """One Gaussian q(u) over the inducing variables of all latent functions of a site."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_sgp.families.base import QU, Family, Param, Start
+from numpyro_sgp.families.base import QU, Factors, Family, Param, Sets, Shape, Start
 from numpyro_sgp.families.blocks import Block, BlockGaussian, gaussian_step
 from numpyro_sgp.families.constraint import lower_triangular
 
@@ -30,7 +32,7 @@ class CoupledGaussian(QU):
 
     independent_latents = False
 
-    def check_batch(self, batch_shape: tuple[int, ...]) -> None:
+    def check_batch(self, batch_shape: Shape) -> None:
         """
         :raises ValueError: if the factor is not of all functions of a process.
         """
@@ -52,25 +54,25 @@ class CoupledGaussian(QU):
         """Number of inducing variables of each function."""
         return (self.mu.shape[-1],)
 
-    def whitened(self, factors) -> "CoupledGaussian":
+    def whitened(self, factors: Factors) -> "CoupledGaussian":
         """It is in whitened coordinates."""
         del factors
         return self
 
-    def component(self, k) -> BlockGaussian:
+    def component(self, k: Any) -> BlockGaussian:
         """Of each function alone, by its rows of the factor: ``(*batch, M, QM)``."""
         del k
         rows = self.sqrt.reshape(*self.mu.shape, -1)
         return BlockGaussian((Block(self.mu, rows),))
 
-    def draw(self, key, sample_shape, batch_shape) -> Array:
+    def draw(self, key: Array, sample_shape: Shape, batch_shape: Shape) -> Array:
         """See :meth:`QU.draw`; joint over the latent functions."""
         del batch_shape
         (joint,) = self.parts
         noise = jax.random.normal(key, (*sample_shape, joint.size), self.mu.dtype)
         return self.mu + joint.spread(noise).reshape(*sample_shape, *self.mu.shape)
 
-    def kl(self, rng_key=None, sets=None) -> Array:
+    def kl(self, rng_key: Array | None = None, sets: Sets | None = None) -> Array:
         """KL of all latent functions together, shape ``()``."""
         (joint,) = self.parts
         return joint.kl()
@@ -80,7 +82,7 @@ class CoupledGaussian(QU):
         """One Gaussian over all functions."""
         return (Block(self.mu.reshape(-1), self.sqrt),)
 
-    def with_parts(self, parts) -> "CoupledGaussian":
+    def with_parts(self, parts: tuple) -> "CoupledGaussian":
         """See :meth:`QU.with_parts`."""
         (joint,) = parts
         return CoupledGaussian(joint.mu.reshape(self.mu.shape), joint.sqrt)
@@ -102,17 +104,17 @@ class Coupled(Family):
             "qu_sqrt": Param(sqrt, lower_triangular),
         }
 
-    def build(self, params, whiten) -> CoupledGaussian:
+    def build(self, params: dict, whiten: bool) -> CoupledGaussian:
         """See :meth:`Family.build`."""
         del whiten
         return CoupledGaussian(params["qu_mu"], params["qu_sqrt"])
 
-    def takes_natural_steps(self, names):
+    def takes_natural_steps(self, names: Iterable[str]) -> tuple[str, ...]:
         """See :meth:`Family.takes_natural_steps`."""
         return ("qu_mu", "qu_sqrt")
 
-    def natural_step(self, free, slopes, rate):
+    def natural_step(self, free: dict, slopes: dict, rate: Array) -> dict:
         """See :meth:`Family.natural_step`."""
-        names = "qu_mu", "qu_sqrt"
-        steps = gaussian_step(*(free[k] for k in names), *(slopes[k] for k in names), rate)
-        return dict(zip(names, steps, strict=True))
+        to_mu, to_sqrt = slopes["qu_mu"], slopes["qu_sqrt"]
+        mu, sqrt = gaussian_step(free["qu_mu"], free["qu_sqrt"], to_mu, to_sqrt, rate)
+        return {"qu_mu": mu, "qu_sqrt": sqrt}

@@ -1,13 +1,15 @@
 """ODVGP at scale: a mean of thousands of points O, without their Cholesky factor."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_sgp.families.base import QU, Factors, Family, Param, Start
+from numpyro_sgp.families.base import QU, Factors, Family, Param, Sets, Shape, Start
 from numpyro_sgp.families.blocks import BlockGaussian, Full
 from numpyro_sgp.inducing.covariances import union
 from numpyro_sgp.linalg import solve_lower
@@ -57,13 +59,13 @@ class DecoupledGaussian(QU):
 
     first: BlockGaussian
     points: Array
-    weights: Array | None
+    weights: Any  # None where the part by O is left out
     num_columns: int | None = None
     # In whitened coordinates: the kernel and L, and inv(L) K_uv a, shape (*batch, M).
-    factors: tuple | None = field(default=None, repr=False)
-    pulled: Array | None = field(default=None, repr=False)
+    factors: Any = field(default=None, repr=False)
+    pulled: Any = field(default=None, repr=False)
 
-    def check_batch(self, batch_shape) -> None:
+    def check_batch(self, batch_shape: Shape) -> None:
         """See :meth:`QU.check_batch`."""
         num_points = jnp.shape(self.points)[-2]
         if jnp.shape(self.weights)[-1:] != (num_points,):
@@ -90,21 +92,21 @@ class DecoupledGaussian(QU):
             pulled=jnp.einsum("...mn,...n->...m", A, self.weights),
         )
 
-    def component(self, k) -> BlockGaussian:
+    def component(self, k: Any) -> BlockGaussian:
         """q(u)."""
         del k
         return self.first
 
-    def draw(self, key, sample_shape, batch_shape) -> Array:
+    def draw(self, key: Array, sample_shape: Shape, batch_shape: Shape) -> Array:
         """See :meth:`QU.draw`."""
         return self.first.draw(key, sample_shape, batch_shape)
 
-    def keep(self, sets, residual) -> "DecoupledGaussian":
+    def keep(self, sets: Sets, residual: bool) -> "DecoupledGaussian":
         """The part by O belongs to what Z leaves open."""
         del sets
         return self if residual else replace(self, weights=None)
 
-    def mean_shift(self, X, A) -> Array | float:
+    def mean_shift(self, X: Array, A: Array) -> Array | float:
         """See :meth:`QU.mean_shift`: c(X, O) a."""
         if self.weights is None:
             return 0.0
@@ -112,7 +114,7 @@ class DecoupledGaussian(QU):
         shift = jnp.einsum("...nm,...m->...n", kernel(X, self.points), self.weights)
         return shift - jnp.einsum("...mn,...m->...n", A, self.pulled)
 
-    def kl(self, rng_key=None, sets=None) -> Array:
+    def kl(self, rng_key: Array | None = None, sets: Sets | None = None) -> Array:
         r"""
         :math:`\mathrm{KL}[q(u) \| p(u)] + \frac12 a^\top C_{vv} a`, shape ``(*batch,)``.
 
@@ -140,15 +142,15 @@ class DecoupledGaussian(QU):
         each = jnp.einsum("...jm,...m->...j", K, self.weights)
         return jnp.sum((columns >= 0) * self.weights[..., columns] * each, axis=-1)
 
-    def kernel_functions(self, points, weights):
+    def kernel_functions(self, points: Array, weights: Array) -> tuple[Array, Array]:
         """See :meth:`QU.kernel_functions`."""
         if self.weights is None:
             return points, weights
         # c(x, O) a = k(x, O) a - k(x, Z) L^-T inv(L) K_uv a.
         _, chol = self.factors
         back = solve_lower(chol, self.pulled[..., None], transpose=True)[..., 0]
-        fixed = (*weights.shape[:-1], self.weights.shape[-1])
-        fixed = jnp.broadcast_to(self.weights, fixed)
+        shape = (*weights.shape[:-1], self.weights.shape[-1])
+        fixed = jnp.broadcast_to(self.weights, shape)
         weights = jnp.concatenate([weights - back, fixed], axis=-1)
         return union((points, self.points)), weights
 
@@ -176,15 +178,15 @@ class Decoupled(Family):
         params = self.first.start(at._replace(points=(Z,)))
         return params | {"qv_weights": Param(weights)}
 
-    def build(self, params, whiten) -> DecoupledGaussian:
+    def build(self, params: dict, whiten: bool) -> DecoupledGaussian:
         """See :meth:`Family.build`."""
         first = self.first.build(params, whiten)
         return DecoupledGaussian(first, params["O"], params["qv_weights"], self.num_columns)
 
-    def takes_natural_steps(self, names):
+    def takes_natural_steps(self, names: Iterable[str]) -> tuple[str, ...]:
         """See :meth:`Family.takes_natural_steps`."""
         return self.first.takes_natural_steps(names)
 
-    def natural_step(self, free, slopes, rate):
+    def natural_step(self, free: dict, slopes: dict, rate: Array) -> dict:
         """See :meth:`Family.natural_step`."""
         return self.first.natural_step(free, slopes, rate)

@@ -1,5 +1,6 @@
 """Gaussian q(u) by a Gaussian site on u, with natural gradients in its derivatives."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -218,16 +219,16 @@ class Dual(Family):
             "qu_precision": Param(jnp.zeros((*shape, shape[-1]), at.dtype)),
         }
 
-    def build(self, params, whiten) -> DualGaussian:
+    def build(self, params: dict, whiten: bool) -> DualGaussian:
         """See :meth:`Family.build`."""
         del whiten
         rate = params.get("natural_rate")
         return DualGaussian(params["qu_linear"], params["qu_precision"], rate)
 
-    def takes_natural_steps(self, names):
+    def takes_natural_steps(self, names: Iterable[str]) -> tuple[str, ...]:
         """See :meth:`Family.takes_natural_steps`."""
         return ("qu_linear", "qu_precision")
 
-    def natural_step(self, free, slopes, rate):
+    def natural_step(self, free: dict, slopes: dict, rate: Array) -> dict:
         """See :meth:`Family.natural_step`; these slopes are natural already."""
         return {k: -jnp.asarray(rate, free[k].dtype) * slopes[k] for k in free}

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import logsumexp
 
-from numpyro_sgp.families.base import QU, Factors, Family, Param, Start
+from numpyro_sgp.families.base import QU, Factors, Family, Param, Sets, Shape, Start
 from numpyro_sgp.families.blocks import Block, BlockGaussian, Full
 from numpyro_sgp.linalg import solve_lower
 
@@ -59,6 +60,7 @@ def mixture_kl(
     if num == 1:
         return within
     if entropy == "monte_carlo":
+        assert rng_key is not None, "what is drawn needs a key"
         # KL = sum_k pi_k (KL_k + E_k[log q - log q_k])
         keys = jax.random.split(rng_key, num)
         noise = jax.vmap(lambda k: jax.random.normal(k, (num_samples, *block.mu.shape[1:])))
@@ -162,7 +164,7 @@ class MixtureGaussian(QU):
     logits: Array
     entropy: str = "pairwise"
 
-    def check_batch(self, batch_shape) -> None:
+    def check_batch(self, batch_shape: Shape) -> None:
         """See :meth:`QU.check_batch`."""
         if self.entropy not in ENTROPIES:
             raise ValueError(f"entropy must be one of {ENTROPIES}, got {self.entropy!r}.")
@@ -194,7 +196,7 @@ class MixtureGaussian(QU):
         r"""Log weights :math:`\log \pi_k`, shape ``(K,)``."""
         return jax.nn.log_softmax(self.logits)
 
-    def component(self, k) -> BlockGaussian:
+    def component(self, k: Any) -> BlockGaussian:
         """See :meth:`QU.component`."""
         return jax.tree.map(lambda x: x[k], self.components)
 
@@ -202,7 +204,7 @@ class MixtureGaussian(QU):
         """See :meth:`QU.whitened`."""
         return replace(self, components=self.components.whitened(factors))
 
-    def draw(self, key, sample_shape, batch_shape) -> Array:
+    def draw(self, key: Array, sample_shape: Shape, batch_shape: Shape) -> Array:
         """See :meth:`QU.draw`; all latent functions from the same component."""
         key_k, key_u = jax.random.split(key)
         shape = (self.num_components, *batch_shape)
@@ -211,7 +213,7 @@ class MixtureGaussian(QU):
         index = k.reshape(*k.shape, *(1,) * (draws.ndim - k.ndim))
         return jnp.take_along_axis(draws, index, axis=k.ndim).squeeze(axis=k.ndim)
 
-    def kl(self, rng_key=None, sets=None) -> Array:
+    def kl(self, rng_key: Array | None = None, sets: Sets | None = None) -> Array:
         r"""
         An upper bound of the KL (exact for K = 1, unbiased for ``"monte_carlo"``) of all
         latent functions together, shape ``()``.
@@ -269,7 +271,7 @@ class Mixture(Family):
         params["qu_mu"] = Param(mu + levels[..., None] * shift[..., 0] + noise)
         return params
 
-    def build(self, params, whiten) -> MixtureGaussian:
+    def build(self, params: dict, whiten: bool) -> MixtureGaussian:
         """See :meth:`Family.build`."""
         components = self.each.build(params, whiten)
         return MixtureGaussian(components, params["qu_logits"], self.entropy)

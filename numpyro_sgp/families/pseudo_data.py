@@ -98,7 +98,7 @@ class PseudoData(Family):
         zeros = Param(jnp.zeros((*at.batch_shape, at.num_rows), at.dtype))
         return {"qu_linear": zeros, "qu_precision": zeros}
 
-    def build(self, params, whiten) -> PseudoDataGaussian:
+    def build(self, params: dict, whiten: bool) -> PseudoDataGaussian:
         """See :meth:`Family.build`."""
         del whiten
         linear, X = params["qu_linear"], params["X"]

@@ -164,7 +164,7 @@ class _Approximation:
         """Whether a set is of inducing variables that are not values of f."""
         return any(isinstance(start, InducingVariables) for _, start in self._sets())
 
-    def initial_points(self, prior: GaussianProcess, X: np.ndarray) -> tuple[Array, ...]:
+    def initial_points(self, prior: GaussianProcess, X: np.ndarray) -> tuple:
         """
         Starting inducing points of each set; see :func:`choose_points`.
 
@@ -173,7 +173,7 @@ class _Approximation:
         """
         return choose_points(self._sets(), prior, X, self.share_inducing, self.seed)
 
-    def points_in(self, params: dict) -> tuple[Array, ...]:
+    def points_in(self, params: dict) -> tuple:
         """
         The inducing points of each set, as in :meth:`initial_points`.
 
@@ -359,7 +359,13 @@ class SVGP(_Approximation):
     20
     """
 
-    _covariances = ("full", "diagonal", "coupled", "pseudo_data", "dual")
+    _covariances: ClassVar[tuple[str, ...]] = (
+        "full",
+        "diagonal",
+        "coupled",
+        "pseudo_data",
+        "dual",
+    )
 
     num_inducing: int | None = None
     inducing: Inducing = "kmeans"

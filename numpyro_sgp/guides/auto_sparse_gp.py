@@ -172,7 +172,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             if self.base_guide is not None:
                 with plates:
                     values = self.base_guide(*args, **kwargs)
-            values = {name: values[name] for name in self._setup.latents}
+            values = {name: values[name] for name in self._known().latents}
             rng_key = numpyro.prng_key()
             posterior_at = self._setup.posteriors(self.natural_rate)
 
@@ -408,7 +408,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         with handlers.block(), handlers.substitute(data=params):
             others = self._base_values(params, rng_key, args, kwargs)
-            posterior_here = self._setup.posteriors(self.natural_rate)
+            posterior_here = self._known().posteriors(self.natural_rate)
             run_model(self.model, at_site, others, jax.random.key(0), args, kwargs)
         return found, values
 
@@ -434,7 +434,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                     "beside f at; draw them: guide.posterior(params, ..., rng_key=key), or "
                     "guide.sample_posterior."
                 ) from None
-        return {name: values[name] for name in self._setup.latents}
+        return {name: values[name] for name in self._known().latents}
 
     def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs) -> dict:
         """
@@ -449,7 +449,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         """
         self.check_params(params)
         args, kwargs = self._default_args(args, kwargs)
-        latents = {*self._setup.latents, *self._setup.sites}
+        latents = {*self._known().latents, *self.approximations}
 
         def draw(key):
             guide_key, model_key = jax.random.split(key)
@@ -469,7 +469,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                 return draw(rng_key)
             keys = jax.random.split(rng_key, int(np.prod(sample_shape)))
             shapes = jax.eval_shape(draw, rng_key)
-            rows = max(shapes[name].shape[-1] for name in self._setup.sites)
+            rows = max(shapes[name].shape[-1] for name in self.approximations)
             # Draws share a joint covariance of N x N numbers unless hyperparameters are
             # random; a chunk of them is kept near 3e7 numbers.
             chunk = int(np.clip(3e7 // rows**2, 1, len(keys)))

@@ -84,7 +84,7 @@ def check_shapes(name: str, value, expected) -> None:
         found = jax.tree.map(shape_and_dtype, value)
     except TypeError:
         raise ValueError(f"Parameter '{name}' is no array of numbers: {value!r}.") from None
-    if jax.tree.structure(found) != jax.tree.structure(expected):
+    if jax.tree.structure(found) != jax.tree.structure(expected):  # type: ignore[operator]
         raise ValueError(f"Parameter '{name}' is another tree than this guide's. {_WHOSE}")
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     for got, wanted in pairs:
@@ -130,7 +130,7 @@ def describe(trace: dict, approximations: dict, points: dict, params: dict) -> d
     :param points: inducing points of each set, by GP site.
     :param params: :class:`jax.ShapeDtypeStruct` (or trees of them) by name.
     """
-    found = {}
+    found: dict[str, dict] = {}
     for name, site in trace.items():
         if site["type"] != "sample":
             continue

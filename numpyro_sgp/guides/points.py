@@ -62,7 +62,7 @@ def check_set(name: str, index: int, size, start) -> None:
 
 def choose_points(
     sets: list, prior: GaussianProcess, X: np.ndarray, share: bool, seed: int
-) -> tuple[Array, ...]:
+) -> tuple[Array | InducingVariables, ...]:
     """
     Starting inducing points of each set.
 
@@ -90,7 +90,8 @@ def choose_points(
             raise ValueError(
                 f"Choose all sets of inducing points by one method, got {methods}."
             )
-        rows, kernel = X, MeanKernel(prior.kernel)
+        rows = X
+        kernel: MeanKernel | PointKernel = MeanKernel(prior.kernel)
         if kind is not None:
             example = sets[chosen[0]][1]
             rng = np.random.default_rng(seed)

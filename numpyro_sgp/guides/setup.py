@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,7 +45,7 @@ class SiteSetup:
     :param X: the inputs that points were chosen from, shape ``(N, D)``.
     """
 
-    approximation: object
+    approximation: Any
     prefix: str
     points: tuple
     initial: dict[str, Param]

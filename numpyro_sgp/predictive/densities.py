@@ -195,8 +195,10 @@ def _by_site(trace) -> dict:
 
 def _observed(trace, num_rows, on_f) -> dict:
     """Whether each row of an observed site has an observation that is not masked."""
-    _observed_rows(trace, num_rows, on_f)  # which says what is wrong with shapes
-    return {name: by_row(messages.counted(trace[name]), num_rows) > 0 for name in on_f}
+    # It says what is wrong with shapes.
+    names = _observed_rows(trace, num_rows, on_f)
+    counts = {name: by_row(messages.counted(trace[name]), num_rows) for name in names}
+    return {name: count > 0 for name, count in counts.items() if count is not None}
 
 
 def _observed_rows(trace, num_rows, on_f) -> dict:

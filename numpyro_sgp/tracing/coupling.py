@@ -94,7 +94,7 @@ def _of_priors(trace_at, shapes, by_rows=False):
     return features
 
 
-def log_likelihood(trace, gp_sites: Iterable[str]) -> Array:
+def log_likelihood(trace, gp_sites: Iterable[str]) -> Array | int:
     """Log density of all sites of a trace but the GP sites."""
     return sum(
         jnp.sum(messages.log_prob(site))
@@ -139,8 +139,8 @@ def mixes_rows(
             )
         )
         try:
-            draws = rng.choice([-1.0, 1.0], size=(2, shape[-1]))
-            draws = draws * rng.uniform(0.5, 1.5, draws.shape)
+            signs = rng.choice([-1.0, 1.0], size=(2, shape[-1]))
+            draws = signs * rng.uniform(0.5, 1.5, signs.shape)
             a, b = (np.asarray(product(jnp.asarray(s, dtype))) for s in draws)
         except (TypeError, ValueError, NotImplementedError):
             return False  # not differentiable: a callback, integer code
