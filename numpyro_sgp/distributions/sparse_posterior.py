@@ -259,50 +259,54 @@ class SparsePosterior(GPPosterior):
 
     # ---- moments of all components ----------------------------------------------------
 
-    def _average(self, of_component):
-        """The weighted mean over the components of what a function of their blocks is."""
-        if self.num_components == 1:
-            return of_component(self.q.component(0).blocks)
+    def _of_components(self, *functions) -> list:
+        """For each component what functions of its blocks return."""
+        each = (self.q.component(k).blocks for k in range(self.num_components))
+        return [[function(blocks) for function in functions] for blocks in each]
+
+    def _average(self, values) -> Array:
+        """The weighted mean over the components."""
+        if len(values) == 1:
+            return values[0]
         weights = jnp.exp(self.log_weights)
-        parts = [
-            weights[k] * of_component(self.q.component(k).blocks)
-            for k in range(self.num_components)
-        ]
-        return sum(parts)
+        return sum(weight * value for weight, value in zip(weights, values, strict=True))
 
     @property
     def mean(self) -> Array:
         """Marginal means, shape ``batch_shape + (N,)``."""
-        return self._average(self._mean)
+        return self._average([mean for (mean,) in self._of_components(self._mean)])
 
     @property
     def variance(self) -> Array:
         """Marginal variances, shape ``batch_shape + (N,)``."""
         if self.num_components == 1:
-            return self._average(self._variance)
-        mean = self.mean
-        return self._average(lambda b: self._variance(b) + (self._mean(b) - mean) ** 2)
+            ((variance,),) = self._of_components(self._variance)
+            return variance
+        each = self._of_components(self._mean, self._variance)
+        mean = self._average([own for own, _ in each])
+        return self._average([variance + (own - mean) ** 2 for own, variance in each])
 
     @property
     def covariance_matrix(self) -> Array:
         """Joint covariance over X, shape ``batch_shape + (N, N)``."""
-        num_rows = self.event_shape[0]
-        shape = (*self.batch_shape, num_rows, num_rows)
         if self.num_components == 1:
-            return jnp.broadcast_to(self._average(self._covariance), shape)
-        mean = self.mean
-
-        def about_mean(blocks):
-            away = self._mean(blocks) - mean
-            return self._covariance(blocks) + away[..., :, None] * away[..., None, :]
-
-        return jnp.broadcast_to(self._average(about_mean), shape)
+            ((covariance,),) = self._of_components(self._covariance)
+        else:
+            each = self._of_components(self._mean, self._covariance)
+            mean = self._average([own for own, _ in each])
+            away = [own - mean for own, _ in each]
+            between = [a[..., :, None] * a[..., None, :] for a in away]
+            within = [covariance for _, covariance in each]
+            both = zip(within, between, strict=True)
+            covariance = self._average([w + b for w, b in both])
+        num_rows = self.event_shape[0]
+        return jnp.broadcast_to(covariance, (*self.batch_shape, num_rows, num_rows))
 
     def quantile(self, level) -> Array:
         """See :meth:`GPPosterior.quantile`; by bisection of the cdf of a mixture."""
         if self.num_components == 1:
             return super().quantile(level)
-        each = [self.marginals(k) for k in range(self.num_components)]
+        each = self._of_components(self._mean, self._variance)
         means, scales = (jnp.stack(m) for m in zip(*each, strict=True))
         scales, weights = jnp.sqrt(scales), jnp.exp(self.log_weights).astype(means.dtype)
         level = jnp.asarray(level, means.dtype)

@@ -99,10 +99,12 @@ class Particle:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
+        """``batch_shape + (N,)`` of each GP site."""
         return {name: site.shape for name, site in self.sites.items()}
 
     @property
     def dtype(self):
+        """Of all GP sites."""
         return jnp.result_type(*(site.dtype for site in self.sites.values()))
 
     def _rule(self, sites) -> Expectation:

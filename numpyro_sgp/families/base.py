@@ -209,8 +209,3 @@ class QU:
         """Of the sets only; ``residual``: with what they leave open."""
         del sets, residual
         return self
-
-
-def symmetric(A: Array) -> Array:
-    """(A + A') / 2."""
-    return 0.5 * (A + A.mT)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -207,6 +207,8 @@ class Full(Family):
     name = "full"
     several_sets = True
     whitened_only = False
+    #: Dimensions of the square root of the covariance of one set and function.
+    root_ndim: ClassVar[int] = 2
 
     def root(self, size: int, factor: Array | None, dtype: Any) -> Array | None:
         """
@@ -237,8 +239,8 @@ class Full(Family):
             params[f"{name}_mu"] = Param(jnp.zeros((*at.batch_shape, size), at.dtype))
             if (root := kind.root(size, factor, at.dtype)) is not None:
                 root = at.scale * root
-                event = root.shape[-1 if isinstance(kind, Diagonal) else -2 :]
-                root = jnp.broadcast_to(root, (*at.batch_shape, *event))
+                shape = (*at.batch_shape, *root.shape[-kind.root_ndim :])
+                root = jnp.broadcast_to(root, shape)
                 params[f"{name}_sqrt"] = Param(root, kind.constraint)
         return params
 
@@ -270,6 +272,7 @@ class Diagonal(Full):
     """A diagonal covariance for each set and latent function, by standard deviations."""
 
     name = "diagonal"
+    root_ndim = 1
 
     def root(self, size: int, factor: Array | None, dtype: Any) -> Array:
         """Standard deviations of the diagonal Gaussian nearest to the prior."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_sgp.families.base import QU, Factors, Family, Param, Start, symmetric
+from numpyro_sgp.families.base import QU, Factors, Family, Param, Start
 from numpyro_sgp.families.blocks import Block, BlockGaussian
 from numpyro_sgp.linalg import matmul, solve_lower
 
@@ -69,7 +69,7 @@ class DualGaussian(QU):
     to at least 0.1, and what was left out fades as the average goes on.
 
     :param linear: :math:`\lambda`, shape ``(*batch, M)``.
-    :param precision: :math:`\Lambda`, symmetric, shape ``(*batch, M, M)``.
+    :param precision: :math:`\Lambda`, shape ``(*batch, M, M)``.
     :param rate: :math:`\rho`, for the halving; None to refuse derivatives.
 
     **References:**
@@ -110,7 +110,7 @@ def _values(L, linear, precision):
     """The same, and what derivatives need."""
     eye = jnp.eye(L.shape[-1], dtype=L.dtype)
     root = matmul(precision, L)
-    given = eye + symmetric(matmul(L.mT, root))
+    given = eye + _symmetric(matmul(L.mT, root))
 
     def factors(B):
         C = lax.linalg.cholesky(B, symmetrize_input=False)
@@ -127,7 +127,7 @@ def _values(L, linear, precision):
         values, V = jnp.linalg.eigh(given)
         least = 1.0 / _MOST_VARIANCE
         lifted = matmul(V * jnp.maximum(values, least)[..., None, :], V.mT)
-        excess = jnp.where(fits, 0.0, given - symmetric(lifted))
+        excess = jnp.where(fits, 0.0, given - _symmetric(lifted))
         new_root = root - solve_lower(L, excess, transpose=True)
         return *factors(given - excess), new_root, excess
 
@@ -153,17 +153,17 @@ def _backward(rate, kept, slopes):
     # B = C C' = S_w^-1, P = C^-T. dL/dS_w = C G C' with G = (phi + phi') / 2, phi the upper
     # triangle of P' dL/dP with half the diagonal, and dL/dB = -P G P'.
     eye = jnp.eye(L.shape[-1], dtype=L.dtype)
-    G = symmetric(jnp.triu(matmul(P.mT, to_P)) * (1.0 - 0.5 * eye))
+    G = _symmetric(jnp.triu(matmul(P.mT, to_P)) * (1.0 - 0.5 * eye))
     share = _share(G, rate)[..., None]
     to_S = share[..., None] * matmul(matmul(C, G), C.mT)
     to_linear = share * to_w - 2.0 * _apply(to_S, w)
     to_linear = solve_lower(L, to_linear[..., None], transpose=True)
     # What was left out of the site counts as part of it, so that it fades.
     half = solve_lower(L, excess - 2.0 * to_S, transpose=True)
-    to_precision = symmetric(solve_lower(L, half.mT, transpose=True))
+    to_precision = _symmetric(solve_lower(L, half.mT, transpose=True))
     # B = I + L' Lambda L and w = S_w L' lambda.
     s = _apply(P, _apply(P.mT, to_w))
-    to_B = -matmul(matmul(P, G), P.mT) - symmetric(s[..., None] * w[..., None, :])
+    to_B = -matmul(matmul(P, G), P.mT) - _symmetric(s[..., None] * w[..., None, :])
     to_L = 2.0 * matmul(root, to_B) + linear[..., None] * s[..., None, :]
     return jnp.tril(to_L), to_linear[..., 0], to_precision
 
@@ -197,6 +197,10 @@ def _share(G, rate):
     share = jnp.ones(G.shape[:-2], G.dtype)
     start = jnp.zeros((), jnp.int32), share, fits(share)
     return lax.while_loop(go_on, halve, start)[1]
+
+
+def _symmetric(A):
+    return 0.5 * (A + A.mT)
 
 
 def _apply(A, x):

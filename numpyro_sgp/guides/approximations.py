@@ -1,6 +1,6 @@
 """What a guide does at a GP site: sets of inducing points, a family, a relaxation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
@@ -209,10 +209,8 @@ class _Approximation:
         """
 
         def factor():
-            sets = self.factorised(points)
-            return jittered_cholesky(inducing_covariance(prior.kernel, sets), self.jitter)[
-                0
-            ]
+            Kuu = inducing_covariance(prior.kernel, self.factorised(points))
+            return jittered_cholesky(Kuu, self.jitter)[0]
 
         at = Start(
             prior.batch_shape,
@@ -252,7 +250,9 @@ class _Approximation:
             for name, param in initial.items()
         }
 
-    def check_likelihood(self, site: str, trace_at, priors: dict, couples_rows: bool):
+    def check_likelihood(
+        self, site: str, trace_at: Callable, priors: dict, couples_rows: bool
+    ) -> None:
         """
         Refuses what the bound is not for, when a guide is set up.
 

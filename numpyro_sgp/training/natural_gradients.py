@@ -77,9 +77,8 @@ def natural_gradients(
     :param others: optimiser of hyperparameters, inducing points and so on.
     :return: an optax transformation.
     :raises ValueError: if the rate is not in (0, 1], or the guide was given another one; at
-        the first step, if a GP site has a
-        mixture or pseudo-data, or all have an :class:`~numpyro_sgp.InverseFreeSVGP`
-        (beside other sites, ``others`` trains it).
+        the first step, if a GP site has a mixture or pseudo-data, or all have an
+        :class:`~numpyro_sgp.InverseFreeSVGP` (beside other sites, ``others`` trains it).
 
     **References:**
 
@@ -234,7 +233,7 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
     r"""
     Parameters with q(u) at its optimum for the others, by natural gradients.
 
-    A step of size rho takes the sites to :math:`(1 - \rho)` times themselves plus
+    A step of size rho takes the pseudo-data to :math:`(1 - \rho)` times themselves plus
     :math:`\rho` times
 
     .. math::
@@ -243,7 +242,7 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
         \ell_n = \partial E_n / \partial \mu_n + \lambda_n \mu_n
 
     [1, 2], which for a Gaussian likelihood is the optimum at once. It is halved where the
-    loss does not fall (or is not finite, where no Gaussian has such sites).
+    loss does not fall (or is not finite, where there is no such Gaussian).
 
     :param svi: the inference problem.
     :param rng_key: key of the loss.
@@ -252,7 +251,7 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
     :param tol: decrease of the loss, relative to the first or to 1, at which to stop.
     :param args: arguments of the model.
     :param kwargs: keyword arguments of the model.
-    :return: the parameters, with other sites.
+    :return: the parameters, with other pseudo-data.
 
     **References:**
 
@@ -263,10 +262,10 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
     """
     names = pseudo_data_names(svi.guide)
 
-    def look(sites):
-        """Loss at the sites, and where a full step would take them."""
+    def look(given):
+        """Loss at these pseudo-data, and where a full step would take them."""
         loss, slopes = svi.loss.marginal_gradients(
-            rng_key, {**params, **sites}, svi.model, svi.guide, *args, **kwargs
+            rng_key, {**params, **given}, svi.model, svi.guide, *args, **kwargs
         )
         target = {}
         for site, (linear, precision) in names.items():
@@ -281,26 +280,26 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
         return (count < max_steps) & (rho > _SMALLEST_STEP) & (fall > tol)
 
     def step(carry):
-        count, rho, fall, loss, sites, target = carry
-        new = jax.tree.map(lambda a, b: (1.0 - rho) * a + rho * b, sites, target)
+        count, rho, fall, loss, given, target = carry
+        new = jax.tree.map(lambda a, b: (1.0 - rho) * a + rho * b, given, target)
         new_loss, new_target = look(new)
         better = new_loss < loss
         # A step that changes nothing has arrived; one that raises the loss was too long.
         fall = jnp.where(better | (new_loss - loss <= tol), loss - new_loss, jnp.inf)
         keep = lambda a, b: jnp.where(better, a, b)  # noqa: E731
-        sites, target = jax.tree.map(keep, (new, new_target), (sites, target))
+        given, target = jax.tree.map(keep, (new, new_target), (given, target))
         rho = jnp.where(better, jnp.minimum(2.0 * rho, 1.0), 0.5 * rho)
-        return count + 1, rho, fall, jnp.minimum(loss, new_loss), sites, target
+        return count + 1, rho, fall, jnp.minimum(loss, new_loss), given, target
 
-    sites = {name: params[name] for pair in names.values() for name in pair}
-    # Where there is no Gaussian with these sites (any more), begin at the prior.
-    at_start = look(sites)
-    zeros = jax.tree.map(jnp.zeros_like, sites)
-    sites, (loss, target) = jax.lax.cond(
-        jnp.isfinite(at_start[0]), lambda: (sites, at_start), lambda: (zeros, look(zeros))
+    given = {name: params[name] for pair in names.values() for name in pair}
+    # Where there is no Gaussian with these (any more), begin at the prior.
+    at_start = look(given)
+    zeros = jax.tree.map(jnp.zeros_like, given)
+    given, (loss, target) = jax.lax.cond(
+        jnp.isfinite(at_start[0]), lambda: (given, at_start), lambda: (zeros, look(zeros))
     )
     tol = jnp.maximum(tol, 8 * jnp.finfo(loss.dtype).eps) * jnp.maximum(jnp.abs(loss), 1.0)
     one = jnp.ones((), loss.dtype)
-    start = (jnp.zeros((), int), one, one * jnp.inf, loss, sites, target)
-    *_, sites, _ = jax.lax.while_loop(go_on, step, start)
-    return {**params, **sites}
+    start = (jnp.zeros((), int), one, one * jnp.inf, loss, given, target)
+    *_, given, _ = jax.lax.while_loop(go_on, step, start)
+    return {**params, **given}
