@@ -83,7 +83,7 @@ def run(name, num_layers, method, split, args):
     svi = SVI(model, guide, optax.adam(rate), sgp.TraceGP_ELBO(rule))
     guide.setup(X[:4000], y[:4000], len(X))
     begin = time.perf_counter()
-    fitted = sgp.fit(
+    fitted = sgp.train(
         svi,
         jax.random.key(split),
         (X, y),

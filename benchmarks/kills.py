@@ -42,7 +42,7 @@ def train(folder, steps):
     y = np.sin(2.0 * X).sum(axis=1)
     guide = sgp.AutoSparseGP(model, sgp.SVGP(16))
     svi = SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
-    result = sgp.fit(
+    result = sgp.train(
         svi,
         jax.random.key(1),
         (X[:1800], y[:1800]),

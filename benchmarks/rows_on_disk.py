@@ -6,7 +6,7 @@ Steps per second and resident memory of training from a file and from memory.
 
 Writes a memory-mapped file of 20 million rows and 9 columns (float32, 800 MB with y) to a
 temporary folder, which it deletes, and trains on it and on 100,000 rows in memory in turn,
-each in a process of its own. The seconds are those of a second call of ``fit``, which
+each in a process of its own. The seconds are those of a second call of ``train``, which
 compiles nothing. Memory: the peak of all resident pages (VmHWM, with those of the file
 that are mapped, which the system may take back at any time) and of those that belong to the
 process alone (RssAnon).
@@ -91,18 +91,18 @@ def train(args):
     guide = sgp.AutoSparseGP(model, sgp.SVGP(args.inducing))
     svi = SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
 
-    def fit(steps):
+    def run(steps):
         options = {"batch_size": args.batch, "progress_bar": False}
-        return sgp.fit(svi, jax.random.key(0), (X, y), steps, num_rows=len(X), **options)
+        return sgp.train(svi, jax.random.key(0), (X, y), steps, num_rows=len(X), **options)
 
     begin = time.perf_counter()
-    fit(50)
+    run(50)
     first = time.perf_counter() - begin
     begin = time.perf_counter()
-    start = fit(1)
+    start = run(1)
     overhead = time.perf_counter() - begin
     begin, cpu = time.perf_counter(), time.process_time()
-    result = fit(args.steps)
+    result = run(args.steps)
     seconds = time.perf_counter() - begin - overhead
     cpu = time.process_time() - cpu - overhead
     found = {

@@ -100,7 +100,5 @@ class LowRank(Family):
 
     def build(self, params: dict, whiten: bool) -> BlockGaussian:
         """See :meth:`Family.build`."""
-        block = LowRankBlock(
-            params["qu_mu"], params["qu_sd"], factor=params["qu_factor"]
-        )
+        block = LowRankBlock(params["qu_mu"], params["qu_sd"], factor=params["qu_factor"])
         return BlockGaussian((block,), whiten)

@@ -52,13 +52,13 @@ from numpyro_sgp.predictive import (
 )
 from numpyro_sgp.training import (
     FitInterrupted,
-    FitResult,
-    fit,
+    TrainResult,
     fit_lbfgs,
     load,
     natural_gradients,
     pad_rows,
     save,
+    train,
 )
 
 __all__ = [
@@ -77,7 +77,6 @@ __all__ = [
     "Comparison",
     "EllipticalSlice",
     "FitInterrupted",
-    "FitResult",
     "FourierFeatures",
     "FunctionSamples",
     "GPPredictive",
@@ -96,6 +95,7 @@ __all__ = [
     "SmoothedPoints",
     "SparsePosterior",
     "TraceGP_ELBO",
+    "TrainResult",
     "WhitenReparam",
     "__version__",
     "assess_inducing",
@@ -104,7 +104,6 @@ __all__ = [
     "convolutional_layer",
     "datasets",
     "families",
-    "fit",
     "fit_lbfgs",
     "initial_inducing",
     "kernels",
@@ -121,5 +120,6 @@ __all__ = [
     "save",
     "sparsify",
     "to_arviz",
+    "train",
     "whiten",
 ]

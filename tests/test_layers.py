@@ -28,6 +28,7 @@ LEVELS = {
     "predictive": 8,
     "training": 9,
     "diagnostics": 10,
+    "fitting": 11,
     "datasets": 10,
 }
 # Modules such as `_typing` lie below every room, the public face above.
@@ -135,7 +136,7 @@ def test_imports_go_down_and_arviz_stays_in_its_room():
         ("kernels.base", "import numpyro_sgp as sgp"),
         ("kernels.base", "from numpyro_sgp import RBF"),
         ("mcmc.ess", "from numpyro_sgp.predictive import GPPredictive"),
-        ("predictive", "from .training import fit"),
+        ("predictive", "from .training import train"),
         ("_typing", "from numpyro_sgp.linalg import cholesky"),
         ("training", "import arviz as az"),
         ("mcmc.ess", "def f():\n    from arviz_stats import ess"),
@@ -155,7 +156,7 @@ def test_forbidden_import_is_found(module, source):
         ("kernels.base", "from .._typing import Array"),
         ("training", "from .elbo import TraceGP_ELBO"),
         ("_util", "from numpyro_sgp._typing import Array"),
-        ("diagnostics.compare", "import arviz_plots\nfrom numpyro_sgp.training import fit"),
+        ("diagnostics.compare", "import arviz_plots\nfrom numpyro_sgp.training import train"),
         ("training", "import jax\nfrom numpyro.infer import SVI"),
     ],
 )

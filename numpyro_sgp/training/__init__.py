@@ -4,15 +4,15 @@ from numpyro_sgp.training.lbfgs import FitInterrupted, fit_lbfgs
 from numpyro_sgp.training.natural_gradients import natural_gradients
 from numpyro_sgp.training.padding import pad_rows
 from numpyro_sgp.training.saving import load, save
-from numpyro_sgp.training.train import FitResult, fit
+from numpyro_sgp.training.minibatches import TrainResult, train
 
 __all__ = [
     "FitInterrupted",
-    "FitResult",
-    "fit",
+    "TrainResult",
     "fit_lbfgs",
     "load",
     "natural_gradients",
     "pad_rows",
     "save",
+    "train",
 ]

@@ -44,7 +44,7 @@ def pad_rows(*arrays, size: int | None = None) -> tuple:
         >>> X = np.array([[0.0], [1.0], [2.0], [3.0], [4.0]])
         >>> for _ in range(3):
         ...     data = sgp.pad_rows(X, np.sin(X[:, 0]))
-        ...     result = sgp.fit(
+        ...     result = sgp.train(
         ...         svi, jax.random.key(0), data, 20, batch_size=len(data[0]),
         ...         shuffle=False, init_state=state, progress_bar=False,
         ...     )

@@ -111,7 +111,7 @@ class Rows:
 
     :param data: arrays with a common first axis.
     :param batch_size: rows of a batch.
-    :param shuffle: as :func:`~numpyro_sgp.fit` has it.
+    :param shuffle: as :func:`~numpyro_sgp.train` has it.
     :param seed: non-negative integers.
     :param devices: where batches are put; each of several hosts has rows of its own.
     """

@@ -172,6 +172,7 @@ def test_one_component_is_svgp(poisson_guide):
 @pytest.mark.parametrize("whiten", [True, False])
 def test_components_start_near_the_prior_and_apart(whiten):
     prior = sgp.GaussianProcess(sgp.kernels.RBF(4.0), X)
+
     def start_of(**options):
         start = mixture(whiten=whiten, **options).start(prior, (Z,))
         return {name: param.value for name, param in start.items()}

@@ -1,4 +1,4 @@
-"""Data-parallel training on simulated devices: bounds, gradients, programs, `fit`."""
+"""Data-parallel training on simulated devices: bounds, gradients, programs, `train`."""
 
 import json
 import os
@@ -134,7 +134,7 @@ def trainings(mesh):
     def fit(mesh, data=data, steps=STEPS, **options):
         options = {"num_rows": NUM_ROWS, "batch_size": BATCH, "chunk": 10, **options}
         options |= {"validation": held_out, "every": 10, "progress_bar": False}
-        return sgp.fit(svi, key(), data, steps, mesh=mesh, **options)
+        return sgp.train(svi, key(), data, steps, mesh=mesh, **options)
 
     def apart(result):
         return deviation(result[:1] + result[2:4], known[:1] + known[2:4])
@@ -185,15 +185,15 @@ def host(process, port):
     def bare(result):
         return jax.tree.map(np.asarray, (*result[:1], *result[2:4]))
 
-    shared = bare(sgp.fit(svi, key(), batches([process]), 10, mesh=mesh, **options))
-    alone = bare(sgp.fit(inference("SVGP"), key(), batches([0, 1]), 10, **options))
+    shared = bare(sgp.train(svi, key(), batches([process]), 10, mesh=mesh, **options))
+    alone = bare(sgp.train(inference("SVGP"), key(), batches([0, 1]), 10, **options))
     # Files of its own, and checkpoints that the first host writes.
     options |= {"mesh": mesh, "batch_size": BATCH}
     data, folder = (X[process::2], y[process::2]), sys.argv[4]
     options["every"] = 5
-    sgp.fit(svi, key(), data, 5, checkpoint=folder, **options)
-    again = bare(sgp.fit(svi, key(), data, 10, checkpoint=folder, **options))
-    whole = bare(sgp.fit(svi, key(), data, 10, **options))
+    sgp.train(svi, key(), data, 5, checkpoint=folder, **options)
+    again = bare(sgp.train(svi, key(), data, 10, checkpoint=folder, **options))
+    whole = bare(sgp.train(svi, key(), data, 10, **options))
     sums = [float(np.sum(a)) for a in jax.tree.leaves(whole)]
     found = {"shared": deviation(shared, alone), "resumed": deviation(again, whole)}
     print(json.dumps({**found, "sums": sums}))
@@ -268,7 +268,7 @@ def test_what_cannot_be_split_is_refused(options, error, match):
     mesh = Mesh(np.array(jax.devices() * 4), ("data",))
     options = {"data": make_data(), "mesh": mesh, "batch_size": BATCH, **options}
     with pytest.raises(error, match=match):
-        sgp.fit(inference("SVGP"), key(), num_steps=5, num_rows=NUM_ROWS, **options)
+        sgp.train(inference("SVGP"), key(), num_steps=5, num_rows=NUM_ROWS, **options)
 
 
 if __name__ == "__main__":

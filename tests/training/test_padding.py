@@ -52,7 +52,7 @@ def test_rounds_of_growing_data_compile_nothing(count_compiled):
     for num_rows in range(9, 14):
         count_compiled()
         data = sgp.pad_rows(X[:num_rows], Y[:num_rows])
-        result = sgp.fit(
+        result = sgp.train(
             svi,
             jax.random.key(num_rows),
             data,

@@ -50,7 +50,7 @@ def fit(svi, data, num_steps, **options):
     key = options.pop("key", KEY)
     if isinstance(data, tuple):
         options.setdefault("batch_size", 7)
-    return sgp.fit(svi, key, data, num_steps, **options)
+    return sgp.train(svi, key, data, num_steps, **options)
 
 
 def assert_same(a, b):
@@ -308,7 +308,7 @@ def test_a_result_tells_in_a_few_lines_how_training_ended(svi, data):
     found = fit(svi, data, 600, **options)
     steps, best = len(found.losses), np.argmin(found.nlpd)
     lines = repr(found).splitlines()
-    assert len(lines) == 3 and lines[0].startswith(f"FitResult: {steps} steps in ")
+    assert len(lines) == 3 and lines[0].startswith(f"TrainResult: {steps} steps in ")
     assert found.stopped == "no better held-out NLPD in 1 validations" in lines[0]
     assert f"{found.losses[-1]:.6g} at last" in lines[1]
     assert f"{found.nlpd[best]:.5g} at best, after {6 * (best + 1)} steps" in lines[2]
@@ -494,7 +494,7 @@ def test_an_interrupted_validation_is_made_up_for(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("numpyro_sgp.training.train.whole_batches", stop)
+        patch.setattr("numpyro_sgp.training.minibatches.whole_batches", stop)
         told = rf"(?s)after 10 of {num_steps} steps.*in the newest checkpoint"
         with pytest.raises(sgp.FitInterrupted, match=told):
             fit(svi, data, num_steps, checkpoint=tmp_path, **options)

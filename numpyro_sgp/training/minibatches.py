@@ -47,15 +47,15 @@ _MEND = (
 _SMOOTH = 0.1  # weight of the latest block in the ELBO shown
 
 
-class FitResult(NamedTuple):
+class TrainResult(NamedTuple):
     """
-    What :func:`~numpyro_sgp.fit` returns; printed, it is a summary.
+    What :func:`~numpyro_sgp.train` returns; printed, it is a summary.
 
     >>> import numpy as np
-    >>> from numpyro_sgp import FitResult
+    >>> from numpyro_sgp import TrainResult
     >>> losses, nlpd = np.array([9.0, 4.0, 3.0]), np.array([1.5])
-    >>> FitResult({}, None, losses, nlpd, np.array([2]), 0.5, "all steps done")
-    FitResult: 3 steps in 0.5 s (all steps done)
+    >>> TrainResult({}, None, losses, nlpd, np.array([2]), 0.5, "all steps done")
+    TrainResult: 3 steps in 0.5 s (all steps done)
       loss: 9 at first, 3 at last
       held-out NLPD: 1.5 at best, after 2 steps, whose parameters these are
     """
@@ -65,7 +65,7 @@ class FitResult(NamedTuple):
     NLPD, and of the last step without."""
     state: SVIState
     """State after the last step, from which ``svi.update``, ``svi.run`` and
-    ``fit(..., init_state=...)`` go on."""
+    ``train(..., init_state=...)`` go on."""
     losses: Array
     """Loss of each step, shape ``(num_steps,)`` or shorter."""
     nlpd: np.ndarray
@@ -80,7 +80,7 @@ class FitResult(NamedTuple):
 
     def __repr__(self):
         steps = len(self.losses)
-        lines = [f"FitResult: {steps} steps in {self.seconds:.1f} s ({self.stopped})"]
+        lines = [f"TrainResult: {steps} steps in {self.seconds:.1f} s ({self.stopped})"]
         if steps:
             first, last = float(self.losses[0]), float(self.losses[-1])
             lines.append(f"  loss: {first:.6g} at first, {last:.6g} at last")
@@ -93,7 +93,7 @@ class FitResult(NamedTuple):
         return "\n".join(lines)
 
 
-def fit(
+def train(
     svi: SVI,
     rng_key: Array,
     data: Any,
@@ -113,7 +113,7 @@ def fit(
     mesh: Mesh | None = None,
     progress_bar: bool = True,
     **kwargs,
-) -> FitResult:
+) -> TrainResult:
     """
     Trains an :class:`~numpyro.infer.SVI` on minibatches of arrays, of files larger than
     memory, or of an iterator.
@@ -193,7 +193,7 @@ def fit(
     :raises TypeError: if ``mesh`` is not a mesh, ``data`` neither arrays nor an iterable,
         or ``validation`` without an :class:`~numpyro_sgp.AutoSparseGP`.
     :raises FitInterrupted: if a loss or a parameter is not finite, data cannot be
-        read, or the user interrupts. Its ``result`` is a :class:`FitResult` with the
+        read, or the user interrupts. Its ``result`` is a :class:`TrainResult` with the
         last good state, which is saved as well.
 
     **Example:**
@@ -213,7 +213,7 @@ def fit(
         >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(8))
         >>> rate = optax.cosine_decay_schedule(0.05, 200)
         >>> svi = numpyro.infer.SVI(model, guide, optax.adam(rate), sgp.TraceGP_ELBO())
-        >>> result = sgp.fit(
+        >>> result = sgp.train(
         ...     svi, jax.random.key(0), (X[::2], y[::2]), 200, num_rows=200, batch_size=50,
         ...     validation=(X[1::2], y[1::2]), every=50, progress_bar=False,
         ... )
@@ -402,7 +402,7 @@ class _Training:
         known = np.isfinite(self.nlpd).any()
         params = self.best if known else self.svi.get_params(self.state)
         losses, found = jax.device_put(self.losses), (self.nlpd, self.nlpd_steps)
-        return FitResult(params, self.state, losses, *found, seconds, stopped)
+        return TrainResult(params, self.state, losses, *found, seconds, stopped)
 
 
 def _train(svi, state, length, block, data, arrays, *, static):
@@ -529,7 +529,7 @@ def _check_scale(svi, source, batch, args, kwargs):
             f"A batch has {source.batch_size} of {source.total_rows} rows, so the model "
             f"has to multiply their likelihood by {wanted:g}, but its observed sites are "
             f"scaled by {known}. Write the likelihood inside numpyro.plate('data', "
-            "num_rows, subsample_size=X.shape[0]), and give fit the model's argument "
+            "num_rows, subsample_size=X.shape[0]), and give train the model's argument "
             f"num_rows={source.total_rows}."
         )
 
