@@ -83,7 +83,7 @@ def nats_left(guide, params: dict, *args, loss=None, rng_key=None, **kwargs) -> 
         >>> nats_left(guide, result.params, X, X[:, 0]) > 1.0  # ten small steps
         True
     """
-    return _nats_left(guide, params, args, kwargs, loss, rng_key)[0]
+    return nats_left_and_why(guide, params, args, kwargs, loss, rng_key)[0]
 
 
 def loss_drop(losses) -> tuple[float, float]:
@@ -120,7 +120,7 @@ def convergence_attrs(svi, result, args, kwargs) -> dict:
     if isinstance(svi.guide, AutoSparseGP):
         loss = svi.loss if isinstance(svi.loss, TraceGP_ELBO) else None
         try:
-            nats, why = _nats_left(
+            nats, why = nats_left_and_why(
                 svi.guide, result.params, args, kwargs, loss, None, MAX_ROWS
             )
         except Exception as error:  # a likelihood without derivatives, for one
@@ -135,11 +135,15 @@ def convergence_attrs(svi, result, args, kwargs) -> dict:
     return attrs
 
 
-def _nats_left(guide, params, args, kwargs, loss, rng_key, max_rows=None):
-    """Nats, and why they are NaN."""
+def check_fitted(guide, params: dict, what: str) -> None:
+    """
+    :param what: what needs them, for messages.
+    :raises TypeError: if the guide is no AutoSparseGP.
+    :raises ValueError: if it is not set up, or ``params`` lack q(u).
+    """
     if not isinstance(guide, AutoSparseGP):
         raise TypeError(
-            f"nats_left needs an AutoSparseGP as the guide, got {type(guide).__name__}."
+            f"{what} needs an AutoSparseGP as the guide, got {type(guide).__name__}."
         )
     own = [name for name, role in guide.roles().items() if role == "variational"]
     missing = [name for name in own if name not in params]
@@ -148,6 +152,11 @@ def _nats_left(guide, params, args, kwargs, loss, rng_key, max_rows=None):
             f"params lack {missing} of this guide; they have {sorted(params)}. Give "
             "result.params of the SVI that has this guide."
         )
+
+
+def nats_left_and_why(guide, params, args, kwargs, loss, rng_key, max_rows=None):
+    """Nats, and why they are NaN."""
+    check_fitted(guide, params, "nats_left")
     loss = TraceGP_ELBO() if loss is None else loss
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     still, why = _standing_still(guide, params, args, kwargs, max_rows)

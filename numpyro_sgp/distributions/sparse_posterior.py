@@ -354,12 +354,20 @@ class SparsePosterior(GPPosterior):
         residual = jnp.broadcast_to(residual, self.shape()).reshape(num, -1)
         return total + jnp.eye(num, dtype=total.dtype) * residual.T[..., None]
 
-    def place(self, x: Array, component=0) -> Array:
-        """See :meth:`GPPosterior.place`; dependent functions are correlated in a row."""
+    def place(self, x: Array, component=0, added: Array | None = None) -> Array:
+        """
+        See :meth:`GPPosterior.place`; dependent functions are correlated in a row.
+
+        :param added: to the variances of dependent functions, ``batch_shape + (N,)``.
+        """
         if self.independent_latents:
             return super().place(x, component)
         num = math.prod(self.batch_shape)
-        L = jnp.linalg.cholesky(self.row_covariance)
+        covariance = self.row_covariance
+        if added is not None:
+            added = added.reshape(num, -1).T[..., None]
+            covariance = covariance + jnp.eye(num, dtype=covariance.dtype) * added
+        L = jnp.linalg.cholesky(covariance)
         x = jnp.broadcast_to(x, self.shape()).reshape(num, -1)
         return self.mean + jnp.einsum("nqp,pn->qn", L, x).reshape(self.shape())
 

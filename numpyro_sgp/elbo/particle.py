@@ -62,6 +62,9 @@ class Component:
         """f where x is standard normal."""
         if self.shift is None and self.posterior.relaxation is None:
             return self.posterior.place(x, self.number)
+        if self.shift is not None and not self.posterior.independent_latents:
+            mean_shift, var_shift = self.shift
+            return mean_shift + self.posterior.place(x, self.number, var_shift)
         mean, variance = self.marginals
         return mean + jnp.sqrt(variance) * x
 

@@ -151,6 +151,24 @@ class TraceGP_ELBO(ELBO):
             for name, (mean, _) in fixed["marginals"].items()
         }
 
+    def moved(self, rng_key, shift, param_map, model, guide, args, kwargs):
+        """
+        The bound with the marginals of f moved: that of a posterior with independent parts
+        added to it, but for their KL. The random numbers are those of the loss with the
+        same key, one particle.
+
+        :param shift: what is added, by ``("mean", site)`` and ``("var", site)``; zero where
+            left out.
+        :param args: tuple of the arguments of the model.
+        :param kwargs: dict of its keyword arguments.
+        :return: contributions by site, whose sum is the bound; and what the rules know of
+            each GP site (:class:`~numpyro_sgp.elbo.particle.GPSite`).
+        """
+        particle, node_key = self._particle(
+            rng_key, param_map, model, guide, args, kwargs, moving=True
+        )
+        return _bound(particle, node_key, shift)[0], particle.sites
+
     def _particle(self, rng_key, param_map, model, guide, args, kwargs, moving=False):
         """Guide and model, run once, and the key for the nodes."""
         args, kwargs = as_arrays(model, args, kwargs)
