@@ -102,8 +102,7 @@ def bracket_of(bound: MovedBound, params, rng_key=None) -> EvidenceBracket:
     constant = fit + 0.5 * np.sum(away**2 + precision * field.variance)
     residual = away + root * field.mean
     most = bound.most_points(field)
-    order = bound.choose(key, params, name, field, precision, most)
-    R = bound.rows(key, params, name, field, order)
+    _, R = bound.choose(key, params, name, field, precision, most)
     lower = upper = constant
     for i in range(len(g)):
         A = np.concatenate([field.A[i % len(field.A)], R[i]]).astype(float)
@@ -111,7 +110,8 @@ def bracket_of(bound: MovedBound, params, rng_key=None) -> EvidenceBracket:
         slack = 4 * np.finfo(bound.dtype).eps * field.prior[i]
         below, above = gaussian_bracket(A, left, slack, residual[i], root[i])
         lower, upper = lower + below, upper + above
-    return EvidenceBracket(float(lower), float(upper))
+    at_hand = fit + float(np.sum(terms[name]))
+    return EvidenceBracket(float(max(lower, at_hand)), float(upper))
 
 
 def gaussian_bracket(A, left, slack, residual, root) -> tuple[float, float]:

@@ -29,7 +29,8 @@ class Field(NamedTuple):
     :param left: those that the inducing points leave, ``(Q, N)``.
     :param X: inputs, ``(*batch, N, D)``.
     :param mean: means of q(f), less those of the prior, ``(Q, N)``.
-    :param variance: variances of q(f), ``(Q, N)``.
+    :param variance: variances of q(f) in the bound, ``(Q, N)``.
+    :param factor: what multiplies ``left`` in them where q(f | u) is relaxed, or 1.
     """
 
     A: np.ndarray
@@ -38,6 +39,7 @@ class Field(NamedTuple):
     X: np.ndarray
     mean: np.ndarray
     variance: np.ndarray
+    factor: np.ndarray
 
 
 class MovedBound:
@@ -54,6 +56,7 @@ class MovedBound:
         self.guide, self.loss = guide, loss
         self.args, self.kwargs = as_arrays(guide.model, args, kwargs)
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.relaxations: dict[str, type] = {}
         self.num_inducing = 0
         self.terms = jax.jit(lambda *given: self._moved(*given)[0])
         self._slopes = jax.jit(jax.value_and_grad(self._value, argnums=2))
@@ -80,10 +83,10 @@ class MovedBound:
                     why.append(
                         f"the mean at '{name}' has a part beside q(u) (a decoupled q)"
                     )
-                elif posterior.relaxation is not None:
-                    why.append(f"the bound at '{name}' is a tight one")
                 elif posterior.joint_rows > 1:
                     why.append(f"rows of '{name}' are drawn together")
+                if posterior.relaxation is not None:
+                    self.relaxations[name] = type(posterior.relaxation)
             return jax.tree.leaves([p.prior.X for p in posteriors.values()])
 
         self.num_inducing = 0
@@ -146,8 +149,10 @@ class MovedBound:
 
             variance = by_row(prior.kernel.diag(prior.X))
             left = jnp.maximum(variance - jnp.sum(A**2, axis=-2), 0.0)
-            q = posterior.mean - prior.mean, posterior.variance
-            return Field(A, variance, left, prior.X, *map(by_row, q))
+            mean, factor, q = posterior.mean - prior.mean, 1.0, posterior.variance
+            if posterior.relaxation is not None:
+                factor, q = posterior.relaxation.factor, posterior.bound_marginals()[1]
+            return Field(A, variance, left, prior.X, *map(by_row, (mean, q, factor)))
 
         return {name: field(p) for name, p in self._posteriors(key, params).items()}
 
@@ -225,7 +230,8 @@ class MovedBound:
         points and those before leave.
 
         :param precision: :math:`\lambda_n`, ``(Q, N)``.
-        :return: row numbers ``(number, Q)``, fewer than ``most`` where more add nothing.
+        :return: row numbers ``(number, Q)``, fewer than ``most`` where more add nothing,
+            and what :meth:`rows` has for them.
         """
         return self._rows(key, params, name, field, precision, None, most)
 
@@ -234,7 +240,7 @@ class MovedBound:
         :math:`A_v = L_v^{-1} C_{vX}` of the points in this order, ``(Q, number, N)``: what
         remains of their covariances given the inducing points, whitened.
         """
-        return self._rows(key, params, name, field, None, order, len(order))
+        return self._rows(key, params, name, field, None, order, len(order))[1]
 
     def _rows(self, key, params, name, field, precision, order, most):
         A, left = field.A, field.left
@@ -271,4 +277,4 @@ class MovedBound:
             usable = variance > jitter
             R[:, j] = column * (usable / np.sqrt(variance + jitter))[:, None]
             left = np.maximum(left - R[:, j].astype(left.dtype) ** 2, 0.0)
-        return np.array(chosen, int).reshape(-1, Q) if order is None else R
+        return np.array(chosen, int).reshape(-1, Q), R[:, : len(chosen)]

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from numpyro_sgp.diagnostics.moved_bound import Field, MovedBound
+from numpyro_sgp.distributions.relaxation import Diagonal
 
 _ENOUGH = 1e-3  # nats for the sake of which no step is made
 _MOST_STEPS = 30
@@ -60,12 +61,14 @@ class Gaussians(NamedTuple):
         """What they add to the marginals of f, for :meth:`MovedBound.as_shift`."""
         found = {}
         for name, P in self.P.items():
-            R = rows[name][:, : P.shape[-1]]
+            R, field = rows[name][:, : P.shape[-1]], fields[name]
             mean = np.einsum("qkn,qk->qn", R, self.mean(name).astype(R.dtype))
-            less = (np.linalg.inv(P) - np.eye(P.shape[-1])).astype(R.dtype)
-            variance = np.einsum("qkn,qkn->qn", R, np.matmul(less, R))
+            # Together, for the sake of rounding, where nothing is relaxed.
+            less = np.linalg.inv(P) - np.eye(P.shape[-1])
+            variance = np.einsum("qkn,qkn->qn", R, np.matmul(less.astype(R.dtype), R))
+            variance = variance + (1.0 - field.factor) * np.sum(R**2, axis=1)
             # Rounding must not leave a variance below zero.
-            floor = 4 * np.finfo(R.dtype).eps * fields[name].prior - fields[name].left
+            floor = 4 * np.finfo(R.dtype).eps * field.prior - field.factor * field.left
             found[name] = mean, np.maximum(variance, np.minimum(floor, 0.0))
         return found
 
@@ -164,21 +167,36 @@ def add_points(bound: MovedBound, params, rng_key, max_points=None) -> Added | N
         train, score = keys[:_NUM_KEYS], keys[_NUM_KEYS:]
     here = bound.fields(keys[0], params)
     looks = [bound.look(key, params, still)[1] for key in train]
-    orders, all_chosen = {}, True
+    orders, rows, precisions, all_chosen = {}, {}, {}, True
     for name, field in here.items():
         precision = np.mean([look[name][1] for look in looks], axis=0)
+        precisions[name] = precision = np.maximum(precision, 0.0)
         most = bound.most_points(field) if max_points is None else max_points
         most = min(most, field.prior.shape[-1])
-        orders[name] = bound.choose(
-            keys[0], params, name, field, np.maximum(precision, 0.0), most
+        orders[name], rows[name] = bound.choose(
+            keys[0], params, name, field, precision, most
         )
         all_chosen &= len(orders[name]) < most
-    draws = _draws(bound, params, train, orders)
-    scores = _draws(bound, params, score, orders) if is_random else draws
+    known = here, rows
+    draws = _draws(bound, params, train, orders, known)
+    scores = _draws(bound, params, score, orders, known) if is_random else draws
+
+    tight = [name for name, kind in bound.relaxations.items() if kind is Diagonal]
+
+    def one(q, draw):
+        """The bound with q(v), and its slopes."""
+        moved = q.moved(draw.rows, draw.fields)
+        value, slopes = bound.look(draw.key, params, moved)
+        for name in tight:
+            left, R = draw.fields[name].left, draw.rows[name][:, : q.P[name].shape[-1]]
+            now = np.maximum(left - np.sum(R**2, axis=1), 0.0)
+            costs = (np.log1p(precisions[name] * d) for d in (left, now))
+            value += 0.5 * float(np.sum(next(costs) - next(costs)))
+        return value - q.kl(), slopes
 
     def look(q):
-        found = [bound.look(d.key, params, q.moved(d.rows, d.fields)) for d in draws]
-        return np.mean([v for v, _ in found]) - q.kl(), [slopes for _, slopes in found]
+        values, slopes = zip(*(one(q, draw) for draw in draws), strict=True)
+        return np.mean(values), slopes
 
     most = max(map(len, orders.values()))
     sizes = [8 * 2**i for i in range(most.bit_length()) if 8 * 2**i < most]
@@ -187,13 +205,7 @@ def add_points(bound: MovedBound, params, rng_key, max_points=None) -> Added | N
     for size in sizes:
         q = q.extended({name: min(size, len(order)) for name, order in orders.items()})
         q, value = settle(q, look, [d.rows for d in draws])
-        values = [value]
-        if is_random:
-            moved = (q.moved(d.rows, d.fields) for d in scores)
-            found = (
-                bound.look(d.key, params, m) for d, m in zip(scores, moved, strict=True)
-            )
-            values = [v - q.kl() for v, _ in found]
+        values = [one(q, draw)[0] for draw in scores] if is_random else [value]
         gains.append([v - d.value for v, d in zip(values, scores, strict=True)])
     gains = np.reshape(gains, (len(sizes), len(scores)))
     return Added(orders, sizes, gains, all_chosen, q)
@@ -208,13 +220,15 @@ class _Draw(NamedTuple):
     value: float
 
 
-def _draws(bound, params, keys, orders) -> list[_Draw]:
-    found: list[_Draw] = []
+def _draws(bound, params, keys, orders, known) -> list[_Draw]:
+    """
+    :param known: fields, and the rows for them.
+    """
+    found = []
     for key in keys:
-        fields = bound.fields(key, params)
-        if found and jax.tree.all(jax.tree.map(np.array_equal, fields, found[0].fields)):
-            rows = found[0].rows  # hyperparameters are not drawn
-        else:
+        fields, rows = bound.fields(key, params), known[1]
+        if not jax.tree.all(jax.tree.map(np.array_equal, fields, known[0])):
+            # The guide draws hyperparameters.
             rows = {
                 name: bound.rows(key, params, name, fields[name], order)
                 for name, order in orders.items()

@@ -8,6 +8,7 @@ import numpy as np
 from numpyro_sgp.diagnostics.moved_bound import MAX_ROWS, MovedBound
 from numpyro_sgp.diagnostics.optimality import check_fitted, nats_left_and_why
 from numpyro_sgp.diagnostics.orthogonal_points import add_points
+from numpyro_sgp.distributions.relaxation import Diagonal, Scalar
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.guides import VGP
 
@@ -96,8 +97,8 @@ def sparsity_curve(
         or 32 if that is more, if None.
     :param kwargs: keyword arguments of the model.
     :return: the curve, ``unknown`` for deep GPs, inverse-free and decoupled approximations,
-        tight bounds, likelihoods that tie rows together, GP sites that are scaled, and more
-        than 100,000 rows.
+        ``tight="block"``, likelihoods that tie rows together, GP sites that are scaled, and
+        more than 100,000 rows.
     :raises TypeError: if the guide is no AutoSparseGP.
     :raises ValueError: if it is not set up, ``params`` lack q(u), the model takes a
         minibatch, or ``max_points`` is not positive.
@@ -134,6 +135,9 @@ def sparsity_curve(
     loss = TraceGP_ELBO() if loss is None else loss
     bound = MovedBound(guide, loss, args, kwargs)
     if why := bound.why_unknown(params, MAX_ROWS):
+        return SparsityCurve(bound.num_inducing, unknown=why)
+    if others := set(bound.relaxations.values()) - {Diagonal, Scalar}:
+        why = f"the bound is tight by {others.pop().__name__}, not by rows"
         return SparsityCurve(bound.num_inducing, unknown=why)
     if all(isinstance(a, VGP) for a in guide.approximations.values()):
         return SparsityCurve(bound.num_inducing, lost=0.0, needed=bound.num_inducing)
