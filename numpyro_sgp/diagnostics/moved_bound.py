@@ -87,6 +87,9 @@ class MovedBound:
                     why.append(f"rows of '{name}' are drawn together")
                 if posterior.relaxation is not None:
                     self.relaxations[name] = type(posterior.relaxation)
+                    blocks = posterior.q.component(0).blocks if not why else ()
+                    if posterior.num_components > 1 or any(b.is_prior for b in blocks):
+                        why.append(f"the bound at '{name}' is tight, of a mixture or ODVGP")
             return jax.tree.leaves([p.prior.X for p in posteriors.values()])
 
         self.num_inducing = 0

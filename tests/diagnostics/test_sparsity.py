@@ -397,6 +397,29 @@ def test_priors_of_points_are_no_part_of_the_evidence():
     assert lower <= evidence <= upper < lower + 1.0
 
 
+def test_functions_of_their_own_and_masked_rows_are_in_the_bracket():
+    seen = np.arange(30) % 5 != 0
+    noise = np.array([[0.2], [0.5]])
+    Y = np.stack([wave, np.cos(2 * X[:, 0])])
+
+    def two(X, Y=None):
+        kernel = sgp.kernels.RBF(jnp.array([1.0, 0.5]), jnp.array([0.4, 0.8]))
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X, lambda X: X[..., 0]))
+        with numpyro.plate("data", X.shape[0]), numpyro.handlers.mask(mask=seen):
+            numpyro.sample("y", dist.Normal(f.T, noise.T).to_event(1), obs=Y.T)
+
+    guide = sgp.AutoSparseGP(two, sgp.SVGP(M, **OPTIONS))
+    svi = SVI(two, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), X, Y))
+    lower, upper, unknown = evidence_bracket(guide, params, X, Y)
+    assert not unknown
+    evidence = 0.0
+    for y_q, s, K in zip(Y, noise, (rbf(1.0, 0.4), rbf(0.5, 0.8)), strict=True):
+        C = (K + s**2 * np.eye(30))[np.ix_(seen, seen)]
+        evidence += multivariate_normal(np.array(X)[seen, 0], C).logpdf(y_q[seen])
+    assert lower <= evidence <= upper < lower + 2.0
+
+
 # ---- what is refused, and what it says ---------------------------------------------------
 
 
@@ -428,6 +451,7 @@ def test_what_is_not_known_has_a_reason(monkeypatch):
         (tied, sgp.SVGP(3), "tie"),
         (model, sgp.InverseFreeSVGP(3), "InverseFreeSVGP"),
         (model, sgp.SVGP(3, tight="block"), "tight by Blocks"),
+        (model, sgp.ODVGP(3, 2, tight="diagonal"), "tight, of a mixture or ODVGP"),
         (model, sgp.SVGP(3), "30 rows, more than 29"),
     ):
         guide = sgp.AutoSparseGP(program, approximation)
