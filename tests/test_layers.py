@@ -156,7 +156,10 @@ def test_forbidden_import_is_found(module, source):
         ("kernels.base", "from .._typing import Array"),
         ("training", "from .elbo import TraceGP_ELBO"),
         ("_util", "from numpyro_sgp._typing import Array"),
-        ("diagnostics.compare", "import arviz_plots\nfrom numpyro_sgp.training import train"),
+        (
+            "diagnostics.compare",
+            "import arviz_plots\nfrom numpyro_sgp.training import train",
+        ),
         ("training", "import jax\nfrom numpyro.infer import SVI"),
     ],
 )

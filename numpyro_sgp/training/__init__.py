@@ -1,18 +1,15 @@
 """Training: on minibatches, by L-BFGS, and by natural gradients for q(u)."""
 
 from numpyro_sgp.training.lbfgs import FitInterrupted, fit_lbfgs
+from numpyro_sgp.training.minibatches import TrainResult, train
 from numpyro_sgp.training.natural_gradients import natural_gradients
 from numpyro_sgp.training.padding import pad_rows
-from numpyro_sgp.training.saving import load, save
-from numpyro_sgp.training.minibatches import TrainResult, train
 
 __all__ = [
     "FitInterrupted",
     "TrainResult",
     "fit_lbfgs",
-    "load",
     "natural_gradients",
     "pad_rows",
-    "save",
     "train",
 ]
