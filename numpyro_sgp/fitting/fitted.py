@@ -409,7 +409,7 @@ class Fitted:
         :param level: probability inside of the band.
         :param index: which one of several values in each row (outputs, latent functions)
             to show; all if None, for one column.
-        :param num_points: inputs along each column; 200 for one, 60 for two.
+        :param num_points: inputs along each column; 100 for one, 60 for two.
         :param kwargs: keyword arguments of the model beside the inputs.
         :return: the axes.
         :raises ValueError: for inputs with more than two columns, a site that is not there,

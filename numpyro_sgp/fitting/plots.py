@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MARGIN = 0.05  # of the range of the inputs, on each side
-_NUM_POINTS = {1: 200, 2: 60}
+_NUM_POINTS = {1: 100, 2: 60}
 _MAX_LEGEND = 10
 
 
@@ -48,7 +48,9 @@ def draw(
     scene = _scene(fitted)
     grid, columns = _grid(scene, X, num_points)
     new = grid[:, 0] if scene.flat else grid
-    predictions = _predictions(fitted, new, level, model_kwargs)
+    tails = ((1.0 - level) / 2.0, (1.0 + level) / 2.0)
+    levels = tails if columns == 1 else ()  # a map has no band
+    predictions = _predictions(fitted, new, levels, model_kwargs)
     name = _chosen(predictions, site, fitted.guide.approximations)
     if ax is None:
         import matplotlib.pyplot as plt
@@ -160,9 +162,7 @@ def _inside(points, grid) -> np.ndarray:
     return points[inside.all(axis=1)]
 
 
-def _predictions(fitted, X, level, kwargs) -> dict[str, Prediction]:
-    tails = (1.0 - level) / 2.0
-    levels = (tails, 1.0 - tails)
+def _predictions(fitted, X, levels, kwargs) -> dict[str, Prediction]:
     try:
         return fitted.predict(X, quantiles=levels, **kwargs)
     except ValueError:
@@ -171,7 +171,7 @@ def _predictions(fitted, X, level, kwargs) -> dict[str, Prediction]:
     found = {}
     for name, q in posteriors.items():
         mean, sd = q.mean, jnp.sqrt(q.variance)
-        quantiles = jnp.stack([mean + sd * ndtri(p) for p in levels])
+        quantiles = jnp.stack([mean + sd * ndtri(p) for p in levels]) if levels else None
         axis = mean.ndim - 1
         found[name] = Prediction(mean, sd, quantiles, levels, None, axis)
     return found
