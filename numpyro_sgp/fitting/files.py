@@ -115,7 +115,7 @@ def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
         raise ValueError(f"{path}: {type(error).__name__}: {error}.") from error
     try:
         guide = AutoSparseGP(model, approximation, base_guide, prefix=prefix)
-        guide.setup_from(setup, fingerprint, *args, **kwargs)
+        _set_up(guide, setup, fingerprint, args, kwargs)
         guide.check_params(found["params"])
     except Exception as error:  # of the model's code, which may raise anything
         raise ValueError(
@@ -133,7 +133,7 @@ def first_rows(model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     :raises ValueError: if they are not small.
     """
     given = as_arrays(model, args, kwargs)
-    num_rows = count_rows(given)
+    num_rows = count_rows(*given)
 
     def cut(leaf):
         if is_frame(leaf):
@@ -154,9 +154,9 @@ def first_rows(model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return jax.tree.map(cut, given)
 
 
-def count_rows(arguments: Any) -> int | None:
+def count_rows(args: tuple, kwargs: dict) -> int | None:
     """Rows of the first array in arguments of a model; None where there is none."""
-    shapes = map(np.shape, jax.tree.leaves(arguments))
+    shapes = map(np.shape, jax.tree.leaves([*args, *kwargs.values()]))
     return next((shape[0] for shape in shapes if shape), None)
 
 
@@ -172,7 +172,7 @@ def _examples(path, fitted, base_guide, arrays) -> dict:
         args, kwargs = decode(structure, found)
         base = given if "absent" in base_guide else _base_guide(base_guide, arrays)
         new = AutoSparseGP(guide.model, guide.approximation, base, prefix=guide.prefix)
-        new.setup_from(guide.setup_state(), guide.fingerprint(), *args, **kwargs)
+        _set_up(new, guide.setup_state(), guide.fingerprint(), args, kwargs)
     except Exception as error:  # of the model's code, which may raise anything
         warnings.warn(
             f"{path} can be loaded with the training data alone, "
@@ -184,6 +184,12 @@ def _examples(path, fitted, base_guide, arrays) -> dict:
         return {"absent": "the model cannot be run with two rows of its arguments"}
     arrays |= found
     return structure
+
+
+def _set_up(guide, state, fingerprint, args, kwargs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of two rows where a minibatch has more, say
+        guide.setup_from(state, fingerprint, *args, **kwargs)
 
 
 def _named(guide, arrays) -> dict:

@@ -59,8 +59,8 @@ class Fitted:
     A trained sparse GP model, with all that one asks of it.
 
     Arguments of the methods, but for options by name, are those of the model, most often
-    new inputs ``X_new``; with ``y_new`` where observations are asked for. Printed, it is a
-    summary.
+    new inputs ``X_new``; with ``y_new`` where observations are asked for, and with the
+    options that the model was trained with, if it has any. Printed, it is a summary.
 
     :param guide: the guide, set up.
     :param params: its parameters and those of the model.
@@ -126,11 +126,7 @@ class Fitted:
                 "other guides are used as NumPyro says: Predictive(model, guide=guide, "
                 "params=params, ...)."
             )
-        if not (args is None or isinstance(args, tuple | list)):
-            raise TypeError(
-                "args must be the tuple of the model's arguments, such as (X, y), got "
-                f"{type(args).__name__}."
-            )
+        _check_args(args)
         guide.check_params(params)
         if args is None and kwargs:
             args = ()
@@ -153,8 +149,7 @@ class Fitted:
         #: What is wrong with the fit, if anything, once it was looked at.
         self._verdict: str | None = None
         if self.args is not None:
-            given = as_arrays(self.model, self.args, self.kwargs)
-            self.num_rows = count_rows(given)
+            self.num_rows = count_rows(*as_arrays(self.model, self.args, self.kwargs))
 
     @classmethod
     def from_svi(cls, svi: SVI, result: Any, *args, **kwargs) -> Fitted:
@@ -494,7 +489,7 @@ def load(
     :raises ValueError: if the file is damaged or not one of :meth:`Fitted.save`, is of
         another model or another version of the format, has float64 where JAX is set to
         float32, or does not have all that makes the guide.
-    :raises TypeError: if ``model`` is a guide, or no function.
+    :raises TypeError: if ``model`` is a guide, or no function, or ``args`` no tuple.
     :raises FileNotFoundError: if there is no file.
 
     **Example:**
@@ -527,6 +522,7 @@ def load(
             "load makes the guide by itself: give it the model, numpyro_sgp.load(path, "
             f"model), not {type(model).__name__}."
         )
+    _check_args(args)
     arguments = None
     if args is not None or kwargs is not None:
         arguments = tuple(args or ()), dict(kwargs or {})
@@ -539,6 +535,14 @@ def load(
         fitted.num_rows = of_file["num_rows"]
     fitted._verdict = of_file["_verdict"]
     return fitted
+
+
+def _check_args(args):
+    if not (args is None or isinstance(args, tuple | list)):
+        raise TypeError(
+            "args must be the tuple of the model's arguments, such as (X, y), got "
+            f"{type(args).__name__}."
+        )
 
 
 def _bound(svi, params, args, kwargs) -> tuple[float, float]:

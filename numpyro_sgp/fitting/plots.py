@@ -10,6 +10,7 @@ import numpy as np
 from jax.scipy.special import ndtri
 
 from numpyro_sgp.distributions.arguments import as_arrays, named_arguments
+from numpyro_sgp.fitting.files import first_rows
 from numpyro_sgp.predictive import Prediction
 from numpyro_sgp.tracing import messages
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _MARGIN = 0.05  # of the range of the inputs, on each side
 _NUM_POINTS = {1: 100, 2: 60}
 _MAX_LEGEND = 10
+_MANY = 10_000  # rows, all of which are not needed to find the inducing points
 
 
 class _Scene(NamedTuple):
@@ -104,11 +106,15 @@ def _scene(fitted) -> _Scene:
             "held fixed."
         )
     flat, X = X.ndim == 1, X.reshape(len(X), -1)
-    posteriors = fitted.posterior(*args, **kwargs)
+    few, inputs = (args, kwargs), X
+    if len(X) > _MANY:
+        few, inputs = first_rows(fitted.model, args, kwargs), X[:2]
+    # With a key, since not every base guide has a median; points do not depend on it.
+    posteriors = fitted.posterior(*few[0], rng_key=jax.random.key(0), **few[1])
     inducing = {
         name: np.asarray(points).reshape(-1, X.shape[1])
         for name, q in posteriors.items()
-        if np.shape(q.prior.X) == X.shape and np.allclose(q.prior.X, X)
+        if np.shape(q.prior.X) == inputs.shape and np.allclose(q.prior.X, inputs)
         for points in [_points(q)]
         if points is not None
     }

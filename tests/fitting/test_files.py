@@ -287,6 +287,20 @@ def test_all_kinds_of_arguments_are_kept(tmp_path):
     assert_array_equal(kwargs["table"], np.ones(3))
 
 
+def test_minibatches_larger_than_two_rows_do_no_harm(tmp_path):
+    def model(X, y=None, batch_size=None):
+        data = numpyro.plate("data", X.shape[0], subsample_size=batch_size)
+        with data as idx:
+            X, y = X[idx], None if y is None else y[idx]
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with data:
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    known = fit(model, sgp.SVGP(3), (X, Y, 7))
+    known.save(tmp_path / "fit.npz")
+    assert_same(sgp.load(tmp_path / "fit.npz", model), known)
+
+
 def by_row(X, y=None):
     with numpyro.plate("data", X.shape[0]):
         shift = numpyro.sample("shift", dist.Normal())
@@ -325,6 +339,8 @@ def test_a_model_or_precision_that_does_not_fit_is_refused(fitted, path, tmp_pat
         sgp.load(path, model, (np.zeros((1, 2)), Y[:1]))  # noqa: F821
     with pytest.raises(TypeError, match="give it the model"):
         sgp.load(path, fitted.guide)
+    with pytest.raises(TypeError, match="args must be the tuple .* got ndarray"):
+        sgp.load(path, model, X)  # noqa: F821
     with pytest.raises(FileNotFoundError):
         sgp.load(tmp_path / "none.npz", model)  # noqa: F821
     with jax.enable_x64(False), pytest.raises(ValueError, match="fit.npz.*enable_x64"):
