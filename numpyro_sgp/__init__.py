@@ -23,6 +23,7 @@ from numpyro_sgp.distributions import (
     relaxation,
 )
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo, ScoreFunction, TraceGP_ELBO
+from numpyro_sgp.fitting import Fitted, load
 from numpyro_sgp.guides import (
     ODVGP,
     SOLVEGP,
@@ -54,10 +55,8 @@ from numpyro_sgp.training import (
     FitInterrupted,
     TrainResult,
     fit_lbfgs,
-    load,
     natural_gradients,
     pad_rows,
-    save,
     train,
 )
 
@@ -77,6 +76,7 @@ __all__ = [
     "Comparison",
     "EllipticalSlice",
     "FitInterrupted",
+    "Fitted",
     "FourierFeatures",
     "FunctionSamples",
     "GPPredictive",
@@ -117,7 +117,6 @@ __all__ = [
     "pad_rows",
     "predict",
     "relaxation",
-    "save",
     "sparsify",
     "to_arviz",
     "train",

@@ -244,6 +244,16 @@ def test_what_has_no_cdf_is_drawn():
     assert (np.mean(y < found.quantiles[0], axis=0) < 0.5 + 0.055).all()
 
 
+def test_without_levels_there_are_no_quantiles():
+    guide = guide_of(lambda f: dist.Poisson(jnp.exp(f)))
+    found = sgp.predict(guide, PARAMS, X_NEW, quantiles=())
+    known = sgp.predict(guide, PARAMS, X_NEW)
+    for name in ("f", "y"):
+        assert found[name].quantiles.shape == (0, 3)
+        assert_allclose(found[name].mean, known[name].mean, rtol=1e-12)
+        assert_allclose(found[name].sd, known[name].sd, rtol=1e-12)
+
+
 def test_rows_in_batches_are_the_rows_at_once():
     def model(X, offset, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([2]))

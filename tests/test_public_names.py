@@ -17,6 +17,7 @@ ROOMS = ["numpyro_sgp"] + [
 # Rooms whose public names say the types of all arguments and results.
 ANNOTATED = (
     "families",
+    "fitting",
     "inducing",
     "inverse_free",
     "kernels",

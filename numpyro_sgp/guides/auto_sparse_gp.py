@@ -1,6 +1,7 @@
 """The guide: the model itself, with a sparse posterior at each GP site."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -142,6 +143,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         check_approximations(approximation)
         super().__init__(model, prefix=prefix)
         self.approximation = approximation
+        #: What was given for it: a class, or a function from a model to a guide.
+        self.base_guide_given = base_guide
         is_class = isinstance(getattr(base_guide, "func", base_guide), type)
         if is_class:
             options = {} if init_loc_fn is None else {"init_loc_fn": init_loc_fn}
@@ -225,7 +228,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                 f"guide {setup.fingerprint}. Use the model, the approximation and the base "
                 "guide that were trained."
             )
-        self._keep(setup)
+        self._keep(replace(setup, arguments=None))
 
     def _prepare(self, base_key, args, kwargs, saved=None) -> Setup:
         made_of = self.model, self.approximation, self._make_base, self.prefix
@@ -351,10 +354,11 @@ class AutoSparseGP(autoguide.AutoGuide):
         """
         q(f(X)) at each GP site, in closed form.
 
-        The latents beside f are at the median of the base guide (their point estimate
-        under ``AutoDelta``), and a GP site that feeds another one is at its posterior
-        mean. With ``rng_key`` both are drawn, values of GP sites from their marginals; the
-        predictive distribution of a deep GP is the mixture over draws::
+        The latents beside f, hyperparameters among them, are at the median of the base
+        guide (their point estimate under ``AutoDelta``), and a GP site that feeds another
+        one is at its posterior mean. With ``rng_key`` both are drawn, values of GP sites
+        from their marginals; the predictive distribution of a deep GP is the mixture over
+        draws::
 
             keys = jax.random.split(jax.random.key(0), 100)
             mean = jax.vmap(lambda key: guide.posterior(params, X, rng_key=key)["f"].mean)
@@ -522,7 +526,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         if self._known().arguments is None:
             raise ValueError(
                 "Say at which inputs: pass the model's arguments after the parameters "
-                "(this guide was set up with minibatches)."
+                "(this guide was set up with minibatches, or from a file)."
             )
         return self._setup.arguments
 

@@ -118,7 +118,7 @@ def predict(
     :param args: arguments of the model with the new inputs, and ``y=None``. A response that
         is given all the same is predicted as if it were not, and what depends on it is
         predicted given its value.
-    :param quantiles: levels between 0 and 1.
+    :param quantiles: levels between 0 and 1; none, ``()``, saves most of the time.
     :param num_draws: number of draws of other latents and of inner layers; without effect
         if there are none.
     :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.

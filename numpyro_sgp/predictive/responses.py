@@ -130,7 +130,7 @@ def _of_gp(weights, means, variances, levels):
     def cdf(y):
         return jnp.sum(weights * ndtr((y[:, None] - means) / sds), axis=1)
 
-    if len(means) == 1:
+    if len(means) == 1 or not levels.size:
         quantiles = mean + sd * ndtri(levels).reshape(-1, *(1,) * mean.ndim)
     else:
         quantiles = _solved(cdf, levels, mean, sd, dist.constraints.real)
@@ -238,7 +238,9 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
         mean = jnp.tensordot(weights, draws, 1)
         variance = jnp.tensordot(weights, (draws - mean) ** 2, 1)
     sd = jnp.sqrt(jnp.maximum(variance, 0.0))
-    if has_cdf:
+    if not levels.size:
+        quantiles = jnp.zeros((0, *mean.shape), mean.dtype)
+    elif has_cdf:
 
         def cdf(y):
             return _average(lambda point: innermost(fn_at(point)).cdf(y), for_quantiles)

@@ -4,15 +4,12 @@ from numpyro_sgp.training.lbfgs import FitInterrupted, fit_lbfgs
 from numpyro_sgp.training.minibatches import TrainResult, train
 from numpyro_sgp.training.natural_gradients import natural_gradients
 from numpyro_sgp.training.padding import pad_rows
-from numpyro_sgp.training.saving import load, save
 
 __all__ = [
     "FitInterrupted",
     "TrainResult",
     "fit_lbfgs",
-    "load",
     "natural_gradients",
     "pad_rows",
-    "save",
     "train",
 ]

@@ -1,0 +1,223 @@
+"""Fits as files: what makes the guide again, its parameters, and a few rows."""
+
+import functools
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.infer import autoguide
+from numpyro.util import find_stack_level
+
+from numpyro_sgp.distributions.arguments import as_arrays, is_frame
+from numpyro_sgp.fitting.archive import read_archive, write_archive
+from numpyro_sgp.fitting.encoding import NotInFile, decode, encode
+from numpyro_sgp.guides import AutoSparseGP
+
+_KEYS = {"guide", "params", "setup", "fit", "num_rows", "arguments"}
+_NUMBERS = ("bound", "bound_se", "seconds")
+_ROWS = 2  # of the data that a file has
+_SMALL = 10_000  # numbers in other arrays, which are kept whole
+_NOT_KEPT = {"init_loc_fn", "prefix"}  # options of a base guide
+#: NumPyro's guides for the latents beside f that a file may name.
+_BASE_GUIDES = {
+    name: getattr(autoguide, name)
+    for name in (
+        "AutoBatchedLowRankMultivariateNormal",
+        "AutoBatchedMultivariateNormal",
+        "AutoBNAFNormal",
+        "AutoDelta",
+        "AutoDiagonalNormal",
+        "AutoIAFNormal",
+        "AutoLowRankMultivariateNormal",
+        "AutoMultivariateNormal",
+        "AutoNormal",
+    )
+}
+
+
+def write(path: str | os.PathLike, fitted: Any) -> None:
+    """See :meth:`~numpyro_sgp.Fitted.save`."""
+    guide, path, arrays = fitted.guide, Path(path), {}
+    guide.check_params(fitted.params)
+    base_guide = _named(guide, arrays)
+    arguments = {"absent": "it was saved without arguments of the model"}
+    if fitted.examples is not None or fitted.args is not None:
+        arguments = _examples(path, fitted, base_guide, arrays)
+    header = {
+        "guide": {
+            "fingerprint": guide.fingerprint(),
+            "prefix": guide.prefix,
+            "approximation": encode(guide.approximation, "approximation", arrays),
+            "base_guide": base_guide,
+            "loss": encode(fitted.loss, "loss", arrays),
+        },
+        "params": encode(fitted.params, "params", arrays, strict=True),
+        "setup": encode(guide.setup_state(), "setup", arrays, strict=True),
+        "fit": {
+            **{name: float(getattr(fitted, name)) for name in _NUMBERS},
+            "stopped": str(fitted.stopped),
+            "verdict": None if fitted._verdict is None else str(fitted._verdict),
+            "losses": encode(_as_numpy(fitted.losses), "losses", arrays),
+        },
+        "num_rows": fitted.num_rows,
+        "arguments": arguments,
+    }
+    write_archive(path, header, arrays)
+
+
+def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
+    """
+    See :func:`~numpyro_sgp.load`.
+
+    :param given: what takes the place of what is in the file, None where nothing does:
+        ``arguments`` (``(args, kwargs)`` of the model), ``approximation``, ``base_guide``
+        and ``loss``.
+    :return: what the attributes of a :class:`~numpyro_sgp.Fitted` are.
+    """
+    path = Path(path)
+    header, arrays = read_archive(path, _KEYS)
+    recipe, fit, num_rows = header["guide"], header["fit"], header["num_rows"]
+
+    def chosen(option, structure, decode=decode):
+        return decode(structure, arrays) if given[option] is None else given[option]
+
+    try:
+        found: dict[str, Any] = {name: float(fit[name]) for name in _NUMBERS}
+        found["losses"] = decode(fit["losses"], arrays)
+        for name, value, kinds in (
+            ("stopped", fit["stopped"], (str,)),
+            ("_verdict", fit["verdict"], (str, type(None))),
+            ("num_rows", num_rows, (int, type(None))),
+        ):
+            if type(value) not in kinds:
+                raise ValueError(f"{name} is {value!r}")
+            found[name] = value
+        found["params"] = decode(header["params"], arrays)
+        setup = decode(header["setup"], arrays)
+        try:
+            found["loss"] = chosen("loss", recipe["loss"])
+        except NotInFile:  # predictions do without it
+            found["loss"] = None
+        approximation = chosen("approximation", recipe["approximation"])
+        base_guide = chosen("base_guide", recipe["base_guide"], _base_guide)
+        found["examples"] = args, kwargs = chosen("arguments", header["arguments"])
+        fingerprint, prefix = recipe["fingerprint"], recipe["prefix"]
+    except NotInFile as error:
+        raise ValueError(
+            f"{path} does not have all that makes the guide: {error}. Give it: "
+            "numpyro_sgp.load(path, model, approximation=..., base_guide=..., "
+            "args=(X, y)), of these what is missing."
+        ) from None
+    except Exception as error:  # what has the right checksum may be no fit all the same
+        raise ValueError(f"{path}: {type(error).__name__}: {error}.") from error
+    try:
+        guide = AutoSparseGP(model, approximation, base_guide, prefix=prefix)
+        _set_up(guide, setup, fingerprint, args, kwargs)
+        guide.check_params(found["params"])
+    except Exception as error:  # of the model's code, which may raise anything
+        raise ValueError(
+            f"{path} is of another model or guide, or the arguments of the model are bad "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    return {**found, "guide": guide}
+
+
+def first_rows(model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """
+    Arguments of a model with two rows of its data: of arrays that have as many rows (or
+    columns) as the first one, the first two; others, if small, as they are.
+
+    :raises ValueError: if they are not small.
+    """
+    given = as_arrays(model, args, kwargs)
+    num_rows = count_rows(*given)
+
+    def cut(leaf):
+        if is_frame(leaf):
+            return leaf.iloc[:_ROWS] if len(leaf) == num_rows else leaf
+        if not isinstance(leaf, jax.Array | np.ndarray):
+            return leaf
+        if num_rows in leaf.shape:
+            rows = (slice(None),) * leaf.shape.index(num_rows) + (slice(_ROWS),)
+            # Known inside of jit, as `as_arrays` makes it, but for its class.
+            return np.asarray(leaf)[rows] if isinstance(leaf, np.ndarray) else leaf[rows]
+        if leaf.size > _SMALL:
+            raise ValueError(
+                f"an array of shape {leaf.shape} has not the {num_rows} rows of the data, "
+                "and is too large for a file"
+            )
+        return leaf
+
+    return jax.tree.map(cut, given)
+
+
+def count_rows(args: tuple, kwargs: dict) -> int | None:
+    """Rows of the first array in arguments of a model; None where there is none."""
+    shapes = map(np.shape, jax.tree.leaves([*args, *kwargs.values()]))
+    return next((shape[0] for shape in shapes if shape), None)
+
+
+def _examples(path, fitted, base_guide, arrays) -> dict:
+    """Arguments to set the guide up with again, after a try; their absence if in vain."""
+    guide, found = fitted.guide, {}
+    given = guide.base_guide_given
+    try:
+        examples = fitted.examples
+        if examples is None:
+            examples = first_rows(guide.model, fitted.args, fitted.kwargs)
+        structure = encode(list(examples), "arguments", found)
+        args, kwargs = decode(structure, found)
+        base = given if "absent" in base_guide else _base_guide(base_guide, arrays)
+        new = AutoSparseGP(guide.model, guide.approximation, base, prefix=guide.prefix)
+        _set_up(new, guide.setup_state(), guide.fingerprint(), args, kwargs)
+    except Exception as error:  # of the model's code, which may raise anything
+        warnings.warn(
+            f"{path} can be loaded with the training data alone, "
+            "numpyro_sgp.load(path, model, args=(X, y)), since the guide cannot be set up "
+            f"with their first two rows ({type(error).__name__}: {error})",
+            UserWarning,
+            stacklevel=find_stack_level(),
+        )
+        return {"absent": "the model cannot be run with two rows of its arguments"}
+    arrays |= found
+    return structure
+
+
+def _set_up(guide, state, fingerprint, args, kwargs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of two rows where a minibatch has more, say
+        guide.setup_from(state, fingerprint, *args, **kwargs)
+
+
+def _named(guide, arrays) -> dict:
+    """The base guide by its name and options."""
+    given = guide.base_guide_given
+    if guide.base_guide is None:
+        given = autoguide.AutoDelta  # it is not used
+    if not isinstance(given, functools.partial):
+        given = functools.partial(given)
+    names = [name for name, known in _BASE_GUIDES.items() if known is given.func]
+    if not names or given.args:
+        text = getattr(given.func, "__name__", type(given.func).__name__)
+        return {"absent": f"base_guide is {text}, which is none of NumPyro's"}
+    options = {
+        key: encode(value, f"base_guide/{key}", arrays)
+        for key, value in given.keywords.items()
+        if key not in _NOT_KEPT
+    }
+    return {"name": names[0], "options": options}
+
+
+def _base_guide(named, arrays):
+    """The inverse of :func:`_named`."""
+    if "absent" in named:
+        raise NotInFile(named["absent"])
+    options = {key: decode(part, arrays) for key, part in named["options"].items()}
+    return functools.partial(_BASE_GUIDES[named["name"]], **options)
+
+
+def _as_numpy(losses):
+    return None if losses is None else np.asarray(losses)

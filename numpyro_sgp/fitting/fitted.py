@@ -1,0 +1,562 @@
+"""The result of a fit: one object that predicts, draws, scores, shows and saves itself."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIRunResult
+
+from numpyro_sgp.diagnostics import to_arviz
+from numpyro_sgp.distributions import FunctionSamples, SparsePosterior
+from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.elbo import TraceGP_ELBO
+from numpyro_sgp.fitting.files import count_rows, read, write
+from numpyro_sgp.fitting.plots import draw
+from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.predictive import Predictions, log_predictive_density, predict
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_NUM_BOUND_KEYS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class LogScore:
+    """
+    How well the values of one observed site were predicted.
+
+    :param mean: mean log predictive density of a row, over the rows that are observed.
+    :param rows: log predictive density of each row, shape ``(N,)``; NaN where a mask
+        leaves it out.
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_sgp.fitting import LogScore
+    >>> LogScore(-1.5, jnp.array([-1.0, -2.0, jnp.nan]))
+    -1.5 (mean log predictive density of 2 rows)
+    """
+
+    mean: float
+    rows: Array
+
+    def __repr__(self):
+        number = int(np.isfinite(np.asarray(self.rows)).sum())
+        return f"{self.mean:.6g} (mean log predictive density of {number} rows)"
+
+
+class Fitted:
+    """
+    A trained sparse GP model, with all that one asks of it.
+
+    Arguments of the methods, but for options by name, are those of the model, most often
+    new inputs ``X_new``; with ``y_new`` where observations are asked for, and with the
+    options that the model was trained with, if it has any. Printed, it is a summary.
+
+    :param guide: the guide, set up.
+    :param params: its parameters and those of the model.
+    :param args: arguments of the model with the training data, such as ``(X, y)``; None
+        if they are not at hand.
+    :param kwargs: its keyword arguments.
+    :param loss: what was minimised, such as :class:`~numpyro_sgp.TraceGP_ELBO`; None if
+        not known.
+    :param losses: loss of each step, shape ``(num_steps,)``; None if not known.
+    :param bound: the bound on the log evidence (on a log joint density where latents beside
+        f are at points, as under ``AutoDelta``), with all of the data.
+    :param bound_se: its standard error, where it is random.
+    :param seconds: how long the training took.
+    :param stopped: why it ended.
+    :param svi: the :class:`~numpyro.infer.SVI` that was trained, if any.
+    :raises TypeError: if ``guide`` is no :class:`~numpyro_sgp.AutoSparseGP`, or ``args``
+        no tuple.
+    :raises ValueError: if the guide is not set up, or ``params`` are not its.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, optax
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
+        >>> fitted = sgp.Fitted.from_svi(svi, result, X, y)
+        >>> fitted.predict(X[:2])["y"].mean.shape
+        (2,)
+        >>> fitted.log_score(X, y)["y"].rows.shape
+        (5,)
+        >>> f = fitted.functions(jax.random.key(1), (4,))["f"]
+        >>> f(jnp.linspace(0.0, 9.0, 7)[:, None]).shape
+        (4, 7)
+    """
+
+    def __init__(
+        self,
+        guide: AutoSparseGP,
+        params: dict,
+        args: tuple | None = None,
+        kwargs: dict | None = None,
+        *,
+        loss: Any = None,
+        losses: Any = None,
+        bound: float = math.nan,
+        bound_se: float = 0.0,
+        seconds: float = math.nan,
+        stopped: str = "",
+        svi: SVI | None = None,
+    ):
+        if not isinstance(guide, AutoSparseGP):
+            raise TypeError(
+                f"guide must be an AutoSparseGP, got {type(guide).__name__}. Results of "
+                "other guides are used as NumPyro says: Predictive(model, guide=guide, "
+                "params=params, ...)."
+            )
+        _check_args(args)
+        guide.check_params(params)
+        if args is None and kwargs:
+            args = ()
+        self.guide = guide
+        self.model = guide.model
+        self.params = params
+        self.args = None if args is None else tuple(args)
+        self.kwargs: dict = dict(kwargs or {})
+        self.loss = loss
+        self.losses = losses
+        self.bound = float(bound)
+        self.bound_se = float(bound_se)
+        self.seconds = float(seconds)
+        self.stopped = stopped
+        self.svi = svi
+        #: Number of rows of the training data, if known.
+        self.num_rows: int | None = None
+        #: Arguments with a row or two of the data, from a file.
+        self.examples: tuple | None = None
+        #: What is wrong with the fit, if anything, once it was looked at.
+        self._verdict: str | None = None
+        if self.args is not None:
+            self.num_rows = count_rows(*as_arrays(self.model, self.args, self.kwargs))
+
+    @classmethod
+    def from_svi(cls, svi: SVI, result: Any, *args, **kwargs) -> Fitted:
+        """
+        Of a training by NumPyro's SVI, :func:`~numpyro_sgp.train` or
+        :func:`~numpyro_sgp.fit_lbfgs`. The bound is taken with all of the data that are
+        given; where it is random, it is the mean over ten keys, with its standard error.
+
+        :param svi: the inference problem.
+        :param result: what ``svi.run`` or the others returned.
+        :param args: arguments of the model, with the training data.
+        :param kwargs: its keyword arguments.
+        :raises TypeError: if the guide of ``svi`` is no :class:`~numpyro_sgp.AutoSparseGP`,
+            or ``result`` something else.
+        :raises ValueError: if there are no arguments, or ``result`` is of another guide.
+        """
+        if not isinstance(svi, SVI) or not hasattr(result, "params"):
+            raise TypeError(
+                "from_svi takes an SVI and what svi.run returned, got "
+                f"{type(svi).__name__} and {type(result).__name__}."
+            )
+        if not (args or kwargs):
+            raise ValueError(
+                "from_svi needs the training data for the bound: "
+                "Fitted.from_svi(svi, result, X, y)."
+            )
+        kwargs = {**svi.static_kwargs, **kwargs}
+        fitted = cls(
+            svi.guide,
+            result.params,
+            args,
+            kwargs,
+            loss=svi.loss,
+            losses=getattr(result, "losses", None),
+            seconds=getattr(result, "seconds", math.nan),
+            stopped=getattr(result, "stopped", ""),
+            svi=svi,
+        )
+        fitted.bound, fitted.bound_se = _bound(svi, result.params, args, kwargs)
+        return fitted
+
+    # ---- predictions --------------------------------------------------------------
+
+    def posterior(
+        self, *args, rng_key: Array | None = None, **kwargs
+    ) -> dict[str, SparsePosterior]:
+        """
+        q(f(X)) at each GP site, in closed form, with hyperparameters (and other latents) at
+        their medians; :meth:`predict` averages over them.
+
+        :param args: arguments of the model, ``X_new`` most often.
+        :param rng_key: key for one draw of the other latents in place of their medians.
+        :return: a distribution for each GP site, with ``mean`` and ``variance`` of shape
+            ``batch_shape + (N,)``; see :meth:`AutoSparseGP.posterior`.
+        :raises ValueError: if the inputs do not fit the model.
+        """
+        return self.guide.posterior(self.params, *args, rng_key=rng_key, **kwargs)
+
+    def predict(
+        self,
+        *args,
+        quantiles: Sequence[float] = (0.05, 0.95),
+        num_draws: int = 100,
+        rng_key: Array | None = None,
+        batch_size: int = 10_000,
+        **kwargs,
+    ) -> Predictions:
+        """
+        Means, standard deviations and quantiles of f and of the responses at new inputs, of
+        classes the probabilities, averaged over hyperparameters where the base guide is a
+        distribution of them; see :func:`~numpyro_sgp.predict`.
+
+        :param args: arguments of the model, ``X_new`` most often.
+        :param quantiles: levels between 0 and 1.
+        :param num_draws: draws of other latents and of inner layers.
+        :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
+        :param batch_size: rows done at a time.
+        :return: a :class:`~numpyro_sgp.Prediction` for each GP site and each response.
+        :raises ValueError: as :func:`~numpyro_sgp.predict` does.
+        """
+        return predict(
+            self.guide,
+            self.params,
+            *args,
+            quantiles=quantiles,
+            num_draws=num_draws,
+            rng_key=rng_key,
+            batch_size=batch_size,
+            **kwargs,
+        )
+
+    def log_score(
+        self,
+        *args,
+        expectation: Any = None,
+        rng_key: Array | None = None,
+        num_draws: int = 100,
+        **kwargs,
+    ) -> dict[str, LogScore]:
+        """
+        Log predictive density of observations; see
+        :func:`~numpyro_sgp.log_predictive_density`.
+
+        :param args: arguments of the model with observations, such as ``X_new, y_new``.
+        :param expectation: a rule for expectations over f; by the number of latent
+            functions if None.
+        :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
+        :param num_draws: draws of other latents and of inner layers.
+        :return: for each observed site the mean over the rows that no mask leaves out, and
+            the density of each row.
+        :raises ValueError: if there are no observations, or a site has no value for each
+            row.
+        """
+        options = {"expectation": expectation, "rng_key": rng_key, "num_draws": num_draws}
+        found = log_predictive_density(self.guide, self.params, *args, **options, **kwargs)
+        return {name: LogScore(float(jnp.nanmean(v)), v) for name, v in found.items()}
+
+    # ---- draws and summaries of latents -------------------------------------------
+
+    def sample(self, key: Array, *args, sample_shape: tuple = (), **kwargs) -> dict:
+        """
+        Joint draws of all latent and deterministic sites from the posterior.
+
+        :param key: random key.
+        :param args: arguments of the model, ``X_new`` most often; the training data if left
+            out.
+        :param sample_shape: shape of the sample.
+        :return: values by site, each of shape ``sample_shape + site shape``.
+        :raises ValueError: if arguments are left out and the training data are not there.
+        """
+        args, kwargs = self._arguments(args, kwargs, "sample(key, X)")
+        return self.guide.sample_posterior(
+            key, self.params, *args, sample_shape=sample_shape, **kwargs
+        )
+
+    def functions(
+        self, key: Array, shape: tuple = (), num_features: int = 1024
+    ) -> dict[str, FunctionSamples]:
+        """
+        Draws of whole functions, which can be evaluated anywhere, with hyperparameters at
+        their medians; of a deep GP those of each layer, to be put into one another.
+
+        :param key: random key.
+        :param shape: shape of the draws, or their number.
+        :param num_features: random features of each draw; see
+            :meth:`GPPosterior.sample_functions`.
+        :return: for each GP site a function from X of shape ``(N, D)`` to values of shape
+            ``shape + batch_shape + (N,)``.
+        :raises ValueError: if the fit has no arguments of the model at all.
+        :raises TypeError: for kernels without random features.
+        """
+        if self.args is None and self.examples is not None:
+            args, kwargs = self.examples
+        else:
+            what = "posterior(X)['f'].sample_functions(key)"
+            args, kwargs = self._arguments((), {}, what)
+        posteriors = self.posterior(*args, **kwargs)
+        keys = jax.random.split(key, len(posteriors))
+        return {
+            name: q.sample_functions(k, shape, num_features)
+            for k, (name, q) in zip(keys, posteriors.items(), strict=True)
+        }
+
+    def median(self, *args, **kwargs) -> dict:
+        """
+        Posterior medians of latent sites; that of f given those of the others.
+
+        :param args: arguments of the model, ``X_new`` most often; the training data if left
+            out.
+        :raises ValueError: if arguments are left out and the training data are not there.
+        """
+        args, kwargs = self._arguments(args, kwargs, "median(X)")
+        return self.guide.median(self.params, *args, **kwargs)
+
+    def quantiles(self, quantiles: Sequence[float], *args, **kwargs) -> dict:
+        """
+        Posterior quantiles of latent sites; those of f given medians of the others.
+
+        :param quantiles: levels between 0 and 1.
+        :param args: arguments of the model, ``X_new`` most often; the training data if left
+            out.
+        :return: for each site an array with a leading axis of the levels.
+        :raises ValueError: if arguments are left out and the training data are not there.
+        """
+        args, kwargs = self._arguments(args, kwargs, "quantiles(levels, X)")
+        return self.guide.quantiles(self.params, quantiles, *args, **kwargs)
+
+    def to_arviz(self, *args, **kwargs) -> Any:
+        """
+        The fit as ArviZ data; see :func:`~numpyro_sgp.to_arviz`.
+
+        :param args: arguments of the model with all of the data; those of the training if
+            left out.
+        :param kwargs: options of :func:`~numpyro_sgp.to_arviz` (``num_samples``,
+            ``rng_key``, ``coords``, ``dims``, ``khat`` and so on), and keyword arguments of
+            the model.
+        :return: a :class:`xarray.DataTree`, or an ``arviz.InferenceData`` before ArviZ 1.
+        :raises ValueError: if arguments are left out and the training data are not there,
+            and as :func:`~numpyro_sgp.to_arviz` does.
+        """
+        if not args:
+            args, own = self._arguments((), {}, "to_arviz(X, y)")
+            kwargs = {**own, **kwargs}
+        svi = self.svi
+        if svi is None:
+            loss = TraceGP_ELBO() if self.loss is None else self.loss
+            svi = SVI(self.model, self.guide, optax.sgd(0.0), loss)
+        result = SVIRunResult(self.params, None, self.losses)
+        if np.isfinite(self.seconds):
+            kwargs = {"seconds": self.seconds, **kwargs}
+        return to_arviz(svi, *args, result=result, **kwargs)
+
+    def _arguments(self, args, kwargs, call) -> tuple[tuple, dict]:
+        """Those that are given, or those of the training."""
+        if args or kwargs:
+            return args, kwargs
+        if self.args is None:
+            raise ValueError(
+                "This fit does not have its training data (a file has none of them): pass "
+                f"the model's arguments, fitted.{call}."
+            )
+        return self.args, self.kwargs
+
+    # ---- figures and files --------------------------------------------------------
+
+    def plot(
+        self,
+        ax: Axes | None = None,
+        *,
+        site: str | None = None,
+        X: Any = None,
+        level: float = 0.9,
+        index: int | None = None,
+        num_points: int | None = None,
+        **kwargs,
+    ) -> Axes:
+        """
+        A figure of the predictions over one or two input columns, with the training data
+        and, where GP sites have the inputs themselves, their inducing points.
+
+        Over one column: the mean and a band of each response (of f where there is none
+        that has a mean), or the class probabilities; inducing points as ticks below. Over
+        two: colours of the mean, of P(y = 1), or of the likeliest class, paler where it is
+        less likely; inducing points as crosses, those inside of the range.
+
+        :param ax: axes to draw into; new ones if None.
+        :param site: what to show, a GP site or a response; if None, the first response
+            that has a mean or classes, or the first GP site.
+        :param X: inputs to predict at, for one column of any number and order; for two,
+            their range is drawn. If None, the range of the training inputs and a little
+            more (of the inducing points, where data are not at hand).
+        :param level: probability inside of the band.
+        :param index: which one of several values in each row (outputs, latent functions)
+            to show; all if None, for one column.
+        :param num_points: inputs along each column; 100 for one, 60 for two.
+        :param kwargs: keyword arguments of the model beside the inputs.
+        :return: the axes.
+        :raises ValueError: for inputs with more than two columns, a site that is not there,
+            several values in each row over two columns without ``index``, or a level that
+            is not between 0 and 1.
+        """
+        options = {"site": site, "X": X, "level": level, "index": index}
+        return draw(self, ax, num_points=num_points, model_kwargs=kwargs, **options)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """
+        Writes the fit to a file, for :func:`~numpyro_sgp.load` in another process.
+
+        The file is an ``.npz`` archive of plain arrays, with a header in JSON and SHA-256
+        checksums of both; nothing in it is ever executed. It has the parameters, the
+        inducing points that were not trained, the options of approximations, base guide and
+        loss, and what :class:`Fitted` knows of the training.
+
+        **It has two rows of the data**: the first two of each argument of the model that
+        has as many rows as the first one, and whole all others of up to 10,000 numbers, so
+        that a guide can be set up without the data. With ``VGP`` and
+        ``covariance="pseudo_data"``, it has all inputs. It does not have the model, which
+        is code.
+
+        Where the model cannot be set up with two rows (latents for each row, a number of
+        groups that is read off the data), a warning says that :func:`~numpyro_sgp.load`
+        will need the training data. Where an approximation has a family, a relaxation or
+        inducing variables of one's own, or the base guide is none of NumPyro's, ``load``
+        asks for them. ``init_loc_fn`` of a base guide is not kept.
+
+        :param path: the file; written at once or not at all, over one that is there.
+        :raises ValueError: if the parameters are not the guide's or not finite.
+        :raises TypeError: if they have something else than arrays in dicts, lists and
+            tuples.
+        """
+        write(path, self)
+
+    def __repr__(self):
+        rows = "rows not known" if self.num_rows is None else f"{self.num_rows} rows"
+        if self.args is None:
+            rows += ", which are not here"
+        lines = [f"Fitted on {rows}"]
+        lines += [f"  {name}: {a!r}" for name, a in self.guide.approximations.items()]
+        if not math.isnan(self.bound):
+            se = f" (standard error {self.bound_se:.2g})" if self.bound_se > 0 else ""
+            lines.append(f"  bound: {self.bound:.7g}{se}")
+        steps = [] if self.losses is None else [f"{len(self.losses)} steps"]
+        steps += [f"{self.seconds:.1f} s"] if math.isfinite(self.seconds) else []
+        steps += [str(self.stopped)] if self.stopped else []
+        if steps:
+            lines.append(f"  training: {', '.join(steps)}")
+        if self._verdict is not None:
+            lines.append(f"  verdict: {self._verdict}")
+        return "\n".join(lines)
+
+
+def load(
+    path: str | os.PathLike,
+    model: Any,
+    args: tuple | None = None,
+    kwargs: dict | None = None,
+    *,
+    approximation: Any = None,
+    base_guide: Any = None,
+    loss: Any = None,
+) -> Fitted:
+    """
+    Reads what :meth:`Fitted.save` wrote. The training data are not needed, and nothing in
+    the file is executed.
+
+    :param path: the file.
+    :param model: the model that was trained.
+    :param args: arguments of the model with the training data, if at hand: they become
+        those of the result.
+    :param kwargs: its keyword arguments.
+    :param approximation: the approximation that was trained, where it has parts of one's
+        own; a file has those of the package.
+    :param base_guide: the base guide, where it is none of NumPyro's.
+    :param loss: the loss, where it is no :class:`~numpyro_sgp.TraceGP_ELBO` with a rule of
+        the package; predictions do not need it.
+    :return: the fit, whose predictions are equal to the last bit to those before.
+    :raises ValueError: if the file is damaged or not one of :meth:`Fitted.save`, is of
+        another model or another version of the format, has float64 where JAX is set to
+        float32, or does not have all that makes the guide.
+    :raises TypeError: if ``model`` is a guide, or no function, or ``args`` no tuple.
+    :raises FileNotFoundError: if there is no file.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import os, tempfile
+        >>> import jax, jax.numpy as jnp, numpyro, optax
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
+        >>> path = os.path.join(tempfile.mkdtemp(), "counts.npz")
+        >>> sgp.Fitted.from_svi(svi, result, X, y).save(path)
+
+        In a new process, with the same model:
+
+        >>> fitted = sgp.load(path, model)
+        >>> fitted.predict(X)["y"].mean.shape
+        (5,)
+    """
+    if isinstance(model, AutoSparseGP) or not callable(model):
+        raise TypeError(
+            "load makes the guide by itself: give it the model, numpyro_sgp.load(path, "
+            f"model), not {type(model).__name__}."
+        )
+    _check_args(args)
+    arguments = None
+    if args is not None or kwargs is not None:
+        arguments = tuple(args or ()), dict(kwargs or {})
+    given = {"approximation": approximation, "base_guide": base_guide, "loss": loss}
+    found = read(path, model, {**given, "arguments": arguments})
+    of_file = {k: found.pop(k) for k in ("examples", "num_rows", "_verdict")}
+    fitted = Fitted(found.pop("guide"), found.pop("params"), *(arguments or ()), **found)
+    fitted.examples = of_file["examples"]
+    if arguments is None:
+        fitted.num_rows = of_file["num_rows"]
+    fitted._verdict = of_file["_verdict"]
+    return fitted
+
+
+def _check_args(args):
+    if not (args is None or isinstance(args, tuple | list)):
+        raise TypeError(
+            "args must be the tuple of the model's arguments, such as (X, y), got "
+            f"{type(args).__name__}."
+        )
+
+
+def _bound(svi, params, args, kwargs) -> tuple[float, float]:
+    """The bound with these arguments, and its standard error."""
+    args, kwargs = as_arrays(svi.model, args, kwargs)
+
+    @jax.jit
+    def bound(key):
+        loss = svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
+        return -sum(jax.tree.leaves(loss))  # by site where the loss has sum_sites=False
+
+    keys = jax.random.split(jax.random.key(0), _NUM_BOUND_KEYS)
+    found = [float(bound(key)) for key in keys[:2]]
+    if found[0] == found[1]:
+        return found[0], 0.0
+    found += [float(bound(key)) for key in keys[2:]]
+    return float(np.mean(found)), float(np.std(found, ddof=1) / np.sqrt(len(found)))
