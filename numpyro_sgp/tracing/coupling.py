@@ -13,6 +13,9 @@ from numpyro_sgp.tracing.curvature import row_curvature
 from numpyro_sgp.tracing.rows import origins
 
 
+_PLACES = 3  # values of f at which rows are looked at
+
+
 class Coupling(NamedTuple):
     """What a guide tells of a model's rows, in the ``infer`` of its GP sites."""
 
@@ -117,7 +120,8 @@ def mixes_rows(
     If it has none, its expectation needs only the marginals of f: values of different
     functions are independent anyhow. With a number s for each row and the Hessian H of one
     function, :math:`(H s) / s` does not depend on s exactly when H is diagonal, so two
-    draws of s decide. Each row is judged by its own curvature.
+    draws of s decide. Each row is judged by its own curvature, at several values of f: at
+    one of them it may be as small as rounding errors are (a Student t near its inflection).
 
     :param log_density: from values of GP sites, of the given shapes, to a number.
     :param shapes: ``batch_shape + (N,)`` of each site.
@@ -128,23 +132,32 @@ def mixes_rows(
     :return: True if rows are mixed; False also where no derivative is to be had.
     """
     rng = np.random.default_rng(0)
-    f = {k: jnp.asarray(0.3 * rng.normal(size=s), dtype) for k, s in shapes.items()}
+
+    def values():
+        return {k: jnp.asarray(0.3 * rng.normal(size=s), dtype) for k, s in shapes.items()}
+
+    places = [values() for _ in range(_PLACES)]
     tolerance = max(1e3 * float(jnp.finfo(dtype).eps), 1e-9)
     for name, shape in shapes.items():
         if names is not None and name not in names:
             continue
         product = jax.jit(
-            lambda s, name=name: (
+            lambda f, s, name=name: (
                 row_curvature(log_density, f, name, s, together=name in coupled) / s
             )
         )
-        try:
-            signs = rng.choice([-1.0, 1.0], size=(2, shape[-1]))
-            draws = signs * rng.uniform(0.5, 1.5, signs.shape)
-            a, b = (np.asarray(product(jnp.asarray(s, dtype))) for s in draws)
-        except (TypeError, ValueError, NotImplementedError):
-            return False  # not differentiable: a callback, integer code
-        size = np.maximum(np.abs(a), np.abs(b))
-        if np.any(np.abs(a - b) > tolerance * size):
+        mixed: np.ndarray | bool = True
+        for f in places:
+            try:
+                signs = rng.choice([-1.0, 1.0], size=(2, shape[-1]))
+                draws = signs * rng.uniform(0.5, 1.5, signs.shape)
+                a, b = (np.asarray(product(f, jnp.asarray(s, dtype))) for s in draws)
+            except (TypeError, ValueError, NotImplementedError):
+                return False  # not differentiable: a callback, integer code
+            size = np.maximum(np.abs(a), np.abs(b))
+            mixed = mixed & (np.abs(a - b) > tolerance * size)
+            if not np.any(mixed):
+                break
+        if np.any(mixed):
             return True
     return False

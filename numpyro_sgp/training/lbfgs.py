@@ -20,11 +20,17 @@ from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.parameters import GROUPS, parameter_blocks
 from numpyro_sgp.tracing import checks
 from numpyro_sgp.tracing.row_indices import check_row_indices
-from numpyro_sgp.training.natural_gradients import natural_steps, pseudo_data_names
+from numpyro_sgp.training.natural_gradients import (
+    natural_descent,
+    natural_families,
+    natural_steps,
+    pseudo_data_names,
+)
 
 _DATA_SIZE = 256  # numbers in an array of data, rather than an option
 _NATURAL_STEPS = 50  # before each evaluation, at most
 _NATURAL_TOL = 1e-11  # of the loss
+_NATURAL_NATS = 1e-6  # what a step gains where q(u) has arrived
 _CORRECTIONS = 20  # pairs of steps that L-BFGS remembers
 _ABNORMAL = 2  # SciPy's status where a line search failed
 
@@ -97,8 +103,8 @@ def fit_lbfgs(
         to the same.
     :param natural: whether q(u) goes to its optimum by natural gradients before each
         evaluation, so that L-BFGS sees the other parameters alone. It takes few iterations
-        then, and most often far less time. For guides whose q(u) is given by sites
-        (``covariance="pseudo_data"``), where it is the default; not with ``blocks``.
+        then, and most often far less time. For Gaussian q(u); the default for those given
+        by ``covariance="pseudo_data"``. Not with ``blocks``.
     :param init_params: starting values, as in ``svi.run``.
     :param init_state: state to start from, of ``svi.init`` or another result.
     :param progress_bar: whether to show block, iteration and loss.
@@ -153,7 +159,7 @@ def fit_lbfgs(
         )
     if natural and blocks is not None:
         raise ValueError("natural=True trains q(u) by itself; leave out blocks.")
-    descent = _Descent(svi, state, args, {**kwargs, **svi.static_kwargs}, natural)
+    descent = Descent(svi, state, args, {**kwargs, **svi.static_kwargs}, natural)
     visits = _visits(descent, blocks, max_iterations)
     if blocks is None:
         sweeps = 1
@@ -190,7 +196,7 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else f"{type(error).__name__}."
 
 
-class _Descent:
+class Descent:
     """
     The loss as a function of one vector, the best point met, and the way there.
 
@@ -199,11 +205,12 @@ class _Descent:
     :param args: arguments of the model.
     :param kwargs: keyword arguments of the model, the static ones too.
     :param natural: whether q(u) is at its optimum for the other parameters.
+    :param scales: what a step of length one is in each parameter, by name; 1 if left out.
     """
 
-    def __init__(self, svi, state, args, kwargs, natural=False):
+    def __init__(self, svi, state, args, kwargs, natural=False, scales=None):
         self.svi, self.args, self.kwargs = svi, args, kwargs
-        _check_fixed(svi.guide)
+        _check_fixed(svi.guide, natural)
         self.free = svi.optim.get_params(state.optim_state)
         flat, self._unravel = ravel_pytree(self.free)
         if flat.size == 0:
@@ -212,13 +219,17 @@ class _Descent:
         self.x, self.loss, self.gradient = np.asarray(flat, np.float64), np.inf, None
         self.losses, self.mutable, self.rng_key = [], state.mutable_state, state.rng_key
         self._rejected = False
+        sizes = {
+            name: jax.tree.map(lambda v, s=(scales or {}).get(name, 1.0): v * 0 + s, value)
+            for name, value in self.free.items()
+        }
+        self.step_scale = np.asarray(ravel_pytree(sizes)[0], np.float64)
         # As svi.evaluate does, so that it gives the same number.
         _, loss_key = jax.random.split(state.rng_key)
 
-        self.sites = []
+        self.profiled, to_optimum = [], None
         if natural:
-            pairs = pseudo_data_names(svi.guide).values()
-            self.sites = [name for pair in pairs for name in pair]
+            self.profiled, to_optimum = _inner(svi, self.free, loss_key)
 
         # Data are arguments of the compiled program: as constants they slow compilation.
         leaves, structure = jax.tree.flatten((args, kwargs))
@@ -229,21 +240,19 @@ class _Descent:
             filled = dict(enumerate(leaves)) | dict(zip(places, data, strict=True))
             args, kwargs = jax.tree.unflatten(structure, filled.values())
             given = (svi.model, svi.guide, *args)
-            params = svi.constrain_fn(self._unravel(flat))
+            free, q = self._unravel(flat), {}
             with _WholePlates():
                 if natural:
-                    # At the optimum of q(u) the derivative of its sites is zero.
-                    fixed = jax.lax.stop_gradient(params)
-                    limits = (_NATURAL_STEPS, _NATURAL_TOL)
-                    moved = natural_steps(svi, loss_key, fixed, *limits, args, kwargs)
-                    params.update({name: moved[name] for name in self.sites})
-                q_sites = {name: params[name] for name in self.sites}
+                    # At the optimum of q(u) the derivative by it is zero.
+                    q = to_optimum(jax.lax.stop_gradient(free), args, kwargs)
+                    q = jax.lax.stop_gradient(q)
+                params = svi.constrain_fn({**free, **q})
                 if not jax.tree.leaves(state.mutable_state):
                     loss = svi.loss.loss(loss_key, params, *given, **kwargs)
-                    return loss, (None, q_sites)
+                    return loss, (None, q)
                 params.update(jax.lax.stop_gradient(state.mutable_state))
                 out = svi.loss.loss_with_mutable_state(loss_key, params, *given, **kwargs)
-                return out["loss"], (out["mutable_state"], q_sites)
+                return out["loss"], (out["mutable_state"], q)
 
         self._value_and_grad_of = jax.value_and_grad(loss, has_aux=True)
         self._value_and_grad = jax.jit(self._value_and_grad_of)
@@ -289,11 +298,11 @@ class _Descent:
         """Loss and gradient; where both are finite, perhaps the best point."""
         with np.errstate(over="ignore"):
             x = np.asarray(x, self._dtype)
-        (value, (mutable, q_sites)), gradient = self._value_and_grad(x, self._data)
+        (value, (mutable, q)), gradient = self._value_and_grad(x, self._data)
         value, gradient = float(value), np.asarray(gradient, np.float64)
         if np.isfinite(value) and np.isfinite(gradient).all() and value < self.loss:
-            if q_sites:
-                x = ravel_pytree({**self._unravel(jnp.asarray(x)), **q_sites})[0]
+            if q:
+                x = ravel_pytree({**self._unravel(jnp.asarray(x)), **q})[0]
             self.x, self.loss, self.gradient = np.asarray(x, np.float64), value, gradient
             self.mutable = mutable
         return value, gradient
@@ -305,7 +314,8 @@ class _Descent:
         :param index: which entries.
         :param max_iterations: how long at most.
         :param tol: relative decrease at which to stop.
-        :param show: called with the loss after each iteration.
+        :param show: called with the loss after each iteration; may raise StopIteration.
+        :return: what SciPy returned, of steps in units of the scales.
         """
 
         def callback(intermediate_result):
@@ -314,9 +324,10 @@ class _Descent:
             show(self.loss)
 
         self._rejected = False
+        scale = self.step_scale[index]
         result = minimize(
             self._along(index),
-            self.x[index],
+            self.x[index] / scale,
             method="L-BFGS-B",
             jac=True,
             callback=callback,
@@ -336,18 +347,25 @@ class _Descent:
                 "the edge of its range, or, in float32, try numpyro.enable_x64().",
                 stacklevel=3,
             )
+        return result
+
+    def free_now(self) -> dict:
+        """Unconstrained parameters at the best point."""
+        return self._unravel(jnp.asarray(self.x, self._dtype))
 
     def _along(self, index):
         """What SciPy minimises: the loss as a function of some entries."""
 
+        scale = self.step_scale[index]
+
         def function(entries):
             x = self.x.copy()
-            x[index] = entries
+            x[index] = entries * scale
             value, gradient = self.evaluate(x)
             if not (np.isfinite(value) and np.isfinite(gradient).all()):
                 self._rejected = True
                 value, gradient = self._wall(x)
-            return value, gradient[index]
+            return value, gradient[index] * scale
 
         return function
 
@@ -365,10 +383,35 @@ class _Descent:
 
     def result(self) -> SVIRunResult:
         """The best point, as ``svi.run`` would return it."""
-        free = self._unravel(jnp.asarray(self.x, self._dtype))
-        state = SVIState(self.svi.optim.init(free), self.mutable, self.rng_key)
+        state = SVIState(self.svi.optim.init(self.free_now()), self.mutable, self.rng_key)
         losses = jnp.asarray(self.losses, jnp.result_type(float))
         return SVIRunResult(self.svi.get_params(state), state, losses)
+
+
+def _inner(svi, free, loss_key):
+    """
+    Names of what q(u) is made of, and from unconstrained parameters and the model's
+    arguments to its optimum for the other parameters.
+    """
+    with suppress(ValueError):
+        pairs = pseudo_data_names(svi.guide).values()
+
+        def on_pseudo_data(free, args, kwargs):
+            params, limits = svi.constrain_fn(free), (_NATURAL_STEPS, _NATURAL_TOL)
+            moved = natural_steps(svi, loss_key, params, *limits, args, kwargs)
+            return {name: moved[name] for pair in pairs for name in pair}
+
+        return [name for pair in pairs for name in pair], on_pseudo_data
+    families = natural_families(svi.guide, free)
+
+    def by_families(free, args, kwargs):
+        def loss(free):
+            params = svi.constrain_fn(free)
+            return svi.loss.loss(loss_key, params, svi.model, svi.guide, *args, **kwargs)
+
+        return natural_descent(loss, families, free, _NATURAL_STEPS, _NATURAL_NATS)[0]
+
+    return [full for _, names in families for full in names.values()], by_families
 
 
 def _is_data(leaf) -> bool:
@@ -392,7 +435,7 @@ def _visits(descent, blocks, max_iterations):
         if isinstance(max_iterations, Mapping):
             raise ValueError("max_iterations is a dict by block, but blocks is None.")
         # Where there are but sites, natural gradients alone find the optimum.
-        others = set(descent.free) - set(descent.sites) or set(descent.free)
+        others = set(descent.free) - set(descent.profiled) or set(descent.free)
         visits = [("all", descent.index(others), max_iterations)]
     else:
         if isinstance(blocks, str):
@@ -439,7 +482,7 @@ def _names(descent, parts):
     return found
 
 
-def _check_fixed(guide):
+def _check_fixed(guide, natural):
     """
     Refuses a KL by random numbers, which has no minimum with these fixed, and what has no
     plain gradient.
@@ -459,7 +502,7 @@ def _check_fixed(guide):
                 "and with these fixed, as L-BFGS keeps them, it has no minimum. Use "
                 "kl='exact', or train by SVI."
             )
-        if option.family.is_natural:
+        if option.family.is_natural and not natural:
             raise ValueError(
                 f"GP site '{name}' has covariance='{option.family.name}', whose "
                 "derivatives are natural gradients, which L-BFGS cannot use. Train it "

@@ -133,7 +133,7 @@ def natural_gradients(
     def split(params):
         if params is None:
             raise ValueError(optax.NO_PARAMS_MSG)
-        by_site = _by_site(guide, params)
+        by_site = natural_families(guide, params)
         taken = {full for _, names in by_site for full in names.values()}
         return by_site, {k: v for k, v in params.items() if k not in taken}
 
@@ -148,14 +148,8 @@ def natural_gradients(
         rate = learning_rate
         if callable(learning_rate):
             rate = jnp.clip(learning_rate(state.step), 0.0, 1.0)
-        for family, names in by_site:
-            own, own_slopes = (
-                {name: tree[full] for name, full in names.items()}
-                for tree in (params, gradients)
-            )
-            new = family.natural_step(own, own_slopes, rate)
-            # Not in place: it may be the state of the other optimiser.
-            steps = {**steps, **{names[name]: step for name, step in new.items()}}
+        # Not in place: it may be the state of the other optimiser.
+        steps = {**steps, **natural_update(by_site, params, gradients, rate)}
         return steps, _State(state.step + 1, other_state)
 
     return optax.GradientTransformation(init, update)
@@ -171,10 +165,32 @@ def _largest(learning_rate) -> float:
     return float(np.clip(np.max(rates), 1e-6, 1.0))
 
 
-def _by_site(guide, params) -> list[tuple[Family, dict[str, str]]]:
+def natural_update(by_site, free: dict, slopes: dict, rate: Array) -> dict:
+    """
+    What a natural step adds to the parameters of q(u), by full name.
+
+    :param by_site: of :func:`natural_families`.
+    :param free: unconstrained parameters.
+    :param slopes: derivatives of the loss by them.
+    :param rate: step size.
+    """
+    steps = {}
+    for family, names in by_site:
+        own, own_slopes = (
+            {name: tree[full] for name, full in names.items()} for tree in (free, slopes)
+        )
+        new = family.natural_step(own, own_slopes, rate)
+        steps |= {names[name]: step for name, step in new.items()}
+    return steps
+
+
+def natural_families(guide, params) -> list[tuple[Family, dict[str, str]]]:
     """
     The family of each GP site with a natural step, and the names of what it is for: in
     ``params`` by those in the family.
+
+    :raises ValueError: if there is none, a GP site has a q(u) that takes none, or
+        ``params`` are of another guide.
     """
     names, own = {}, []
     if guide.prototype_trace is not None:
@@ -227,6 +243,52 @@ def pseudo_data_names(guide) -> dict[str, tuple[str, str]]:
             )
         found[site] = names["qu_linear"], names["qu_precision"]
     return found
+
+
+def natural_descent(loss: Callable, by_site, free: dict, max_steps: int, tol: Array):
+    r"""
+    Natural steps of :func:`natural_families` to the least loss in q(u), the other
+    parameters fixed. A step is halved where the loss does not fall, and the next one is
+    then twice as long, up to 1, which for a Gaussian likelihood is the optimum at once.
+
+    :param loss: from unconstrained parameters to a loss without noise.
+    :param by_site: of :func:`natural_families`.
+    :param free: unconstrained parameters.
+    :param max_steps: how many at most.
+    :param tol: decrease of the loss, in nats, at which to stop.
+    :return: the parameters of q(u) by full name, the loss there, and how much the last
+        step that lowered it gained.
+    """
+    names = [full for _, own in by_site for full in own.values()]
+
+    def look(q):
+        return jax.value_and_grad(lambda q: loss({**free, **q}))(q)
+
+    def go_on(carry):
+        count, rate, gained, *_ = carry
+        return (count < max_steps) & (rate > _SMALLEST_STEP) & (gained > tol)
+
+    def step(carry):
+        count, rate, gained, value, q, slopes = carry
+        found = natural_update(by_site, q, slopes, rate)
+        new = {name: q[name] + found[name].astype(q[name].dtype) for name in q}
+        new_value, new_slopes = look(new)
+        finite = [jnp.isfinite(a).all() for a in jax.tree.leaves(new_slopes)]
+        better = (new_value < value) & jnp.all(jnp.array(finite))
+        # A step that changes nothing has arrived; one that raises the loss was too long.
+        arrived = better | (jnp.abs(new_value - value) <= tol)
+        gained = jnp.where(arrived, jnp.maximum(value - new_value, 0.0), gained)
+        keep = lambda a, b: jnp.where(better, a, b)  # noqa: E731
+        q, slopes = jax.tree.map(keep, (new, new_slopes), (q, slopes))
+        rate = jnp.where(better, jnp.minimum(2.0 * rate, 1.0), 0.5 * rate)
+        return count + 1, rate, gained, jnp.where(better, new_value, value), q, slopes
+
+    q = {name: free[name] for name in names}
+    value, slopes = look(q)
+    one = jnp.ones((), value.dtype)
+    start = jnp.zeros((), int), one, one * jnp.inf, value, q, slopes
+    _, _, gained, value, q, _ = jax.lax.while_loop(go_on, step, start)
+    return q, value, gained
 
 
 def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):

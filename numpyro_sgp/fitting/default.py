@@ -1,0 +1,124 @@
+"""From a model, an approximation and data to a trained guide, with nothing to tune."""
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoDelta
+from tqdm import tqdm
+
+from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
+from numpyro_sgp.fitting.batches import bound_of, train_batches
+from numpyro_sgp.fitting.fitted import Fitted
+from numpyro_sgp.fitting.problem import Problem
+from numpyro_sgp.fitting.progress import Limits
+from numpyro_sgp.fitting.starts import choose_start, lengthscale_starts, random_starts
+from numpyro_sgp.fitting.whole import train_whole
+from numpyro_sgp.guides import AutoSparseGP
+
+#: Products of all rows with M x M matrices up to which training sees all rows at once,
+#: in numbers multiplied.
+WHOLE = 4e8
+#: Rows of a batch above that.
+BATCH = 1024
+_SETUP_ROWS = 10_000
+
+
+def fit(
+    model,
+    approximation,
+    data: tuple,
+    rng_key: Array | None = None,
+    *,
+    steps: int | None = None,
+    seconds: float | None = None,
+    batch_size: int | None = None,
+    base_guide=AutoDelta,
+    expectation: Expectation | None = None,
+    restarts: int = 1,
+    tolerance: float = 0.1,
+    progress_bar: bool = True,
+    **kwargs,
+) -> Fitted:
+    started = time.monotonic()
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    _check(data, steps, seconds, batch_size, restarts, tolerance)
+    guide = approximation
+    if not isinstance(guide, AutoSparseGP):
+        guide = AutoSparseGP(model, approximation, base_guide)
+    guide.take_natural_gradients(1.0)
+    args, kwargs = as_arrays(model, tuple(data), kwargs)
+    svi = SVI(model, guide, optax.adam(0.01), TraceGP_ELBO(expectation))
+    keys = jax.random.split(rng_key, 4)
+    state = svi.init(keys[0], *args, **kwargs)
+    problem = Problem(svi, state, args, kwargs)
+    until = None if seconds is None else started + seconds
+    limits = Limits(tolerance, steps, until)
+    size = _batch_size(problem, batch_size)
+
+    candidates = lengthscale_starts(problem)
+    candidates += random_starts(problem, keys[1], restarts - 1)
+    free, _ = choose_start(problem, candidates, keys[2])
+    with tqdm(disable=not progress_bar) as bar:
+
+        def show(count, loss):
+            bar.update(count - bar.n)
+            bar.set_postfix_str(f"ELBO: {-loss:.6g}", refresh=False)
+
+        if problem.random or size is not None:
+            found = train_batches(problem, free, keys[3], limits, size, show)
+        else:
+            found = train_whole(problem, free, keys[3], limits, show)
+    if problem.random or size is not None:
+        bound, se = bound_of(problem, found.free, size, keys[3])
+    else:
+        bound, se = -float(found.losses[-1]), 0.0
+    params = svi.constrain_fn(found.free)
+    if found.mutable:
+        params.update(found.mutable)
+    return Fitted(
+        guide,
+        params,
+        args,
+        kwargs,
+        loss=svi.loss,
+        losses=found.losses,
+        bound=bound,
+        bound_se=se,
+        seconds=time.monotonic() - started,
+        stopped=found.stopped,
+        svi=svi,
+    )
+
+
+def _batch_size(problem, batch_size) -> int | None:
+    """Rows of a batch; None for all rows."""
+    N = problem.num_rows
+    if batch_size is not None:
+        return batch_size if batch_size < N and problem.plates else None
+    if N <= 2 * BATCH or not problem.plates:
+        return None
+    return BATCH if problem.random or problem.work(N) > WHOLE else None
+
+
+def _check(data, steps, seconds, batch_size, restarts, tolerance):
+    if not isinstance(data, tuple | list):
+        raise TypeError(
+            "data must be a tuple of the model's arguments, such as (X, y), got "
+            f"{type(data).__name__}."
+        )
+    whole: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "restarts": restarts}
+    for name, value in whole.items():
+        if value is None and name != "restarts":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name} must be a positive whole number, got {value!r}.")
+    for name, value in {"seconds": seconds, "tolerance": tolerance}.items():
+        if value is not None and not (jnp.isscalar(value) and 0.0 < value < np.inf):
+            raise ValueError(f"{name} must be a positive number, got {value!r}.")
