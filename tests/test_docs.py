@@ -360,10 +360,15 @@ def test_operations_of_a_step_are_those_of_docs(column):
 
 @pytest.mark.slow
 def test_todays_bounds_are_those_of_docs(script):
-    found, kept = script("bounds").toy(), results("bounds")["toy"]
-    assert found.keys() == kept.keys()
+    bounds, kept = script("bounds"), results("bounds")
+    found = bounds.toy()
+    assert found.keys() == kept["toy"].keys()
     for name, value in found.items():
-        assert abs(value - kept[name]) < 0.05, name  # as the page prints it
+        assert abs(value - kept["toy"][name]) < 0.05, name  # as the page prints it
+    for row, known in zip(bounds.snelson(), kept["snelson"], strict=True):
+        assert (row["method"], row["tight"]) == (known["method"], known["tight"])
+        assert abs(row["bound"] - known["bound"]) < 0.005, row
+        assert abs(row["noise_variance"] - known["noise_variance"]) < 5e-5, row
 
 
 # ---- files ------------------------------------------------------------------------------

@@ -38,10 +38,10 @@ def _checked_range(jitter, dtype):
     first, largest = _jitter_range(dtype)
     if jitter is None:
         return first, largest
-    if not 0 <= jitter < math.inf:
+    if not 0 <= jitter < 1:
         raise ValueError(
-            f"jitter must be a number of at least zero, relative to the mean of a diagonal "
-            f"({first} for {jnp.dtype(dtype).name} if None), got {jitter}."
+            f"jitter is relative to the mean of a diagonal, a number from 0 to 1 or None "
+            f"(for {first}, with {jnp.dtype(dtype).name}), got {jitter}."
         )
     return jitter, largest
 

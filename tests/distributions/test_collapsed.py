@@ -265,7 +265,12 @@ def test_several_sets_functions_means_and_noise_of_each_row():
     assert batch.log_prob(Y).shape == (2,)
     for i, (variance, lengthscale, m) in enumerate([(1.3, 0.7, 0.3), (0.5, 0.4, -1.0)]):
         one = sgp.CollapsedSOLVEGP(
-            sgp.kernels.RBF(variance, lengthscale), X, *sets, noise, m, "block", 5
+            sgp.kernels.RBF(variance, lengthscale),
+            X,
+            *sets,
+            noise,
+            m,
+            sgp.relaxation.Blocks(5),
         )
         np.testing.assert_allclose(batch.log_prob(Y)[i], one.log_prob(Y[i]), rtol=1e-9)
         np.testing.assert_allclose(
@@ -410,3 +415,5 @@ def test_bad_input_is_told():
             )
     with pytest.raises(ValueError, match="positive"):
         sgp.CollapsedCG(KERNEL, X, X[:3], 0.1, tol=0.0)
+    with pytest.raises(ValueError, match="jitter is relative.*from 0 to 1.*got 5"):
+        sgp.CollapsedSVGP(KERNEL, X, X[:3], 0.1, None, "block", 5).log_prob(y)

@@ -13,6 +13,8 @@ from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
 
 import numpyro_sgp as sgp
+from numpyro_sgp.guides import auto_sparse_gp
+from numpyro_sgp.guides.setup import starting_values
 
 X = jnp.linspace(-1.0, 1.0, 6)[:, None]
 Y = jnp.round(2.0 + jnp.sin(X[:, 0]))
@@ -114,11 +116,20 @@ def test_a_run_without_data_and_parameters_keeps_the_starts_of_the_set_up():
 
 @pytest.mark.slow
 def test_given_parameters_are_never_started_anew(monkeypatch):
+    started = []
+
+    def count(*args):
+        started.append(args)
+        return starting_values(*args)
+
+    monkeypatch.setattr(auto_sparse_gp, "starting_values", count)
     guide, svi = problem()
     state = svi.init(KEYS[0], X, Y)
-    monkeypatch.delattr(sgp.AutoSparseGP, "_starts")
     svi.update(state, X, Y)
     params = svi.get_params(state)
     numpyro.infer.Predictive(model, guide=guide, params=params, num_samples=2)(KEYS[0], X)
-    # Nor does the first run start twice.
-    problem()[1].init(KEYS[0], X, Y)
+    guide.posterior(params, X)
+    # Nor does the first run start twice; the next does by its key, once.
+    assert started == []
+    svi.init(KEYS[1], X, Y)
+    assert len(started) == 1

@@ -61,7 +61,10 @@ def inference(case):
     if case == "MonteCarlo":
         model, rule = network, sgp.MonteCarlo(4)
     guide = sgp.AutoSparseGP(model, CASES[case])
-    return SVI(model, guide, optax.adam(0.02), sgp.TraceGP_ELBO(rule))
+    # At the prior slopes by Z are rounding alone, 1e-14 here, which Adam divides by itself
+    # and its 1e-8; what are true slopes are over 0.1.
+    optimiser = optax.adam(0.02, eps=1e-4)
+    return SVI(model, guide, optimiser, sgp.TraceGP_ELBO(rule))
 
 
 def make_data():
@@ -238,7 +241,7 @@ def test_rows_are_split_and_only_parameters_travel(found):
 
 def test_trainings_are_those_of_one_device(found):
     for name, value in found["trainings"].items():
-        assert value < 1e-8, name
+        assert value < 1e-10, (name, value)
     assert found["trainings"]["resumed"] == 0.0
 
 
@@ -250,7 +253,7 @@ def test_two_hosts_train_as_one(tmp_path):
     hosts = [start("host", i, port, tmp_path, num_devices=2) for i in (0, 1)]
     one, other = map(answer, hosts)
     assert one == other
-    assert one["shared"] < 1e-8 and one["resumed"] == 0.0
+    assert one["shared"] < 1e-10 and one["resumed"] == 0.0
     assert len(list(tmp_path.glob("*.npz"))) == 2
 
 
