@@ -22,63 +22,109 @@ _FEWEST = 200  # steps before rates begin to fall
 _POLISH = 8  # natural steps on all rows in the end, at most
 _KEYS = 50  # for the mean of a random bound
 
+_SMOOTH = 0.1  # weight of the latest loss in the running mean
 _ADAM = optax.scale_by_adam()
 
 
-class State(NamedTuple):
-    """Where training is."""
+class Place(NamedTuple):
+    """Parameters, and the state of what moves them."""
 
     free: dict
     adam: optax.OptState
     mutable: Any
+
+
+class State(NamedTuple):
+    """
+    Where training is, where it can go back to, and how much its steps are damped.
+
+    :param here: where the next loss is taken.
+    :param good: the last place whose loss was believed.
+    :param loss: a running mean of the losses that were, and the mean distance from it.
+    :param damping: what rates are multiplied by.
+    """
+
+    here: Place
+    good: Place
+    loss: tuple[Array, Array]
+    damping: Array
     key: Array
 
 
 def start(problem, free: dict, key: Array) -> State:
     """A state at unconstrained parameters."""
     rest = {name: v for name, v in free.items() if name not in problem.profiled}
-    return State(free, _ADAM.init(rest), problem.mutable, key)
+    here = Place(free, _ADAM.init(rest), problem.mutable)
+    far = jnp.asarray(jnp.inf, jnp.result_type(float))
+    return State(here, here, (far, far), jnp.ones_like(far), key)
 
 
 def steps(problem, state: State, arrays, index, natural, others, scales):
     """
-    A step for each rate. One that is not finite is left out.
+    A step for each rate. Where a loss is not finite, or ten times as far above its running
+    mean as losses are on average, the step that led there is undone, and the next ones are
+    shorter.
 
     :param index: rows of each batch, shape ``(steps, B)``; None for all rows.
     :param natural: rates of natural steps, shape ``(steps,)``.
     :param others: rates of Adam, shape ``(steps,)``.
     :param scales: of :meth:`Problem.scales`.
-    :return: the state after them, and the loss of each.
+    :return: the state after them, and the loss of each; NaN where it was not believed.
     """
 
     def step(state, now):
         rows, natural_rate, rate = now
         batch = arrays if rows is None else problem.rows(arrays, rows)
         key, own = jax.random.split(state.key)
+        here, (mean, spread) = state.here, state.loss
 
         def loss(free):
-            return problem.loss(free, own, batch, state.mutable or {})
+            return problem.loss(free, own, batch, here.mutable or {})
 
-        (value, mutable), slopes = jax.value_and_grad(loss, has_aux=True)(state.free)
+        (value, mutable), slopes = jax.value_and_grad(loss, has_aux=True)(here.free)
+        finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((value, slopes))]
+        begins = ~jnp.isfinite(mean)
+        near = begins | ~jnp.isfinite(spread) | (value <= mean + 10.0 * spread)
+        good = jnp.all(jnp.array(finite)) & near
+
+        damping = state.damping
         rest = {name: slopes[name] for name in scales}
-        moves, adam = _ADAM.update(rest, state.adam)
-        new = dict(state.free)
+        moves, adam = _ADAM.update(rest, here.adam)
+        new = dict(here.free)
         for name, move in moves.items():
             new[name] = jax.tree.map(
-                lambda p, m, s=scales[name]: (p - rate * s * m).astype(p.dtype),
-                state.free[name],
+                lambda p, m, s=scales[name]: (p - damping * rate * s * m).astype(p.dtype),
+                here.free[name],
                 move,
             )
-        for name, move in natural_update(
-            problem.natural, state.free, slopes, natural_rate
-        ).items():
-            new[name] = state.free[name] + move.astype(state.free[name].dtype)
-        finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((value, new))]
-        after = State(new, adam, mutable if state.mutable else state.mutable, key)
-        before = state._replace(key=key)
-        good = jnp.all(jnp.array(finite))
-        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), after[:3], before[:3])
-        return State(*kept, key), jnp.where(good, value, jnp.nan)
+        by_site, natural_rate = problem.natural, damping * natural_rate
+        for name, move in natural_update(by_site, here.free, slopes, natural_rate).items():
+            new[name] = here.free[name] + move.astype(here.free[name].dtype)
+        after = Place(new, adam, mutable if here.mutable else here.mutable)
+
+        def either(yes, no):
+            return jax.tree.map(lambda a, b: jnp.where(good, a, b), yes, no)
+
+        value = value.astype(mean.dtype)
+        distance = jnp.abs(value - mean)
+        told = (
+            jnp.where(begins, value, mean + _SMOOTH * (value - mean)),
+            jnp.where(
+                begins,
+                jnp.inf,
+                jnp.where(
+                    jnp.isfinite(spread), spread + _SMOOTH * (distance - spread), distance
+                ),
+            ),
+        )
+        state = State(
+            here=either(after, state.good),
+            good=either(here, state.good),
+            loss=either(told, state.loss),
+            damping=jnp.where(good, jnp.minimum(1.2 * damping, 1.0), 0.3 * damping),
+            key=key,
+        )
+        return state, jnp.where(good, value, jnp.nan)
 
     return jax.lax.scan(step, state, (index, natural, others))
 
@@ -140,7 +186,7 @@ def train_batches(
         if limits.until is not None and limits.reached(0):
             reason = limits.reached(0)
             break
-    free, mutable = state.free, state.mutable
+    free, mutable = state.good.free, state.good.mutable
     if problem.natural and not problem.random:
         free = polished(problem, free, batch_size, limits.tolerance)
     return Trained(
