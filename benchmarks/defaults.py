@@ -1,8 +1,8 @@
 """
 What `sgp.fit` reaches with nothing tuned, beside the best of long, tuned trainings.
 
-    python benchmarks/defaults.py                          # simulated problems, some minutes
-    python benchmarks/defaults.py --data FOLDER --best     # real ones too, and the bests
+    python benchmarks/defaults.py                        # simulated problems, some minutes
+    python benchmarks/defaults.py --data FOLDER --best   # real ones too, and the bests
     python benchmarks/defaults.py --table
 
 The best of a problem is the largest bound of L-BFGS from ten starts (where the bound is not
@@ -19,10 +19,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from _results import FOLDER, Results
 from numpyro.infer import SVI, init_to_sample
 
 import numpyro_sgp as sgp
-from _results import FOLDER, Results
 
 PROBLEMS = {}
 
@@ -282,16 +282,11 @@ def columns_30(_):
     return regression(dist.Normal), sgp.SVGP(100), (X, y), {}
 
 
-def starts(guide, svi, key, data):
-    """A random start: latents from their priors."""
-    return svi.init(key, *data)
-
-
-def best_of(make, folder, steps=20_000, seed=0):
+def best_of(make, folder, num_starts, seed=0):
     """The largest bound of long trainings, and which had it."""
     model, approximation, data, options = make(folder)
     found = {}
-    keys = jax.random.split(jax.random.key(seed), 10)
+    keys = jax.random.split(jax.random.key(seed), num_starts)
     data = tuple(jnp.asarray(a) for a in data)
     loss = sgp.TraceGP_ELBO()
     for i, key in enumerate(keys):
@@ -304,7 +299,10 @@ def best_of(make, folder, steps=20_000, seed=0):
         except ValueError:  # a random bound, or no start
             continue
         found[f"L-BFGS {i}"] = bound(svi, result.params, data)
-    return max(found.items(), key=lambda item: item[1]) if found else None, found
+    return max(found.items(), key=lambda item: item[1]) if found else (
+        "none",
+        np.nan,
+    ), found
 
 
 def bound(svi, params, data, draws=50):
@@ -325,6 +323,7 @@ def main():
     parser.add_argument("--data", type=Path)
     parser.add_argument("--problems", nargs="*", default=list(PROBLEMS))
     parser.add_argument("--best", action="store_true", help="long, tuned trainings too")
+    parser.add_argument("--starts", type=int, default=10, help="of each best")
     parser.add_argument("--float64", action="store_true")
     parser.add_argument("--results", type=Path, default=FOLDER / "defaults.json")
     parser.add_argument("--table", action="store_true")
@@ -339,14 +338,32 @@ def main():
         row = {"problem": name, "float64": args.float64}
         if args.best and not results.has(**row, method="best"):
             start = time.perf_counter()
-            (method, value), every = best_of(PROBLEMS[name], args.data)
+            (method, value), every = best_of(PROBLEMS[name], args.data, args.starts)
             seconds = time.perf_counter() - start
-            results.add({**row, "method": "best", "by": method, "bound": value,
-                         "seconds": seconds, "all": every})
+            results.add(
+                {
+                    **row,
+                    "method": "best",
+                    "by": method,
+                    "bound": value,
+                    "seconds": seconds,
+                    "all": every,
+                }
+            )
+        if results.has(**row, method="fit"):
+            continue
         model, approximation, data, options = PROBLEMS[name](args.data)
         fitted = sgp.fit(model, approximation, data, progress_bar=False, **options)
-        results.add({**row, "method": "fit", "bound": fitted.bound, "se": fitted.bound_se,
-                     "seconds": fitted.seconds, "stopped": fitted.stopped})
+        results.add(
+            {
+                **row,
+                "method": "fit",
+                "bound": fitted.bound,
+                "se": fitted.bound_se,
+                "seconds": fitted.seconds,
+                "stopped": fitted.stopped,
+            }
+        )
         print(name, fitted, flush=True)
 
 

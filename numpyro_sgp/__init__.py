@@ -23,7 +23,7 @@ from numpyro_sgp.distributions import (
     relaxation,
 )
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo, ScoreFunction, TraceGP_ELBO
-from numpyro_sgp.fitting import Fitted, load
+from numpyro_sgp.fitting import Fitted, fit, load
 from numpyro_sgp.guides import (
     ODVGP,
     SOLVEGP,
@@ -104,6 +104,7 @@ __all__ = [
     "convolutional_layer",
     "datasets",
     "families",
+    "fit",
     "fit_lbfgs",
     "initial_inducing",
     "kernels",

@@ -1,5 +1,6 @@
-"""What a fit gives: predictions, draws, figures, and files of it."""
+"""From a model and data to a trained guide: training without tuning, and its result."""
 
+from numpyro_sgp.fitting.default import fit
 from numpyro_sgp.fitting.fitted import Fitted, LogScore, load
 
-__all__ = ["Fitted", "LogScore", "load"]
+__all__ = ["Fitted", "LogScore", "fit", "load"]

@@ -46,6 +46,73 @@ def fit(
     progress_bar: bool = True,
     **kwargs,
 ) -> Fitted:
+    """
+    Trains a sparse approximation of a model's posterior, with nothing to tune.
+
+    A guide is made and set up; some starts (lengthscales by the spread of the inputs, and
+    random ones) race for some hundred steps; and the best one is trained until less than
+    ``tolerance`` is left to gain, or as little as can be told:
+
+    * on all rows, where the bound is not random and there are few (N M^2 up to 4e8): every
+      Gaussian q(u) is at its optimum for the other parameters, by natural gradients [1],
+      and L-BFGS goes over those;
+    * else by natural gradients beside Adam, on batches of 1024 rows where there are more
+      than 2048, with rates that go down once the loss falls no more than its noise. What
+      natural gradients do not train (mixtures, inverse-free ones, means of ODVGP, inner
+      layers of a deep GP) goes with the other parameters.
+
+    Latents beside GP sites are at points (``AutoDelta``: their posterior mode given the
+    bound), unless ``base_guide`` is a distribution of them.
+
+    For batches the model needs no argument: where it has all observations in a plate of
+    the length of the data, and one row of each GP site for each, a batch of rows takes
+    their place and counts N / B times. (Models that tie rows together, or draw a latent for
+    each row, see all rows.) For data that do not fit into memory, checkpoints or several
+    devices there is :func:`~numpyro_sgp.train`.
+
+    :param model: a NumPyro model with GP sites.
+    :param approximation: what to put at GP sites, as :class:`~numpyro_sgp.AutoSparseGP`
+        takes it, such as ``SVGP(50)``; or such a guide.
+    :param data: the model's positional arguments with all of the data, such as ``(X, y)``.
+    :param rng_key: key of starts, batches and draws; ``jax.random.key(0)`` if None.
+    :param steps: steps of the training after the race, at most.
+    :param seconds: time in all after which no step begins.
+    :param batch_size: rows of a batch; chosen if None.
+    :param base_guide: guide for the latents beside f, as AutoSparseGP takes it.
+    :param expectation: rule for expectations over f, as :class:`~numpyro_sgp.TraceGP_ELBO`
+        takes it.
+    :param restarts: number of starts that are drawn at random, the first one excepted.
+    :param tolerance: nats that may be left.
+    :param progress_bar: whether to show the bound while it rises.
+    :param kwargs: keyword arguments of the model.
+    :return: the result: ``predict``, ``posterior``, ``sample``, ``check``, ``save``, ...
+    :raises TypeError: if ``data`` is no tuple, or ``approximation`` something else.
+    :raises ValueError: if numbers are not positive, and as the guide does.
+
+    **References:**
+
+    1. Salimbeni, Eleftheriadis, Hensman (2018). Natural Gradients in Practice:
+       Non-Conjugate Variational Inference in Gaussian Process Models. AISTATS.
+       https://arxiv.org/abs/1803.09151
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+        ...     kernel = sgp.kernels.RBF(1.0, lengthscale)
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        >>> X = jnp.linspace(0.0, 6.0, 40)[:, None]
+        >>> y = jnp.round(jnp.exp(1.0 + jnp.sin(2.0 * X[:, 0])))
+        >>> fitted = sgp.fit(model, sgp.SVGP(8), (X, y), progress_bar=False)
+        >>> fitted.predict(X[:3])["y"].mean.shape
+        (3,)
+    """
     started = time.monotonic()
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     _check(data, steps, seconds, batch_size, restarts, tolerance)

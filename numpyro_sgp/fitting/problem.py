@@ -128,9 +128,7 @@ class Problem:
                     if jnp.shape(self.free[full])[-1:] == sd.shape:
                         scales[full] = np.where(sd > 0.0, sd, 1.0)
         ones = {name: np.ones(()) for name in self.free if name not in self.profiled}
-        return {
-            name: jnp.asarray(scales.get(name, one)) for name, one in ones.items()
-        }
+        return {name: jnp.asarray(scales.get(name, one)) for name, one in ones.items()}
 
 
 def _natural(problem):

@@ -160,6 +160,89 @@ def random_starts(problem, key, number: int) -> list[dict]:
     found, roles = [], problem.guide.roles()
     for own in jax.random.split(key, number) if number else []:
         start = dict(problem.free)
+        moving = problem.scales()
+        for each, (name, scale) in zip(
+            jax.random.split(own, len(moving)), moving.items(), strict=True
+        ):
+            size = scale * (0.1 if roles.get(name) == "inducing" else 1.0)
+            leaves, structure = jax.tree.flatten(problem.free[name])
+            moved = [
+                leaf
+                + (size * jax.random.normal(k, leaf.shape, leaf.dtype)).astype(leaf.dtype)
+                for k, leaf in zip(jax.random.split(each, len(leaves)), leaves, strict=True)
+            ]
+            start[name] = jax.tree.unflatten(structure, moved)
+        found.append(start)
+    return found
+
+
+def _lengthscales(problem, names) -> dict:
+    """
+    Parameters that lengthscales are made of, and nothing else: the lengthscale and the
+    standard deviations of the columns that it is of.
+    """
+    guide, params = problem.guide, problem.svi.constrain_fn(problem.free)
+    args, kwargs = problem.args, problem.kwargs
+    found, values = {}, {}
+
+    def run(given):
+        data = {**params, **given}
+        seen = {}
+
+        def at_site(site):
+            prior = messages.unwrap(site["fn"])[0]
+            for i, kernel in enumerate(_stationary(prior.kernel)):
+                seen[f"{site['name']} {i}"] = kernel.lengthscale
+                dims = kernel.active_dims
+                found[f"{site['name']} {i}"] = site["name"], dims
+            return messages.at_prior_mean(site)
+
+        with handlers.block(), handlers.substitute(data=data):
+            latents = guide._base_values(data, None, args, kwargs)
+        messages.trace_of(
+            guide.model, args, kwargs, 0, data={**data, **latents}, at_site=at_site
+        )
+        return seen
+
+    rest = {name: params[name] for name in names}
+    try:
+        labels = origins(run, rest)
+        with jax.ensure_compile_time_eval():
+            values = {k: np.asarray(v) for k, v in run(rest).items()}
+    except NotImplementedError:  # a base guide without a median
+        return {}
+    fed = {}
+    for label, origin in labels.items():
+        site, dims = found[label]
+        X = guide._known().sites[site].X
+        sd = np.std(X if dims is None else X[:, dims], axis=0)
+        names = union(origin)
+        if len(names) == 1:
+            fed[next(iter(names))] = values[label], sd
+    return fed
+
+
+def _stationary(kernel) -> list:
+    """The kernels with a lengthscale that one is made of."""
+    if hasattr(kernel, "lengthscale") and hasattr(kernel, "active_dims"):
+        return [kernel]
+    parts = [v for v in vars(kernel).values()] if hasattr(kernel, "__dict__") else []
+    found = []
+    for part in parts:
+        for one in part if isinstance(part, tuple | list) else [part]:
+            if isinstance(one, Kernel):
+                found += _stationary(one)
+    return found
+
+
+def random_starts(problem, key, number: int) -> list[dict]:
+    """
+    The start with all that has no natural steps moved at random: by factors around e, and
+    inducing points by a tenth of the columns' standard deviations.
+    """
+    found, roles = [], problem.guide.roles()
+    for own in jax.random.split(key, number) if number else []:
+        start = dict(problem.free)
         for i, (name, scale) in enumerate(problem.scales().items()):
             size = scale * (0.1 if roles.get(name) == "inducing" else 1.0)
 

@@ -1,8 +1,5 @@
 """Training on all data without noise: L-BFGS over what natural steps do not train."""
 
-import time
-
-import jax
 import numpy as np
 from numpyro.infer.svi import SVIState
 

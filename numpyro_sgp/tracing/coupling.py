@@ -12,7 +12,6 @@ from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.curvature import row_curvature
 from numpyro_sgp.tracing.rows import origins
 
-
 _PLACES = 3  # values of f at which rows are looked at
 
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -219,10 +220,10 @@ class Descent:
         self.x, self.loss, self.gradient = np.asarray(flat, np.float64), np.inf, None
         self.losses, self.mutable, self.rng_key = [], state.mutable_state, state.rng_key
         self._rejected = False
-        sizes = {
-            name: jax.tree.map(lambda v, s=(scales or {}).get(name, 1.0): v * 0 + s, value)
-            for name, value in self.free.items()
-        }
+        scales, sizes = scales or {}, {}
+        for name, value in self.free.items():
+            scale = jnp.asarray(scales.get(name, 1.0))
+            sizes[name] = jax.tree.map(partial(_like, scale), value)
         self.step_scale = np.asarray(ravel_pytree(sizes)[0], np.float64)
         # As svi.evaluate does, so that it gives the same number.
         _, loss_key = jax.random.split(state.rng_key)
@@ -412,6 +413,10 @@ def _inner(svi, free, loss_key):
         return natural_descent(loss, families, free, _NATURAL_STEPS, _NATURAL_NATS)[0]
 
     return [full for _, names in families for full in names.values()], by_families
+
+
+def _like(scale, value):
+    return jnp.broadcast_to(scale, jnp.shape(value))
 
 
 def _is_data(leaf) -> bool:
