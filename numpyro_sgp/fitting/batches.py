@@ -176,7 +176,7 @@ def train_batches(
             drop, se = falling(np.concatenate(losses))
             if drop < max(limits.tolerance, 2.0 * se):
                 reason = "converged"
-    held, drop = count, falling(np.concatenate(losses))
+    held, fell = count, falling(np.concatenate(losses))[0]
     down = max(CHUNK, int(held / 2) // CHUNK * CHUNK)
     for begin in range(0, down, CHUNK):
         part = (begin + np.arange(CHUNK)) / down
@@ -194,7 +194,7 @@ def train_batches(
         mutable=mutable,
         losses=np.concatenate(losses),
         steps=count,
-        others_left=max(drop[0], 0.0),
+        others_left=max(fell, 0.0),
         stopped=reason,
     )
 

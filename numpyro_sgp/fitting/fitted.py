@@ -20,8 +20,10 @@ from numpyro_sgp.diagnostics import to_arviz
 from numpyro_sgp.distributions import FunctionSamples, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import TraceGP_ELBO
+from numpyro_sgp.fitting.check import check
 from numpyro_sgp.fitting.files import count_rows, read, write
 from numpyro_sgp.fitting.plots import draw
+from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive import Predictions, log_predictive_density, predict
 
@@ -361,6 +363,45 @@ class Fitted:
         if np.isfinite(self.seconds):
             kwargs = {"seconds": self.seconds, **kwargs}
         return to_arviz(svi, *args, result=result, **kwargs)
+
+    def check(self, *args, rng_key: Array | None = None, **kwargs) -> Verdict:
+        """
+        The nats between this fit and the truth, by cause, each with what to do about it.
+
+        * ``q(u)``: what it has left to gain, by the KL to where a natural step leads
+          (:func:`~numpyro_sgp.diagnostics.optimality.nats_left`).
+        * ``other parameters``: what 25 more iterations of L-BFGS gain and would go on to
+          gain; where the bound is random or the data are many, how much the losses fell
+          in the end, with a standard error.
+        * ``inducing points``: what they lose at least, by orthogonal ones
+          (:func:`~numpyro_sgp.diagnostics.sparsity.sparsity_curve`), and for Gaussian
+          likelihoods a bracket of the evidence.
+        * ``family``: the k-hat of importance weights, for few rows.
+        * ``point estimates``: which latents are held at points.
+
+        :param args: arguments of the model with all of the data; those of the training if
+            left out.
+        :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
+        :return: the verdict, a table when it is printed; its ``summary`` is then in the
+            repr of this fit.
+        :raises ValueError: if arguments are left out and the training data are not there.
+        """
+        args, kwargs = self._arguments(args, kwargs, "check(X, y)")
+        loss = TraceGP_ELBO() if self.loss is None else self.loss
+        svi = self.svi or SVI(self.model, self.guide, optax.sgd(0.0), loss)
+        found = check(
+            self.guide,
+            self.params,
+            args,
+            kwargs,
+            svi=svi,
+            loss=loss,
+            losses=self.losses,
+            bound=self.bound,
+            rng_key=jax.random.key(0) if rng_key is None else rng_key,
+        )
+        self._verdict = found.summary
+        return found
 
     def _arguments(self, args, kwargs, call) -> tuple[tuple, dict]:
         """Those that are given, or those of the training."""

@@ -1,0 +1,173 @@
+"""What a fit misses: attempts to better it, each of which tells how much it gains."""
+
+import warnings
+
+import jax
+import numpy as np
+from numpyro.infer.svi import SVIState
+
+from numpyro_sgp.diagnostics.evidence import evidence_bracket
+from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k, guide_khat, is_cheap
+from numpyro_sgp.diagnostics.optimality import loss_drop, nats_left_and_why
+from numpyro_sgp.diagnostics.sparsity import sparsity_curve
+from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.fitting.problem import Problem
+from numpyro_sgp.fitting.progress import Limits
+from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
+from numpyro_sgp.fitting.whole import remaining, train_whole
+from numpyro_sgp.guides.point_latents import point_latents
+
+#: Products of rows with M x M matrices up to which the other parameters are trained some
+#: steps more, to see what that gains.
+ATTEMPT = 4e8
+_STEPS = 25
+_LARGEST = 2e8  # rows times inducing points of one pass over all data
+
+
+def check(guide, params, args, kwargs, *, svi, loss, losses, bound, rng_key) -> Verdict:
+    """
+    The verdict on a fit; see :meth:`~numpyro_sgp.Fitted.check`, whose attributes these are.
+    """
+    args, kwargs = as_arrays(guide.model, args, kwargs)
+    given = guide, params, args, kwargs
+    problem = _problem(svi, params, args, kwargs)
+    points = sum(option.num_points for option in guide.approximations.values())
+    small = problem.num_rows * points <= _LARGEST
+    found = [
+        _of_q(given, loss, rng_key, problem, small),
+        _of_others(problem, losses, rng_key),
+        _of_points(given, loss, rng_key, points, small),
+        _of_family(given, rng_key),
+        _of_latents(given),
+    ]
+    bracket = None
+    if small and len(guide.approximations) == 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                bracket = evidence_bracket(guide, params, *args, **kwargs)
+            except Exception:  # a likelihood without derivatives, for one
+                bracket = None
+    return Verdict({cause.name: cause for cause in found}, bracket, bound)
+
+
+def _problem(svi, params, args, kwargs) -> Problem:
+    if svi.constrain_fn is None:
+        svi.init(jax.random.key(0), *args, **kwargs)
+    mutable = {k: v for k, v in params.items() if isinstance(v, dict)} or None
+    plain = {k: v for k, v in params.items() if not mutable or k not in mutable}
+    state = SVIState(
+        svi.optim.init(svi.constrain_fn(plain, invert=True)), mutable, jax.random.key(0)
+    )
+    return Problem(svi, state, args, kwargs)
+
+
+def _of_q(given, loss, rng_key, problem, small):
+    """KL from q(u) to where a natural step leads."""
+    name = "q(u)"
+    guide, params, args, kwargs = given
+    if not problem.natural:
+        return Cause(name, np.nan, told="is trained with the other parameters")
+    if not small:
+        return Cause(name, np.nan, told="too many rows to tell", mend="check part of them")
+    try:
+        nats, why = nats_left_and_why(guide, params, args, kwargs, loss, rng_key)
+    except Exception as error:  # a likelihood without derivatives, for one
+        nats, why = np.nan, f"{type(error).__name__}: {error}".splitlines()[0]
+    if np.isnan(nats):
+        return Cause(name, nats, told=f"unknown: {why}")
+    told = "by one natural step"
+    if np.isinf(nats):
+        told = "far from an optimum: the bound is not concave in q(u) here"
+    mend = "train longer: natural gradients (sgp.fit) end this in some steps"
+    return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
+
+
+def _of_others(problem, losses, rng_key):
+    """What some iterations of L-BFGS gain, or the trend of the losses."""
+    name = "other parameters"
+    if set(problem.free) == set(problem.profiled):
+        return Cause(name, 0.0, told="there are none")
+    mend = "train longer: more steps, or seconds, of sgp.fit"
+    if not problem.random and problem.work(problem.num_rows) <= ATTEMPT:
+        limits = Limits(1e-3, _STEPS, None)
+        free = {k: v for k, v in problem.free.items()}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = train_whole(problem, free, rng_key, limits, lambda *_: None)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            return Cause(name, np.nan, told=f"unknown: {why}", mend=mend)
+        gained = float(found.losses[0] - found.losses[-1])
+        more = remaining(found.losses) if found.steps >= _STEPS else 0.0
+        nats = gained + (more if np.isfinite(more) else 0.0)
+        told = f"{gained:.2g} were gained by {found.steps} more iterations"
+        return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
+    drop, se = (np.nan, 0.0) if losses is None else loss_drop(losses)
+    if np.isnan(drop):
+        told = "unknown: there are no losses to see a trend in"
+        return Cause(name, drop, told=told, mend=mend)
+    told = "the losses' fall over the last tenth of the steps"
+    left = max(drop, 0.0)
+    wanted = left > max(ENOUGH_NATS, 3.0 * se)
+    return Cause(name, left, se, told, mend if wanted else "")
+
+
+def _of_points(given, loss, rng_key, points, small):
+    """What orthogonal points would gain."""
+    name = "inducing points"
+    guide, params, args, kwargs = given
+    if not small:
+        return Cause(name, np.nan, told="unknown: too many rows")
+    try:
+        curve = sparsity_curve(guide, params, *args, loss=loss, rng_key=rng_key, **kwargs)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Cause(name, np.nan, told=f"unknown: {why}")
+    if curve.unknown:
+        return Cause(name, np.nan, told=f"unknown: {curve.unknown}")
+    se = float(curve.se[-1]) if curve.se else 0.0
+    mend = ""
+    if curve.lost > 1.0 and curve.needed != curve.num_inducing:
+        number = curve.needed or f"more than {points + max(curve.added, default=points)}"
+        mend = f"use {number} inducing points, or num_inducing='auto'"
+    return Cause(name, curve.lost, se, str(curve), mend)
+
+
+def _of_family(given, rng_key):
+    """Whether importance weights could mend q."""
+    name = "family"
+    guide, params, args, kwargs = given
+    if point_latents(guide, params, args, kwargs):
+        told = "unknown: weights need all latents to be random (see point estimates)"
+        return Cause(name, np.nan, told=told)
+    if not is_cheap(params, guide.model, guide, *args, **kwargs):
+        told = "unknown: too many rows for the joint density of f(X)"
+        return Cause(name, np.nan, told=told)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        khat = guide_khat(rng_key, params, guide.model, guide, *args, **kwargs)
+    if np.isnan(khat):
+        return Cause(name, np.nan, told="unknown: draws of q have no weights")
+    limit = good_k(NUM_DRAWS)
+    told = f"k-hat {khat:.2f} (weights could mend it up to {limit:.2f})"
+    mend = ""
+    if khat > limit:
+        mend = "covariance='coupled', a mixture, or MCMC; marginals may still be good"
+    return Cause(name, np.nan, told=told, mend=mend)
+
+
+def _of_latents(given):
+    """Latents at points."""
+    guide, params, args, kwargs = given
+    points = sorted(point_latents(guide, params, args, kwargs))
+    name = "point estimates"
+    if not points:
+        return Cause(name, 0.0, told="there are none")
+    return Cause(
+        name,
+        np.nan,
+        told=f"{', '.join(points)}: LOO, evidence and intervals do not know their spread",
+        mend="base_guide=AutoMultivariateNormal, or MCMC, for their posterior",
+    )

@@ -1,0 +1,108 @@
+"""The nats between a fit and the truth, by cause, with what to do about each."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_sgp.diagnostics.evidence import EvidenceBracket
+
+#: Nats that may be left where a fit is said to have converged.
+ENOUGH_NATS = 0.5
+
+
+class Cause(NamedTuple):
+    """
+    A row of a :class:`Verdict`.
+
+    :param name: what is looked at.
+    :param nats: how many nats are left or lost by it; NaN where that is not known,
+        infinite where it cannot be bounded.
+    :param error: standard error of that, or zero.
+    :param told: what was found, or why nothing was.
+    :param mend: what to do about it; empty where nothing needs to be done.
+    """
+
+    name: str
+    nats: float
+    error: float = 0.0
+    told: str = ""
+    mend: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """
+    What a fit misses; see :meth:`~numpyro_sgp.Fitted.check`. Printed, it is a table.
+
+    :param causes: by name: ``q(u)``, ``other parameters``, ``inducing points``,
+        ``family``, ``point estimates``.
+    :param evidence: bracket of the log evidence at the fit's hyperparameters, for Gaussian
+        likelihoods.
+    :param bound: the bound of the fit.
+    """
+
+    causes: dict[str, Cause]
+    evidence: EvidenceBracket | None = None
+    bound: float = float("nan")
+
+    @property
+    def converged(self) -> bool:
+        """
+        Whether less than half a nat (or the noise of what is measured) is left for q(u) and
+        for the other parameters together.
+        """
+        left, noise = 0.0, 0.0
+        for name in ("q(u)", "other parameters"):
+            cause = self.causes[name]
+            if np.isnan(cause.nats):
+                if cause.mend:
+                    return False
+                continue
+            left, noise = left + cause.nats, max(noise, 2.0 * cause.error)
+        return bool(left <= max(ENOUGH_NATS, noise))
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        left = [self.causes[name] for name in ("q(u)", "other parameters")]
+        told = " and ".join(
+            f"{_number(c)} nats for {c.name}" for c in left if not np.isnan(c.nats)
+        )
+        text = "converged" if self.converged else "not converged"
+        if told:
+            text += f": left are about {told}"
+        points = self.causes["inducing points"]
+        if points.nats >= 0.05:
+            text += f"; the inducing points lose at least {_number(points)} nats"
+        return text
+
+    def to_dataframe(self):
+        """A :class:`pandas.DataFrame` with a row for each cause."""
+        import pandas as pd
+
+        return pd.DataFrame(self.causes.values()).set_index("name")
+
+    def __repr__(self):
+        lines = [self.summary]
+        width = max(len(name) for name in self.causes)
+        for cause in self.causes.values():
+            lines.append(f"  {cause.name:<{width}}  {_number(cause):>8}  {cause.told}")
+            if cause.mend:
+                lines.append(f"  {'':<{width}}  {'':>8}  -> {cause.mend}")
+        if self.evidence is not None and not self.evidence.unknown:
+            lower, upper = self.evidence.lower, self.evidence.upper
+            lines.append(
+                f"  log evidence at these hyperparameters: {lower:.6g} to {upper:.6g}"
+            )
+        return "\n".join(lines)
+
+
+def _number(cause) -> str:
+    if np.isnan(cause.nats):
+        return "?"
+    if np.isinf(cause.nats):
+        return "many"
+    text = f"{cause.nats:.2g}" if cause.nats < 100 else f"{cause.nats:.0f}"
+    text = "<0.01" if 0.0 <= cause.nats < 0.01 else text
+    return f"{text} ± {cause.error:.1g}" if cause.error else text
