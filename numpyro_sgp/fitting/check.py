@@ -91,11 +91,11 @@ def _of_others(problem, losses, rng_key):
     mend = "train longer: more steps, or seconds, of sgp.fit"
     if not problem.random and problem.work(problem.num_rows) <= ATTEMPT:
         limits = Limits(1e-3, _STEPS, None)
-        free = {k: v for k, v in problem.free.items()}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = train_whole(problem, free, rng_key, limits, lambda *_: None)
+                starts = [problem.free]
+                found = train_whole(problem, starts, rng_key, limits, lambda *_: None)
         except Exception as error:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             return Cause(name, np.nan, told=f"unknown: {why}", mend=mend)

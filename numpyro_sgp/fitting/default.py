@@ -16,15 +16,18 @@ from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting.batches import bound_of, train_batches
 from numpyro_sgp.fitting.fitted import Fitted
+from numpyro_sgp.fitting.grow import grow, has_auto, with_points
 from numpyro_sgp.fitting.problem import Problem
 from numpyro_sgp.fitting.progress import Limits
-from numpyro_sgp.fitting.starts import choose_start, lengthscale_starts, random_starts
+from numpyro_sgp.fitting.starts import lengthscale_starts, race, random_starts
 from numpyro_sgp.fitting.whole import train_whole
 from numpyro_sgp.guides import AutoSparseGP
 
 #: Products of all rows with M x M matrices up to which training sees all rows at once,
 #: in numbers multiplied.
 WHOLE = 4e8
+#: The same number up to which several starts are trained to the end (up to three).
+SEVERAL = 4e6
 #: Rows of a batch above that.
 BATCH = 1024
 _SETUP_ROWS = 10_000
@@ -72,7 +75,9 @@ def fit(
 
     :param model: a NumPyro model with GP sites.
     :param approximation: what to put at GP sites, as :class:`~numpyro_sgp.AutoSparseGP`
-        takes it, such as ``SVGP(50)``; or such a guide.
+        takes it, such as ``SVGP(50)``; or such a guide. ``SVGP("auto")`` starts from 32
+        inducing points and has more until they lose less than a nat, or a further one
+        gains less than 0.1 (at most 512).
     :param data: the model's positional arguments with all of the data, such as ``(X, y)``.
     :param rng_key: key of starts, batches and draws; ``jax.random.key(0)`` if None.
     :param steps: steps of the training after the race, at most.
@@ -116,22 +121,69 @@ def fit(
     started = time.monotonic()
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     _check(data, steps, seconds, batch_size, restarts, tolerance)
-    guide = approximation
-    if not isinstance(guide, AutoSparseGP):
-        guide = AutoSparseGP(model, approximation, base_guide)
+    until = None if seconds is None else started + seconds
+    data, kwargs = as_arrays(model, tuple(data), kwargs)
+
+    def train(guide, start=None):
+        return _train(
+            guide,
+            data,
+            kwargs,
+            rng_key,
+            loss=TraceGP_ELBO(expectation),
+            limits=Limits(tolerance, steps, until),
+            batch_size=batch_size,
+            restarts=restarts,
+            start=start,
+            progress_bar=progress_bar,
+        )
+
+    if isinstance(approximation, AutoSparseGP):
+        fitted = train(approximation)
+    elif has_auto(approximation):
+
+        def train_with(number, start):
+            guide = AutoSparseGP(model, with_points(approximation, number), base_guide)
+            return train(guide, start)
+
+        fitted = grow(train_with, data, kwargs, until, progress_bar)
+    else:
+        fitted = train(AutoSparseGP(model, approximation, base_guide))
+    fitted.seconds = time.monotonic() - started
+    return fitted
+
+
+def _train(
+    guide,
+    args,
+    kwargs,
+    rng_key,
+    *,
+    loss,
+    limits,
+    batch_size,
+    restarts,
+    start,
+    progress_bar,
+) -> Fitted:
+    """
+    One training.
+
+    :param start: values of parameters that are known already, in place of the race.
+    """
     guide.take_natural_gradients(1.0)
-    args, kwargs = as_arrays(model, tuple(data), kwargs)
-    svi = SVI(model, guide, optax.adam(0.01), TraceGP_ELBO(expectation))
+    svi = SVI(guide.model, guide, optax.adam(0.01), loss)
     keys = jax.random.split(rng_key, 4)
     state = svi.init(keys[0], *args, **kwargs)
     problem = Problem(svi, state, args, kwargs)
-    until = None if seconds is None else started + seconds
-    limits = Limits(tolerance, steps, until)
     size = _batch_size(problem, batch_size)
-
-    candidates = lengthscale_starts(problem)
-    candidates += random_starts(problem, keys[1], restarts - 1)
-    free, _ = choose_start(problem, candidates, keys[2])
+    if start is None:
+        candidates = lengthscale_starts(problem)
+        candidates += random_starts(problem, keys[1], restarts - 1)
+        starts = race(problem, candidates, keys[2])
+    else:
+        known = {name: v for name, v in start.items() if name in problem.free}
+        starts = [{**problem.free, **svi.constrain_fn(known, invert=True)}]
     with tqdm(disable=not progress_bar) as bar:
 
         def show(count, loss):
@@ -139,9 +191,10 @@ def fit(
             bar.set_postfix_str(f"ELBO: {-loss:.6g}", refresh=False)
 
         if problem.random or size is not None:
-            found = train_batches(problem, free, keys[3], limits, size, show)
+            found = train_batches(problem, starts[0], keys[3], limits, size, show)
         else:
-            found = train_whole(problem, free, keys[3], limits, show)
+            few = max(1, int(SEVERAL // problem.work(problem.num_rows)))
+            found = train_whole(problem, starts[: min(few, 3)], keys[3], limits, show)
     if problem.random or size is not None:
         bound, se = bound_of(problem, found.free, size, keys[3])
     else:
@@ -158,7 +211,6 @@ def fit(
         losses=found.losses,
         bound=bound,
         bound_se=se,
-        seconds=time.monotonic() - started,
         stopped=found.stopped,
         svi=svi,
     )

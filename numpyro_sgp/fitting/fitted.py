@@ -148,6 +148,9 @@ class Fitted:
         self.num_rows: int | None = None
         #: Arguments with a row or two of the data, from a file.
         self.examples: tuple | None = None
+        #: With ``num_inducing="auto"``: number of inducing points, nats that they lose at
+        #: least, and seconds, of each training.
+        self.grown: tuple[tuple[int, float, float], ...] = ()
         #: What is wrong with the fit, if anything, once it was looked at.
         self._verdict: str | None = None
         if self.args is not None:

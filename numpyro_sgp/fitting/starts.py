@@ -24,14 +24,14 @@ _CHUNKS = 6  # of steps, at most
 _WORK = 3e8  # multiplications of a chunk's step with all candidates, shared by the chunks
 
 
-def choose_start(problem, candidates: list[dict], key) -> tuple[dict, int]:
+def race(problem, candidates: list[dict], key) -> list[dict]:
     """
     Trains all candidates for some hundred steps (fewer where these are long), in one
-    program, and keeps the best.
+    program.
 
     :param candidates: unconstrained parameters.
-    :return: where the best one stands (natural steps and Adam have moved it), and its
-        number.
+    :return: where they stand, the best first; those without a finite loss are left out,
+        unless there are no others.
     """
     rows, dtype = None, jnp.result_type(float)
     if problem.plates and problem.num_rows > _ROWS:
@@ -42,7 +42,7 @@ def choose_start(problem, candidates: list[dict], key) -> tuple[dict, int]:
     scales = problem.scales()
 
     @jax.jit
-    def race(states, arrays):
+    def go_on(states, arrays):
         batch = arrays if rows is None else problem.rows(arrays, rows)
 
         def run(state):
@@ -55,13 +55,13 @@ def choose_start(problem, candidates: list[dict], key) -> tuple[dict, int]:
 
     begun = [start(problem, free, key) for free in candidates]
     states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *begun)
-    count = min(problem.num_rows, _ROWS if rows is not None else problem.num_rows)
-    chunks = int(np.clip(_WORK / (len(candidates) * problem.work(count)), 1, _CHUNKS))
+    work = problem.work(problem.num_rows if rows is None else _ROWS)
+    chunks = int(np.clip(_WORK / (len(candidates) * work), 1, _CHUNKS))
     for _ in range(chunks):
-        states, losses = race(states, problem.arrays)
+        states, losses = go_on(states, problem.arrays)
     losses = np.asarray(losses, float)
-    best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
-    return jax.tree.map(lambda leaf: leaf[best], states.good.free), best
+    order = [i for i in np.argsort(losses) if np.isfinite(losses[i])] or [0]
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], states.good.free) for i in order]
 
 
 def lengthscale_starts(problem) -> list[dict]:

@@ -10,19 +10,20 @@ _ROUNDS = 6  # of L-BFGS, each with a fresh memory
 _FEWEST = 10  # iterations before what is left can be told from them
 
 
-def train_whole(problem, free: dict, key, limits: Limits, show) -> Trained:
+def train_whole(problem, starts: list[dict], key, limits: Limits, show) -> Trained:
     """
     Minimises the loss over all parameters, with q(u) at its optimum for the others wherever
-    it takes natural steps.
+    it takes natural steps; from each of some starts, by one program, of which the best is
+    kept.
 
     :param problem: a :class:`~numpyro_sgp.fitting.problem.Problem` whose loss has no noise.
-    :param free: unconstrained starting values.
+    :param starts: unconstrained starting values, the best first.
     :param key: of the loss.
     :param limits: when to stop.
     :param show: called with the number of iterations and the loss after each.
     """
     svi = problem.svi
-    state = SVIState(svi.optim.init(free), problem.mutable, key)
+    state = SVIState(svi.optim.init(starts[0]), problem.mutable, key)
     descent = Descent(
         svi,
         state,
@@ -31,20 +32,33 @@ def train_whole(problem, free: dict, key, limits: Limits, show) -> Trained:
         bool(problem.natural),
         {name: np.asarray(scale) for name, scale in problem.scales().items()},
     )
-    names = set(descent.free) - set(descent.profiled)
-    descent.start()
-    stopped, decrement = "converged", 0.0
-    if names:
-        stopped, decrement = _iterate(descent, descent.index(names), limits, show)
-    losses = np.asarray(descent.losses)
-    return Trained(
-        free=descent.free_now(),
-        mutable=descent.mutable,
-        losses=losses,
-        steps=len(losses) - 1,
-        others_left=max(remaining(losses), decrement) if names else 0.0,
-        stopped=stopped,
-    )
+    index = descent.index(set(descent.free) - set(descent.profiled))
+    best: Trained | None = None
+    for number, free in enumerate(starts):
+        try:
+            descent.start_at(free)
+        except ValueError:
+            if number:
+                continue
+            raise
+        stopped, decrement = "converged", 0.0
+        if index.size:
+            stopped, decrement = _iterate(descent, index, limits, show)
+        losses = np.asarray(descent.losses)
+        if best is None or losses[-1] < best.losses[-1]:
+            left = max(remaining(losses), decrement) if index.size else 0.0
+            best = Trained(
+                free=descent.free_now(),
+                mutable=descent.mutable,
+                losses=losses,
+                steps=len(losses) - 1,
+                others_left=left,
+                stopped=stopped,
+            )
+        if stopped != "converged" and limits.reached(len(losses) - 1):
+            break
+    assert best is not None
+    return best
 
 
 def _iterate(descent, index, limits, show) -> tuple[str, float]:
@@ -64,7 +78,10 @@ def _iterate(descent, index, limits, show) -> tuple[str, float]:
 
     for _ in range(_ROUNDS):
         before = descent.loss
-        result = descent.run(index, 100_000, 1e-15, at_step)
+        try:
+            result = descent.run(index, 100_000, 1e-15, at_step)
+        except KeyboardInterrupt:
+            return "the user stopped it (Ctrl-C)", np.inf
         g = descent.gradient[index] * descent.step_scale[index]
         decrement = 0.5 * float(g @ (result.hess_inv @ g))
         if reason and reason != "converged":

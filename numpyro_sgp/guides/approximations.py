@@ -1,8 +1,8 @@
 """What a guide does at a GP site: sets of inducing points, a family, a relaxation."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +32,7 @@ from numpyro_sgp.families import (
 from numpyro_sgp.families import Diagonal as DiagonalCovariance
 from numpyro_sgp.families.mixture import ENTROPIES
 from numpyro_sgp.guides.points import (
+    AUTO,
     check_set,
     choose_points,
     of_kind,
@@ -93,7 +94,7 @@ class _Approximation:
             f"own), got {covariance!r}."
         )
 
-    def _sets(self) -> list[tuple[int | None, Inducing]]:
+    def _sets(self) -> list[tuple[Any, Inducing]]:
         """Size and start of each set."""
         raise NotImplementedError
 
@@ -153,11 +154,36 @@ class _Approximation:
 
     @property
     def num_points(self) -> int:
-        """Number of inducing points in all sets."""
+        """
+        Number of inducing points in all sets.
+
+        :raises ValueError: if it is ``"auto"``, for :func:`~numpyro_sgp.fit` to choose.
+        """
+        if self.is_auto:
+            raise ValueError(
+                f"{type(self).__name__}: the number of inducing points is 'auto', which "
+                "sgp.fit(model, approximation, data) replaces by one. Give a number here."
+            )
         return sum(
             np.shape(points_of(start))[-2] if size is None else size
             for size, start in self._sets()
         )
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the number of inducing points is to be chosen."""
+        return any(isinstance(size, str) for size, _ in self._sets())
+
+    def with_points(self, number: int) -> "_Approximation":
+        """The same with a number in the place of ``"auto"``, in each set that has it."""
+        chosen: dict[str, Any] = {}
+        for name in ("num_inducing", "num_orthogonal"):
+            size = getattr(self, name, None)
+            if isinstance(size, tuple):
+                chosen[name] = tuple(number if one == AUTO else one for one in size)
+            elif isinstance(size, str):
+                chosen[name] = number
+        return replace(self, **chosen)
 
     @property
     def inter_domain(self) -> bool:
@@ -171,7 +197,8 @@ class _Approximation:
         :param prior: the process at the site with its initial hyperparameters.
         :param X: inputs to choose from, shape ``(N, D)``.
         """
-        return choose_points(self._sets(), prior, X, self.share_inducing, self.seed)
+        sets = self._sets() if self.num_points else []
+        return choose_points(sets, prior, X, self.share_inducing, self.seed)
 
     def points_in(self, params: dict) -> tuple:
         """
@@ -290,7 +317,7 @@ class SVGP(_Approximation):
     One set of inducing points Z with a Gaussian q(u) [1, 2].
 
     :param num_inducing: number M of points; may be left out where ``inducing`` is an
-        array.
+        array. ``"auto"``: :func:`~numpyro_sgp.fit` makes it as large as pays.
     :param inducing: how Z starts: ``"kmeans"``, ``"greedy"`` (largest conditional
         variance under the initial kernel), ``"random"`` rows of X, an array of shape
         ``(M, D)`` (``(Q, M, D)``: points for each of Q latent functions), what
@@ -367,7 +394,7 @@ class SVGP(_Approximation):
         "dual",
     )
 
-    num_inducing: int | None = None
+    num_inducing: int | Literal["auto"] | None = None
     inducing: Inducing = "kmeans"
 
     def __post_init__(self):
@@ -466,7 +493,7 @@ class SOLVEGP(_Approximation):
     (40, 40)
     """
 
-    num_inducing: int | None = None
+    num_inducing: int | Literal["auto"] | None = None
     num_orthogonal: int | Sequence[int] | None = None
     inducing: Inducing = "kmeans"
     orthogonal: Inducing | Sequence[Inducing] | None = None
@@ -613,7 +640,7 @@ class MixtureSVGP(_Approximation):
     _covariances = ("diagonal", "full")
     _relaxations = (Scalar,)
 
-    num_inducing: int | None = None
+    num_inducing: int | Literal["auto"] | None = None
     num_components: int = 2
     inducing: Inducing = "kmeans"
     covariance: Literal["diagonal", "full"] = field(default="diagonal", kw_only=True)

@@ -9,6 +9,8 @@ from numpyro_sgp.inducing import InducingVariables, initial_inducing
 from numpyro_sgp.inducing.variables import PointKernel
 
 METHODS = ("kmeans", "greedy", "random")
+#: The number of points that :func:`~numpyro_sgp.fit` chooses by itself.
+AUTO = "auto"
 
 
 def check_set(name: str, index: int, size, start) -> None:
@@ -21,6 +23,8 @@ def check_set(name: str, index: int, size, start) -> None:
     :raises ValueError: if number and points do not fit together.
     """
     what = point_name(index)
+    if isinstance(size, str) and size == AUTO and isinstance(start, str):
+        size = 1
     if np.ndim(size) > 0:
         raise TypeError(
             f"{name}: the number of inducing points {what} is an array. Pass "
@@ -30,8 +34,8 @@ def check_set(name: str, index: int, size, start) -> None:
         isinstance(size, bool) or not isinstance(size, int | np.integer)
     ):
         raise TypeError(
-            f"{name}: the number of inducing points {what} must be a whole number, "
-            f"got {size!r}."
+            f"{name}: the number of inducing points {what} must be a whole number (or "
+            f"'auto', where a method chooses them, for sgp.fit), got {size!r}."
         )
     if isinstance(start, str) and start not in METHODS:
         raise ValueError(

@@ -295,6 +295,12 @@ class Descent:
             )
         self.losses.append(self.loss)
 
+    def start_at(self, free: dict):
+        """Begins anew elsewhere, with the same program."""
+        self.x = np.asarray(ravel_pytree(free)[0], np.float64)
+        self.loss, self.gradient, self.losses = np.inf, None, []
+        self.start()
+
     def evaluate(self, x):
         """Loss and gradient; where both are finite, perhaps the best point."""
         with np.errstate(over="ignore"):

@@ -1,0 +1,66 @@
+"""As many inducing points as pay."""
+
+import time
+
+import numpy as np
+from tqdm import tqdm
+
+from numpyro_sgp.diagnostics.sparsity import sparsity_curve
+from numpyro_sgp.fitting.fitted import Fitted
+
+FIRST, LARGEST = 32, 512
+_ENOUGH_NATS = 1.0
+_MOST_GROWTH = 4
+
+
+def has_auto(approximation) -> bool:
+    """Whether an approximation, or one of a dict of them, has a number to be chosen."""
+    every = approximation.values() if isinstance(approximation, dict) else [approximation]
+    return any(getattr(option, "is_auto", False) for option in every)
+
+
+def with_points(approximation, number: int):
+    """An approximation, or a dict of them, with a number in the place of ``"auto"``."""
+    if isinstance(approximation, dict):
+        return {name: with_points(option, number) for name, option in approximation.items()}
+    if not getattr(approximation, "is_auto", False):
+        return approximation
+    return approximation.with_points(number)
+
+
+def grow(train, args: tuple, kwargs: dict, until: float | None, progress_bar) -> Fitted:
+    """
+    Trains with more and more inducing points, until those that there are lose less than a
+    nat (or a further one gains less than 0.1), 512 are reached, or time is up.
+
+    Hyperparameters and other latents go on from the training before.
+
+    :param train: from a number and starting parameters to a fit.
+    :param until: time on the monotonic clock.
+    :return: the last fit; its ``grown`` has number of points, nats lost and seconds of each
+        training.
+    """
+    rows = len(np.unique(args[0], axis=0))  # there cannot be more points
+    number, start, grown = min(FIRST, rows), None, []
+    while True:
+        begun = time.monotonic()
+        fitted = train(number, start)
+        guide, params = fitted.guide, fitted.params
+        curve = sparsity_curve(guide, params, *args, loss=fitted.loss, **kwargs)
+        grown.append((number, curve.lost, time.monotonic() - begun))
+        if progress_bar:
+            tqdm.write(f"{number} inducing points: {curve}")
+        enough = not curve.lost > _ENOUGH_NATS or curve.needed == curve.num_inducing
+        if enough or number >= min(LARGEST, rows):
+            break
+        if until is not None and time.monotonic() >= until:
+            break
+        sites = max(1, len(guide.approximations))
+        wanted = curve.needed // sites if curve.needed else _MOST_GROWTH * number
+        number = int(min(max(wanted, 2 * number), _MOST_GROWTH * number, LARGEST, rows))
+        roles = guide.roles()
+        start = {name: value for name, value in params.items() if name not in roles}
+    fitted.grown = tuple(grown)
+    if curve.unknown:
+        fitted.stopped += f"; {curve}"
+    return fitted
