@@ -40,7 +40,8 @@ class State(NamedTuple):
 
     :param here: where the next loss is taken.
     :param good: the last place whose loss was believed.
-    :param loss: a running mean of the losses that were, and the mean distance from it.
+    :param loss: a running mean of the losses that were, and of their distances from it,
+        which begins at half of the first.
     :param damping: what rates are multiplied by.
     """
 
@@ -84,7 +85,7 @@ def steps(problem, state: State, arrays, index, natural, others, scales):
         (value, mutable), slopes = jax.value_and_grad(loss, has_aux=True)(here.free)
         finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((value, slopes))]
         begins = ~jnp.isfinite(mean)
-        near = begins | ~jnp.isfinite(spread) | (value <= mean + 10.0 * spread)
+        near = begins | (value <= mean + 10.0 * spread)
         good = jnp.all(jnp.array(finite)) & near
 
         damping = state.damping
@@ -109,13 +110,7 @@ def steps(problem, state: State, arrays, index, natural, others, scales):
         distance = jnp.abs(value - mean)
         told = (
             jnp.where(begins, value, mean + _SMOOTH * (value - mean)),
-            jnp.where(
-                begins,
-                jnp.inf,
-                jnp.where(
-                    jnp.isfinite(spread), spread + _SMOOTH * (distance - spread), distance
-                ),
-            ),
+            jnp.where(begins, 0.5 * jnp.abs(value), spread + _SMOOTH * (distance - spread)),
         )
         state = State(
             here=either(after, state.good),

@@ -16,14 +16,14 @@ _MOST_GROWTH = 4
 def has_auto(approximation) -> bool:
     """Whether an approximation, or one of a dict of them, has a number to be chosen."""
     every = approximation.values() if isinstance(approximation, dict) else [approximation]
-    return any(getattr(option, "is_auto", False) for option in every)
+    return any(getattr(option, "is_auto", False) is True for option in every)
 
 
 def with_points(approximation, number: int):
     """An approximation, or a dict of them, with a number in the place of ``"auto"``."""
     if isinstance(approximation, dict):
         return {name: with_points(option, number) for name, option in approximation.items()}
-    if not getattr(approximation, "is_auto", False):
+    if getattr(approximation, "is_auto", False) is not True:
         return approximation
     return approximation.with_points(number)
 
@@ -40,7 +40,8 @@ def grow(train, args: tuple, kwargs: dict, until: float | None, progress_bar) ->
     :return: the last fit; its ``grown`` has number of points, nats lost and seconds of each
         training.
     """
-    rows = len(np.unique(args[0], axis=0))  # there cannot be more points
+    # There cannot be more points than distinct rows.
+    rows = len(np.unique(next(a for a in args if np.ndim(a)), axis=0))
     number, start, grown = min(FIRST, rows), None, []
     while True:
         begun = time.monotonic()

@@ -1,0 +1,267 @@
+"""`fit` with nothing tuned, against dense algebra and against its own other ways."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpy.testing import assert_allclose
+from scipy.optimize import minimize
+
+import numpyro_sgp as sgp
+from numpyro_sgp.fitting import batches, problem
+from numpyro_sgp.fitting.grow import FIRST
+from numpyro_sgp.fitting.whole import remaining
+
+RNG = np.random.default_rng(0)
+N = 60
+X = np.sort(RNG.uniform(0.0, 6.0, (N, 1)), axis=0)
+F = np.sin(2.0 * X[:, 0])
+Y = F + 0.2 * RNG.normal(size=N)
+COUNTS = RNG.poisson(np.exp(1.0 + F))
+Z = np.linspace(0.0, 6.0, 8)[:, None]
+
+
+def fit(model, approximation, data, **options):
+    return sgp.fit(model, approximation, data, progress_bar=False, **options)
+
+
+def known(X, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(0.8, 0.7), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+def learned(X, y=None):
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def poisson(X, y=None):
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(1.0 + f)), obs=y)
+
+
+def student(start):
+    """A likelihood that is not log-concave, from a given lengthscale."""
+
+    def model(X, y=None):
+        lengthscale = numpyro.param(
+            "lengthscale", start, constraint=dist.constraints.positive
+        )
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.StudentT(3.0, f, 0.1), obs=y)
+
+    return model
+
+
+def rbf(A, B, variance, lengthscale):
+    r2 = np.sum((A[:, None] - B[None]) ** 2, axis=-1) / lengthscale**2
+    return variance * np.exp(-0.5 * r2)
+
+
+def log_normal(y, covariance):
+    L = np.linalg.cholesky(covariance)
+    white = np.linalg.solve(L, y)
+    return -0.5 * (white @ white + len(y) * np.log(2 * np.pi)) - np.log(np.diag(L)).sum()
+
+
+def collapsed(y, variance, lengthscale, noise):
+    """Titsias' bound (2009), in dense algebra."""
+    Kuf = rbf(Z, X, variance, lengthscale)
+    Kuu = rbf(Z, Z, variance, lengthscale) + 1e-8 * variance * np.eye(len(Z))
+    Q = Kuf.T @ np.linalg.solve(Kuu, Kuf)
+    lost = (variance * len(X) - np.trace(Q)) / (2.0 * noise**2)
+    return log_normal(y, Q + noise**2 * np.eye(len(X))) - lost
+
+
+@pytest.fixture(scope="module")
+def learned_fit():
+    return fit(learned, sgp.SVGP(inducing=Z, train_inducing=False), (X, Y))
+
+
+@pytest.fixture(scope="module")
+def poisson_fit():
+    return fit(poisson, sgp.SVGP(8), (X, COUNTS))
+
+
+def test_all_points_of_a_known_regression_give_its_evidence():
+    fitted = fit(known, sgp.SVGP(inducing=X, train_inducing=False), (X, Y))
+    exact = log_normal(Y, rbf(X, X, 0.8, 0.7) + 0.09 * np.eye(N))
+    assert_allclose(fitted.bound, exact, atol=1e-3)  # jitter
+    assert fitted.check().converged
+
+
+def test_learned_hyperparameters_are_those_of_dense_algebra(learned_fit):
+    def loss(theta):
+        lengthscale, noise = np.exp(theta)
+        prior = -0.5 * theta[0] ** 2 - 0.5 * (theta[1] + 1.0) ** 2 - np.log(2 * np.pi)
+        return -collapsed(Y, 1.0, lengthscale, noise) - (prior - theta.sum())
+
+    best = min((minimize(loss, s) for s in ([0.0, -1.0], [-1.0, 0.0])), key=lambda r: r.fun)
+    assert_allclose(learned_fit.bound, -best.fun, atol=0.01)
+    found = [learned_fit.params[f"{k}_auto_loc"] for k in ("lengthscale", "noise")]
+    assert_allclose(found, np.exp(best.x), rtol=0.01)
+    assert learned_fit.stopped == "converged"
+
+
+def test_batches_arrive_where_all_rows_do(learned_fit):
+    points = sgp.SVGP(inducing=Z, train_inducing=False)
+    fitted = fit(learned, points, (X, Y), batch_size=20)
+    # A nat is 1 % of what the training gains.
+    assert learned_fit.bound - 1.0 < fitted.bound < learned_fit.bound + 1e-3
+    assert fitted.bound_se == 0.0
+
+
+@pytest.mark.parametrize("size", [20, 25])  # that divides the rows, and does not
+def test_parts_of_the_loss_add_up(learned_fit, size):
+    svi = learned_fit.svi
+    state = svi.init(jax.random.key(0), X, Y)
+    whole = problem.Problem(svi, state, (X, Y), {})
+    assert whole.plates == {"data"} and not whole.random
+    key, arrays = jax.random.key(1), whole.arrays
+    parts = jax.jit(batches.whole_loss(whole, size))(whole.free, key, arrays)
+    assert_allclose(parts, whole.loss(whole.free, key, arrays), rtol=1e-10)
+
+
+def test_steps_that_are_too_long_are_undone(poisson_fit):
+    svi = poisson_fit.svi
+    state = svi.init(jax.random.key(0), X, COUNTS)
+    given = problem.Problem(svi, state, (X, COUNTS), {})
+    begun = batches.start(given, given.free, jax.random.key(0))
+    rates = jnp.full(60, 1.0), jnp.full(60, 3000.0)  # of logarithms
+    ended, losses = jax.jit(
+        lambda s: batches.steps(given, s, given.arrays, None, *rates, given.scales())
+    )(begun)
+    assert np.isnan(losses).any()  # some were refused
+    first = given.loss(given.free, jax.random.key(0), given.arrays)
+    last = given.loss(ended.good.free, jax.random.key(0), given.arrays)
+    assert np.isfinite(last) and last <= first
+
+
+def test_starts_ten_times_too_short_and_too_long_end_alike():
+    data = X, F + 0.1 * np.random.default_rng(3).standard_t(2, size=N)
+    bounds = [fit(student(s), sgp.SVGP(8), data).bound for s in (0.07, 7.0)]
+    assert np.isfinite(bounds).all()
+    assert_allclose(*bounds, atol=0.5)
+
+
+def test_random_bounds_have_an_error():
+    classes = np.digitize(F, [-0.5, 0.5])
+
+    def model(X, y=None):
+        with numpyro.plate("classes", 3):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(2.0, 0.7), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Categorical(logits=f.T), obs=y)
+
+    fitted = fit(model, sgp.SVGP(6), (X, classes), expectation=sgp.MonteCarlo(5))
+    assert 0.0 < fitted.bound_se < 1.0
+    assert fitted.bound > -N * np.log(3.0)  # that of knowing nothing
+
+
+def test_limits_are_kept_and_told():
+    fitted = fit(poisson, sgp.SVGP(8), (X, COUNTS), steps=3, tolerance=1e-6)
+    assert len(fitted.losses) <= 4 and fitted.stopped == "the 3 steps were done"
+    fitted = fit(poisson, sgp.SVGP(8), (X, COUNTS), seconds=1e-3)
+    assert fitted.stopped == "the time was used up"
+
+
+def test_auto_grows_until_nothing_is_lost():
+    rng = np.random.default_rng(4)
+    X = np.sort(rng.uniform(0.0, 30.0, (150, 1)), axis=0)
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+    y = np.sin(2.5 * X[:, 0]) + 0.2 * rng.normal(size=150)
+    fitted = fit(model, sgp.SVGP("auto", train_inducing=False), (X, y))
+    numbers, lost, _ = zip(*fitted.grown, strict=True)
+    assert numbers[0] == FIRST and numbers[-1] > FIRST
+    assert lost[0] > 1.0
+    assert fitted.guide.approximations["f"].num_points == numbers[-1]
+    exact = log_normal(y, rbf(X, X, 1.0, 0.5) + 0.04 * np.eye(150))
+    assert exact - 2.0 < fitted.bound < exact + 1e-3
+
+
+def test_auto_is_for_fit():
+    guide = sgp.AutoSparseGP(known, sgp.SVGP("auto"))
+    with pytest.raises(ValueError, match="'auto', which sgp.fit"):
+        guide.setup(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"data": X}, TypeError, "data must be a tuple"),
+        ({"steps": 0}, ValueError, "steps must be a positive whole number, got 0"),
+        ({"restarts": 1.5}, ValueError, "restarts must be a positive whole number"),
+        ({"batch_size": True}, ValueError, "batch_size must be a positive whole number"),
+        ({"seconds": -1.0}, ValueError, "seconds must be a positive number"),
+        ({"tolerance": np.nan}, ValueError, "tolerance must be a positive number"),
+        ({"approximation": sgp.SVGP}, TypeError, "an object such as SVGP"),
+    ],
+)
+def test_bad_options_are_told(options, error, message):
+    given = {"approximation": sgp.SVGP(5), "data": (X, Y), **options}
+    with pytest.raises(error, match=message):
+        fit(known, given.pop("approximation"), given.pop("data"), **given)
+
+
+# ---- verdicts -------------------------------------------------------------------------
+
+
+def test_verdict_of_a_good_fit(poisson_fit):
+    verdict = poisson_fit.check()
+    assert verdict.converged and "converged" in repr(poisson_fit)
+    assert verdict.causes["q(u)"].nats < 0.1
+    assert verdict.causes["other parameters"].nats < 0.1
+    assert verdict.causes["point estimates"].told.startswith("lengthscale")
+    table = verdict.to_dataframe()
+    assert list(table.index) == [
+        "q(u)",
+        "other parameters",
+        "inducing points",
+        "family",
+        "point estimates",
+    ]
+    assert verdict.evidence.unknown  # no bracket without a Gaussian likelihood
+
+
+@pytest.mark.parametrize("steps", [10, 40])
+def test_verdict_of_one_that_has_not_converged(poisson_fit, steps):
+    import optax
+
+    guide = sgp.AutoSparseGP(poisson, sgp.SVGP(8))
+    svi = numpyro.infer.SVI(poisson, guide, optax.adam(0.02), sgp.TraceGP_ELBO())
+    result = svi.run(jax.random.key(0), steps, X, COUNTS, progress_bar=False)
+    fitted = sgp.Fitted.from_svi(svi, result, X, COUNTS)
+    verdict = fitted.check()
+    assert not verdict.converged and verdict.causes["q(u)"].mend
+    left = verdict.causes["q(u)"].nats + verdict.causes["other parameters"].nats
+    truth = poisson_fit.bound - fitted.bound
+    assert truth > 1.0 and truth / 1.3 < left < 1.3 * truth
+
+
+def test_verdict_holds_the_evidence(learned_fit):
+    verdict = learned_fit.check()
+    ell, noise = (learned_fit.params[f"{k}_auto_loc"] for k in ("lengthscale", "noise"))
+    exact = log_normal(Y, rbf(X, X, 1.0, float(ell)) + float(noise) ** 2 * np.eye(N))
+    assert verdict.evidence.lower - 1e-3 < exact < verdict.evidence.upper + 1e-3
+    lost = exact - collapsed(Y, 1.0, float(ell), float(noise))
+    assert verdict.causes["inducing points"].nats <= lost + 1e-3
+
+
+@pytest.mark.parametrize("falls", [0.7, 0.9])
+def test_what_is_left_of_a_geometric_fall(falls):
+    losses = 100.0 * falls ** np.arange(30)
+    assert losses[-1] <= remaining(losses) <= 30.0 * losses[-1] + 1e-3
