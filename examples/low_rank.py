@@ -5,7 +5,7 @@ The worked example of CONTRIBUTING.md. A family is one file: options and paramet
 bounds, minibatches, predictions, draws and saving are shared; natural gradients and
 ``nats_left`` are not for it::
 
-    guide = sgp.AutoSparseGP(model, sgp.SVGP(50, covariance=LowRank(5)))
+    fitted = sgp.fit(model, sgp.SVGP(50, covariance=LowRank(5)), (X, y))
 """
 
 from dataclasses import dataclass
