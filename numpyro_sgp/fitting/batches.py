@@ -147,34 +147,39 @@ def train_batches(
     order = _Order(problem.num_rows, batch_size, key)
     state, losses, count = start(problem, free, key), [], 0
 
+    chunk = CHUNK if limits.steps is None else max(1, min(CHUNK, limits.steps // 3))
+
     def go(natural, others):
         nonlocal state, count
-        index = order.take(CHUNK)
+        index = order.take(len(natural))
         state, found = run(
             state, problem.arrays, index, jnp.asarray(natural), jnp.asarray(others), scales
         )
         found = np.asarray(found, float)
         losses.append(found)
-        count += CHUNK
+        count += len(natural)
         show(count, float(np.nanmean(found[-10:])))
 
     fewest = max(_FEWEST, round(2.0 / share)) if batch_size else _FEWEST
     dtype = jnp.result_type(float)
     reason = ""
     while not reason:
-        at = np.arange(count, count + CHUNK)
+        at = np.arange(count, count + chunk)
         rate = _RATE + (_FIRST_RATE - _RATE) * np.exp(-at / _EARLY)
-        go(np.full(CHUNK, first, dtype), rate.astype(dtype))
-        budget = limits.steps is not None and 1.5 * count >= limits.steps
-        reason = "the steps were done" if budget else limits.reached(count)
+        go(np.full(chunk, first, dtype), rate.astype(dtype))
+        # As many as leave half as many for falling rates.
+        ahead = count + chunk + max(chunk, (count + chunk) // 2)
+        reason = limits.reached(ahead - 1)
         if not reason and count >= fewest:
             drop, se = falling(np.concatenate(losses))
             if drop < max(limits.tolerance, 2.0 * se):
                 reason = "converged"
     held, fell = count, falling(np.concatenate(losses))[0]
-    down = max(CHUNK, int(held / 2) // CHUNK * CHUNK)
-    for begin in range(0, down, CHUNK):
-        part = (begin + np.arange(CHUNK)) / down
+    down = max(chunk, held // 2 // chunk * chunk)
+    if limits.steps is not None:
+        down = min(down, max(limits.steps - held, 0))
+    for begin in range(0, down, chunk):
+        part = np.arange(begin, min(begin + chunk, down)) / down
         fall = 0.5 * (1.0 + np.cos(np.pi * part))
         natural = first ** (1.0 - part) * last**part
         go(natural.astype(dtype), (_RATE * fall).astype(dtype))
@@ -201,6 +206,8 @@ def falling(losses) -> tuple[float, float]:
     """
     losses = losses[np.isfinite(losses)]
     n = len(losses) // 4
+    if n < 20:
+        return float("inf"), float("inf")
     before, after = losses[-2 * n : -n], losses[-n:]
 
     def mean_and_variance(part):

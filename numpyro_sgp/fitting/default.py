@@ -19,7 +19,12 @@ from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.grow import grow, has_auto, with_points
 from numpyro_sgp.fitting.problem import Problem
 from numpyro_sgp.fitting.progress import Limits
-from numpyro_sgp.fitting.starts import lengthscale_starts, race, random_starts
+from numpyro_sgp.fitting.starts import (
+    lengthscale_starts,
+    race,
+    random_starts,
+    with_drawn_means,
+)
 from numpyro_sgp.fitting.whole import train_whole
 from numpyro_sgp.guides import AutoSparseGP
 
@@ -180,7 +185,10 @@ def _train(
     if start is None:
         candidates = lengthscale_starts(problem)
         candidates += random_starts(problem, keys[1], restarts - 1)
-        starts = race(problem, candidates, keys[2])
+        starts = candidates
+        if problem.natural:  # fast steps of Adam make components of a mixture collapse
+            candidates.append(with_drawn_means(problem, keys[2]))
+            starts = race(problem, candidates, keys[2])
     else:
         known = {name: v for name, v in start.items() if name in problem.free}
         starts = [{**problem.free, **svi.constrain_fn(known, invert=True)}]
