@@ -19,6 +19,9 @@ _NATURAL = 0.1  # of natural steps on batches
 _NATURAL_WHOLE = 0.3  # of those on all rows with a random loss
 _LAST_NATURAL = 0.02
 _FEWEST = 200  # steps before rates begin to fall
+_MOST, _EPOCHS = 1000, 15  # of both, what is more, before rates fall all the same
+_DOWN = 2  # steps with falling rates for each one before
+_BY_ROW = 5e-4  # nats a row that are little beside what a longer training costs
 _POLISH = 8  # natural steps on all rows in the end, at most
 _KEYS = 50  # for the mean of a random bound
 
@@ -147,7 +150,8 @@ def train_batches(
     order = _Order(problem.num_rows, batch_size, key)
     state, losses, count = start(problem, free, key), [], 0
 
-    chunk = CHUNK if limits.steps is None else max(1, min(CHUNK, limits.steps // 3))
+    part = limits.steps and limits.steps // (1 + _DOWN)
+    chunk = CHUNK if part is None else max(1, min(CHUNK, part))
 
     def go(natural, others):
         nonlocal state, count
@@ -161,21 +165,24 @@ def train_batches(
         show(count, float(np.nanmean(found[-10:])))
 
     fewest = max(_FEWEST, round(2.0 / share)) if batch_size else _FEWEST
+    most = max(_MOST, round(_EPOCHS / share))
     dtype = jnp.result_type(float)
     reason = ""
     while not reason:
         at = np.arange(count, count + chunk)
         rate = _RATE + (_FIRST_RATE - _RATE) * np.exp(-at / _EARLY)
         go(np.full(chunk, first, dtype), rate.astype(dtype))
-        # As many as leave half as many for falling rates.
-        ahead = count + chunk + max(chunk, (count + chunk) // 2)
+        # Those with falling rates are to be had too.
+        ahead = (1 + _DOWN) * (count + chunk)
         reason = limits.reached(ahead - 1)
         if not reason and count >= fewest:
             drop, se = falling(np.concatenate(losses))
-            if drop < max(limits.tolerance, 2.0 * se):
+            if drop < max(limits.tolerance, 2.0 * se, _BY_ROW * problem.num_rows):
                 reason = "converged"
+            elif limits.steps is None and count >= most:
+                reason = f"the most steps, {(1 + _DOWN) * count}, were done"
     held, fell = count, falling(np.concatenate(losses))[0]
-    down = max(chunk, held // 2 // chunk * chunk)
+    down = _DOWN * held
     if limits.steps is not None:
         down = min(down, max(limits.steps - held, 0))
     for begin in range(0, down, chunk):

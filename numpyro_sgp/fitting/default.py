@@ -65,9 +65,10 @@ def fit(
       Gaussian q(u) is at its optimum for the other parameters, by natural gradients [1],
       and L-BFGS goes over those;
     * else by natural gradients beside Adam, on batches of 1024 rows where there are more
-      than 2048, with rates that go down once the loss falls no more than its noise. What
-      natural gradients do not train (mixtures, inverse-free ones, means of ODVGP, inner
-      layers of a deep GP) goes with the other parameters.
+      than 2048. Their rates go down, over two thirds of all steps, once the loss falls no
+      more than its noise (or 5e-4 nats a row), and after 1000 steps (15 epochs, if more) at
+      the latest. What natural gradients do not train (mixtures, inverse-free ones, means of
+      ODVGP, inner layers of a deep GP) goes with the other parameters.
 
     Latents beside GP sites are at points (``AutoDelta``: their posterior mode given the
     bound), unless ``base_guide`` is a distribution of them.
