@@ -150,8 +150,8 @@ def train_batches(
     order = _Order(problem.num_rows, batch_size, key)
     state, losses, count = start(problem, free, key), [], 0
 
-    part = limits.steps and limits.steps // (1 + _DOWN)
-    chunk = CHUNK if part is None else max(1, min(CHUNK, part))
+    third = limits.steps and limits.steps // (1 + _DOWN)
+    chunk = CHUNK if third is None else max(1, min(CHUNK, third))
 
     def go(natural, others):
         nonlocal state, count

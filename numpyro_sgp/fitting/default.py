@@ -1,6 +1,7 @@
 """From a model, an approximation and data to a trained guide, with nothing to tune."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,15 +40,15 @@ _SETUP_ROWS = 10_000
 
 
 def fit(
-    model,
-    approximation,
+    model: Callable,
+    approximation: Any,
     data: tuple,
     rng_key: Array | None = None,
     *,
     steps: int | None = None,
     seconds: float | None = None,
     batch_size: int | None = None,
-    base_guide=AutoDelta,
+    base_guide: Callable = AutoDelta,
     expectation: Expectation | None = None,
     restarts: int = 1,
     tolerance: float = 0.1,

@@ -749,7 +749,7 @@ def test_mutable_state_is_refused():
             lambda: sgp.SVGP(jnp.zeros((3, 1))),
             "is an array. Pass points by name: inducing=",
         ),
-        (lambda: sgp.SVGP("5"), "whole number, got '5'"),
+        (lambda: sgp.SVGP("5"), "whole number .or 'auto'.*got '5'"),
         (lambda: sgp.SVGP(True), "whole number"),
         (lambda: sgp.AutoSparseGP(helpers.gaussian_model, "svgp"), "SVGP.50.*got 'svgp'"),
         (lambda: sgp.AutoSparseGP(helpers.gaussian_model, {"f": sgp.SVGP}), "such as SVGP"),

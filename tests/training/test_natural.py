@@ -89,9 +89,20 @@ def test_lbfgs_on_the_optimal_q_finds_the_joint_optimum_in_fewer_iterations():
     assert len(a.losses) < len(b.losses) / 2
 
 
-def test_natural_gradients_need_sites():
-    svi = make_svi(sgp.SVGP(inducing=Z))
-    with pytest.raises(ValueError, match="='pseudo_data' at every GP site, but 'f'"):
+def test_a_full_covariance_goes_to_its_optimum_before_each_evaluation():
+    points = sgp.SVGP(inducing=Z, train_inducing=False)
+    options = {"progress_bar": False, "max_iterations": 300}
+    fits = [
+        sgp.fit_lbfgs(make_svi(a), jax.random.key(0), X, Y, natural=n, **options)
+        for a, n in ((points, True), (points, False), (sites(), True))
+    ]
+    assert_allclose(fits[0].losses[-1], [f.losses[-1] for f in fits[1:]], rtol=1e-5)
+    assert len(fits[0].losses) < len(fits[1].losses) / 2
+
+
+def test_natural_gradients_need_a_gaussian():
+    svi = make_svi(sgp.MixtureSVGP(3, 2))
+    with pytest.raises(ValueError, match="for Gaussian q.u., but GP site 'f' has a mix"):
         sgp.fit_lbfgs(svi, jax.random.key(0), X, Y, natural=True, progress_bar=False)
     svi = make_svi(sites())
     with pytest.raises(ValueError, match="leave out blocks"):
