@@ -368,9 +368,18 @@ def main():
 
 
 def table(results):
-    rows = results.rows()
-    for row in rows:
-        print(row)
+    """The rows of docs/fit.md."""
+    rows = {(row["problem"], row["method"]): row for row in results.rows()}
+    print("| problem | bound by `fit` | seconds | best known | seconds |")
+    print("|---|---|---|---|---|")
+    for name in PROBLEMS:
+        if (name, "fit") not in rows:
+            continue
+        fitted, best = rows[name, "fit"], rows.get((name, "best"))
+        se = f" ± {fitted['se']:.2f}" if fitted["se"] else ""
+        cells = [name, f"{fitted['bound']:.2f}{se}", f"{fitted['seconds']:.0f}"]
+        cells += [f"{best['bound']:.2f}", f"{best['seconds']:.0f}"] if best else ["", ""]
+        print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -54,11 +54,8 @@ def check(guide, params, args, kwargs, *, svi, loss, losses, bound, rng_key) -> 
 def _problem(svi, params, args, kwargs) -> Problem:
     if svi.constrain_fn is None:
         svi.init(jax.random.key(0), *args, **kwargs)
-    mutable = {k: v for k, v in params.items() if isinstance(v, dict)} or None
-    plain = {k: v for k, v in params.items() if not mutable or k not in mutable}
-    state = SVIState(
-        svi.optim.init(svi.constrain_fn(plain, invert=True)), mutable, jax.random.key(0)
-    )
+    free = svi.constrain_fn(params, invert=True)
+    state = SVIState(svi.optim.init(free), None, jax.random.key(0))
     return Problem(svi, state, args, kwargs)
 
 

@@ -210,8 +210,6 @@ def _train(
     else:
         bound, se = -float(found.losses[-1]), 0.0
     params = svi.constrain_fn(found.free)
-    if found.mutable:
-        params.update(found.mutable)
     return Fitted(
         guide,
         params,
