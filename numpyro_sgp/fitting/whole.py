@@ -70,7 +70,8 @@ def _iterate(descent, index, limits, show) -> tuple[str, float]:
         show(len(descent.losses) - 1, loss)
         reason = limits.reached(len(descent.losses) - 1)
         count = len(descent.losses) - 1
-        if not reason and count >= _FEWEST and count % 5 == 0:
+        # Where q(u) is among what L-BFGS trains, there may be plateaus: not before its end.
+        if not reason and descent.profiled and count >= _FEWEST and count % 5 == 0:
             if remaining(descent.losses) < 0.2 * limits.tolerance:
                 reason = "converged"
         if reason:
