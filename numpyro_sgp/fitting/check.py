@@ -10,12 +10,12 @@ from numpyro_sgp.diagnostics.evidence import evidence_bracket
 from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k, guide_khat, is_cheap
 from numpyro_sgp.diagnostics.optimality import loss_drop, nats_left_and_why
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
-from numpyro_sgp.distributions.arguments import as_arrays
-from numpyro_sgp.fitting.problem import Problem
+from numpyro_sgp.fitting.problem import Problem, as_plain_arrays
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
 from numpyro_sgp.fitting.whole import remaining, train_whole
 from numpyro_sgp.guides.point_latents import point_latents
+from numpyro_sgp.tracing import messages
 
 #: Products of rows with M x M matrices up to which the other parameters are trained some
 #: steps more, to see what that gains.
@@ -28,7 +28,8 @@ def check(guide, params, args, kwargs, *, svi, loss, losses, bound, rng_key) -> 
     """
     The verdict on a fit; see :meth:`~numpyro_sgp.Fitted.check`, whose attributes these are.
     """
-    args, kwargs = as_arrays(guide.model, args, kwargs)
+    args, kwargs = as_plain_arrays(guide.model, args, kwargs)
+    _check_observed(guide, args, kwargs)
     given = guide, params, args, kwargs
     problem = _problem(svi, params, args, kwargs)
     points = sum(option.num_points for option in guide.approximations.values())
@@ -49,6 +50,23 @@ def check(guide, params, args, kwargs, *, svi, loss, losses, bound, rng_key) -> 
             except Exception:  # a likelihood without derivatives, for one
                 bracket = None
     return Verdict({cause.name: cause for cause in found}, bracket, bound)
+
+
+def _check_observed(guide, args, kwargs):
+    observed = []
+
+    def run():
+        where = guide.model, args, kwargs
+        trace = messages.trace_of(*where, at_site=messages.at_prior_mean)
+        observed.extend(s for s in trace.values() if s["type"] == "sample")
+        return 0
+
+    jax.eval_shape(run)
+    if not any(site["is_observed"] for site in observed):
+        raise ValueError(
+            "The model has no observed site with these arguments. Give all of the data: "
+            "fitted.check(X, y)."
+        )
 
 
 def _problem(svi, params, args, kwargs) -> Problem:

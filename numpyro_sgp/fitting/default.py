@@ -13,12 +13,11 @@ from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoDelta
 from tqdm import tqdm
 
-from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting.batches import bound_of, train_batches
 from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.grow import grow, has_auto, with_points
-from numpyro_sgp.fitting.problem import Problem
+from numpyro_sgp.fitting.problem import Problem, as_plain_arrays
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.starts import (
     lengthscale_starts,
@@ -128,8 +127,9 @@ def fit(
     started = time.monotonic()
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     _check(data, steps, seconds, batch_size, restarts, tolerance)
+    _check_kinds(model, rng_key, base_guide)
     until = None if seconds is None else started + seconds
-    data, kwargs = as_arrays(model, tuple(data), kwargs)
+    data, kwargs = as_plain_arrays(model, tuple(data), kwargs)
 
     def train(guide, start=None):
         return _train(
@@ -216,7 +216,7 @@ def _train(
         args,
         kwargs,
         loss=svi.loss,
-        losses=found.losses,
+        losses=found.losses[-found.steps :] if found.steps else found.losses,
         bound=bound,
         bound_se=se,
         stopped=found.stopped,
@@ -227,8 +227,15 @@ def _train(
 def _batch_size(problem, batch_size) -> int | None:
     """Rows of a batch; None for all rows."""
     N = problem.num_rows
+    if batch_size is not None and not problem.plates and batch_size < N:
+        raise ValueError(
+            f"batch_size={batch_size}, but the model has no plate of the {N} rows of the "
+            "data that has all observations (with one row of each GP site for each, and no "
+            "other latents), so that a batch cannot stand for all. Write the likelihood "
+            "inside numpyro.plate('data', X.shape[0]), or leave batch_size out."
+        )
     if batch_size is not None:
-        return batch_size if batch_size < N and problem.plates else None
+        return batch_size if batch_size < N else None
     if N <= 2 * BATCH or not problem.plates:
         return None
     return BATCH if problem.random or problem.work(N) > WHOLE else None
@@ -247,5 +254,21 @@ def _check(data, steps, seconds, batch_size, restarts, tolerance):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} must be a positive whole number, got {value!r}.")
     for name, value in {"seconds": seconds, "tolerance": tolerance}.items():
-        if value is not None and not (jnp.isscalar(value) and 0.0 < value < np.inf):
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if value is not None and not (number and 0.0 < value < np.inf):
             raise ValueError(f"{name} must be a positive number, got {value!r}.")
+
+
+def _check_kinds(model, rng_key, base_guide):
+    if not callable(model):
+        raise TypeError(f"model must be a function, got {type(model).__name__}.")
+    if not callable(base_guide):
+        raise TypeError(
+            "base_guide must be a class such as AutoNormal, or a function from a model to "
+            f"a guide, got {base_guide!r}."
+        )
+    typed = jnp.issubdtype(getattr(rng_key, "dtype", None), jax.dtypes.prng_key)
+    if jnp.shape(rng_key) != (() if typed else (2,)):
+        raise TypeError(
+            f"rng_key must be one key, such as jax.random.key(0), got {rng_key!r}."
+        )

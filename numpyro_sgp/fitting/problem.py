@@ -9,10 +9,21 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import join_static, split_static
+from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.families import Family
 from numpyro_sgp.guides.points import points_of
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import feeding
+
+
+def as_plain_arrays(model, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Arguments of a model as :func:`as_arrays` has them, frames as matrices too."""
+    args, kwargs = as_arrays(model, args, kwargs)
+
+    def plain(leaf):
+        return np.asarray(leaf) if is_frame(leaf) else leaf
+
+    return jax.tree.map(plain, (args, kwargs), is_leaf=is_frame)
 
 
 class BatchOfRows(Messenger):

@@ -24,7 +24,7 @@ class Limits:
     def reached(self, steps: int) -> str:
         """Which limit is reached after so many steps; empty if none."""
         if self.steps is not None and steps >= self.steps:
-            return f"the {self.steps} steps were done"
+            return f"at the limit of {self.steps} steps"
         if self.until is not None and time.monotonic() >= self.until:
             return "the time was used up"
         return ""

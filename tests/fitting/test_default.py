@@ -187,7 +187,7 @@ def test_random_bounds_have_an_error():
 
 def test_limits_are_kept_and_told():
     fitted = fit(poisson, sgp.SVGP(8), (X, COUNTS), steps=3, tolerance=1e-6)
-    assert len(fitted.losses) <= 4 and fitted.stopped == "the 3 steps were done"
+    assert len(fitted.losses) <= 3 and fitted.stopped == "at the limit of 3 steps"
     on_batches = fit(poisson, sgp.SVGP(8), (X, COUNTS), steps=7, batch_size=20)
     assert len(on_batches.losses) <= 7
     fitted = fit(poisson, sgp.SVGP(8), (X, COUNTS), seconds=1e-3)
@@ -228,6 +228,9 @@ def test_auto_is_for_fit():
         ({"batch_size": True}, ValueError, "batch_size must be a positive whole number"),
         ({"seconds": -1.0}, ValueError, "seconds must be a positive number"),
         ({"tolerance": np.nan}, ValueError, "tolerance must be a positive number"),
+        ({"tolerance": "small"}, ValueError, "tolerance must be a positive number"),
+        ({"base_guide": "AutoNormal"}, TypeError, "base_guide must be a class"),
+        ({"rng_key": 0}, TypeError, "rng_key must be one key"),
         ({"approximation": sgp.SVGP}, TypeError, "an object such as SVGP"),
     ],
 )
@@ -235,6 +238,26 @@ def test_bad_options_are_told(options, error, message):
     given = {"approximation": sgp.SVGP(5), "data": (X, Y), **options}
     with pytest.raises(error, match=message):
         fit(known, given.pop("approximation"), given.pop("data"), **given)
+
+
+def test_batches_of_a_model_without_a_plate_are_refused():
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.sample("y", dist.Normal(f, 0.3).to_event(1), obs=y)
+
+    with pytest.raises(ValueError, match="batch_size=10, but the model has no plate"):
+        fit(model, sgp.SVGP(5), (X, Y), batch_size=10)
+
+
+def test_frames_are_matrices(learned_fit):
+    pandas = pytest.importorskip("pandas")
+    frame, series = pandas.DataFrame(X), pandas.Series(Y)
+    fitted = fit(
+        learned, sgp.SVGP(inducing=Z, train_inducing=False), (frame, series), steps=3
+    )
+    assert fitted.predict(frame)["f"].mean.shape == (N,)
+    with pytest.raises(ValueError, match="no observed site with these arguments"):
+        learned_fit.check(X)
 
 
 # ---- verdicts -------------------------------------------------------------------------
