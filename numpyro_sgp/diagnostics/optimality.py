@@ -86,23 +86,26 @@ def nats_left(guide, params: dict, *args, loss=None, rng_key=None, **kwargs) -> 
     return nats_left_and_why(guide, params, args, kwargs, loss, rng_key)[0]
 
 
-def loss_drop(losses) -> tuple[float, float]:
+def loss_drop(losses, share: float = 0.1, group: int = 1) -> tuple[float, float]:
     """
-    How much the mean of the losses fell from the last tenth but one to the last, and the
-    standard error of that, as if losses were independent.
+    How much the mean of the losses fell from the last part but one to the last, and the
+    standard error of that, as if means of some losses after another were independent.
 
     :param losses: recorded losses, one for each step.
-    :return: a pair ``(drop, se)``; NaN with fewer than 40 losses, or where one is not
-        finite.
+    :param share: of all losses in each part.
+    :param group: losses in each of these means.
+    :return: a pair ``(drop, se)``; NaN with fewer than 40 losses, or with fewer than two
+        means in a part, or where one is not finite.
     """
     losses = np.asarray(losses, dtype=float)
-    size = len(losses) // 10
-    tail = losses[len(losses) - 2 * size :]
-    if len(losses) < _FEWEST_LOSSES or not np.isfinite(tail).all():
+    size = int(share * len(losses))
+    tail, count = losses[len(losses) - 2 * size :], size // group
+    if len(losses) < _FEWEST_LOSSES or count < 2 or not np.isfinite(tail).all():
         return float("nan"), float("nan")
-    before, after = tail[:size], tail[size:]
-    se = np.sqrt((np.var(before, ddof=1) + np.var(after, ddof=1)) / size)
-    return float(np.mean(before) - np.mean(after)), float(se)
+    parts = tail[:size], tail[size:]
+    means = [part[size - count * group :].reshape(count, group).mean(1) for part in parts]
+    se = np.sqrt(sum(np.var(m, ddof=1) for m in means) / count)
+    return float(np.mean(means[0]) - np.mean(means[1])), float(se)
 
 
 def convergence_attrs(svi, result, args, kwargs) -> dict:

@@ -1,6 +1,6 @@
 """Training where the loss is random or the data are many: natural steps beside Adam."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,10 @@ import numpy as np
 import optax
 from jax import Array
 
-from numpyro_sgp.fitting.progress import Limits, Trained
-from numpyro_sgp.training.natural_gradients import natural_update
+from numpyro_sgp.diagnostics.optimality import loss_drop
+from numpyro_sgp.fitting.progress import INTERRUPTED, Limits, Trained
+from numpyro_sgp.training.natural_gradients import natural_descent, natural_update
+from numpyro_sgp.training.rows import Order
 
 CHUNK = 50  # steps in one program
 _RATE = 0.03  # of Adam
@@ -34,7 +36,6 @@ class Place(NamedTuple):
 
     free: dict
     adam: optax.OptState
-    mutable: Any
 
 
 class State(NamedTuple):
@@ -58,21 +59,21 @@ class State(NamedTuple):
 def start(problem, free: dict, key: Array) -> State:
     """A state at unconstrained parameters."""
     rest = {name: v for name, v in free.items() if name not in problem.profiled}
-    here = Place(free, _ADAM.init(rest), problem.mutable)
+    here = Place(free, _ADAM.init(rest))
     far = jnp.asarray(jnp.inf, jnp.result_type(float))
     return State(here, here, (far, far), jnp.ones_like(far), key)
 
 
-def steps(problem, state: State, arrays, index, natural, others, scales):
+def steps(problem, state: State, arrays, scales, index, natural, others):
     """
     A step for each rate. Where a loss is not finite, or ten times as far above its running
     mean as losses are on average, the step that led there is undone, and the next ones are
     shorter.
 
+    :param scales: of :meth:`Problem.scales`.
     :param index: rows of each batch, shape ``(steps, B)``; None for all rows.
     :param natural: rates of natural steps, shape ``(steps,)``.
     :param others: rates of Adam, shape ``(steps,)``.
-    :param scales: of :meth:`Problem.scales`.
     :return: the state after them, and the loss of each; NaN where it was not believed.
     """
 
@@ -83,9 +84,9 @@ def steps(problem, state: State, arrays, index, natural, others, scales):
         here, (mean, spread) = state.here, state.loss
 
         def loss(free):
-            return problem.loss(free, own, batch, here.mutable or {})
+            return problem.loss(free, own, batch)
 
-        (value, mutable), slopes = jax.value_and_grad(loss, has_aux=True)(here.free)
+        value, slopes = jax.value_and_grad(loss)(here.free)
         finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((value, slopes))]
         begins = ~jnp.isfinite(mean)
         near = begins | (value <= mean + 10.0 * spread)
@@ -97,14 +98,15 @@ def steps(problem, state: State, arrays, index, natural, others, scales):
         new = dict(here.free)
         for name, move in moves.items():
             new[name] = jax.tree.map(
-                lambda p, m, s=scales[name]: (p - damping * rate * s * m).astype(p.dtype),
+                lambda p, m, s: (p - damping * rate * s * m).astype(p.dtype),
                 here.free[name],
                 move,
+                scales[name],
             )
         by_site, natural_rate = problem.natural, damping * natural_rate
         for name, move in natural_update(by_site, here.free, slopes, natural_rate).items():
             new[name] = here.free[name] + move.astype(here.free[name].dtype)
-        after = Place(new, adam, mutable if here.mutable else here.mutable)
+        after = Place(new, adam)
 
         def either(yes, no):
             return jax.tree.map(lambda a, b: jnp.where(good, a, b), yes, no)
@@ -142,107 +144,119 @@ def train_batches(
     :param batch_size: rows of a batch; None for all.
     :param show: called with the number of steps and the loss.
     """
-    run = jax.jit(lambda *given: steps(problem, *given))
-    scales = problem.scales()
-    share = 1.0 if batch_size is None else batch_size / problem.num_rows
-    first = _NATURAL_WHOLE if batch_size is None else max(_NATURAL, min(share, 0.5))
-    last = min(share, _LAST_NATURAL)
-    order = _Order(problem.num_rows, batch_size, key)
-    state, losses, count = start(problem, free, key), [], 0
-
-    third = limits.steps and limits.steps // (1 + _DOWN)
-    chunk = CHUNK if third is None else max(1, min(CHUNK, third))
-
-    def go(natural, others):
-        nonlocal state, count
-        index = order.take(len(natural))
-        state, found = run(
-            state, problem.arrays, index, jnp.asarray(natural), jnp.asarray(others), scales
-        )
-        found = np.asarray(found, float)
-        losses.append(found)
-        count += len(natural)
-        show(count, float(np.nanmean(found[-10:])))
-
-    fewest = max(_FEWEST, round(2.0 / share)) if batch_size else _FEWEST
-    most = max(_MOST, round(_EPOCHS / share))
-    dtype = jnp.result_type(float)
-    reason = ""
-    while not reason:
-        at = np.arange(count, count + chunk)
-        rate = _RATE + (_FIRST_RATE - _RATE) * np.exp(-at / _EARLY)
-        go(np.full(chunk, first, dtype), rate.astype(dtype))
-        # Those with falling rates are to be had too.
-        ahead = (1 + _DOWN) * (count + chunk)
-        reason = limits.reached(ahead - 1)
-        if not reason and count >= fewest:
-            drop, se = falling(np.concatenate(losses))
-            if drop < max(limits.tolerance, 2.0 * se, _BY_ROW * problem.num_rows):
-                reason = "converged"
-            elif limits.steps is None and count >= most:
-                reason = f"the most steps, {(1 + _DOWN) * count}, were done"
-    held, fell = count, falling(np.concatenate(losses))[0]
-    down = _DOWN * held
-    if limits.steps is not None:
-        down = min(down, max(limits.steps - held, 0))
-    for begin in range(0, down, chunk):
-        part = np.arange(begin, min(begin + chunk, down)) / down
-        fall = 0.5 * (1.0 + np.cos(np.pi * part))
-        natural = first ** (1.0 - part) * last**part
-        go(natural.astype(dtype), (_RATE * fall).astype(dtype))
-        if limits.until is not None and limits.reached(0):
-            reason = limits.reached(0)
-            break
-    free, mutable = state.good.free, state.good.mutable
-    if problem.natural and not problem.random:
-        free = polished(problem, free, batch_size, limits.tolerance)
-    return Trained(
-        free=free,
-        mutable=mutable,
-        losses=np.concatenate(losses),
-        steps=count,
-        others_left=max(fell, 0.0),
-        stopped=reason,
-    )
+    run = _Run(problem, free, key, batch_size, show)
+    try:
+        stopped = _keep_rates(run, limits)
+        stopped = _lower_rates(run, limits) or stopped
+    except KeyboardInterrupt:
+        stopped = INTERRUPTED
+    free = run.state.good.free
+    loss = whole_loss(problem, batch_size)
+    if problem.random:
+        bound, se = _mean_bound(loss, free, key, problem.arrays)
+    else:
+        free, bound = _polished(problem, loss, free, key, 0.1 * limits.tolerance)
+        se = 0.0
+    losses = run.losses
+    first = float(losses[0]) if losses.size else np.nan
+    return Trained(free, first, losses, bound, se, stopped)
 
 
-def falling(losses) -> tuple[float, float]:
+class _Run:
     """
-    How much the mean loss fell from the third quarter of the steps to the last, and its
-    standard error by means of ten.
+    Steps one after another, by one program.
+
+    :param problem: what is trained.
+    :param free: where it starts.
     """
-    losses = losses[np.isfinite(losses)]
-    n = len(losses) // 4
-    if n < 20:
-        return float("inf"), float("inf")
-    before, after = losses[-2 * n : -n], losses[-n:]
 
-    def mean_and_variance(part):
-        means = part[: len(part) // 10 * 10].reshape(-1, 10).mean(1)
-        return means.mean(), means.var(ddof=1) / len(means)
-
-    (a, va), (b, vb) = mean_and_variance(before), mean_and_variance(after)
-    return float(a - b), float(np.sqrt(va + vb))
-
-
-class _Order:
-    """Rows of batches: shuffled anew in each epoch."""
-
-    def __init__(self, num_rows, batch_size, key):
+    def __init__(self, problem, free, key, batch_size, show):
+        self.num_rows, self.batch_size, self._show = problem.num_rows, batch_size, show
+        #: Share of all rows in a batch.
+        self.share = 1.0 if batch_size is None else batch_size / problem.num_rows
+        self.state, self.count = start(problem, free, key), 0
+        self._losses: list[np.ndarray] = []
+        self._data = problem.arrays, problem.scales()
+        self._dtype = jnp.result_type(float)
         seed = np.asarray(jax.random.key_data(key)).ravel().tolist()
-        self._rng = np.random.default_rng(seed)
-        self.num_rows, self.batch_size = num_rows, batch_size
-        self._left = np.zeros(0, int)
+        self._order = Order(problem.num_rows, 1, tuple(seed))
+        self._steps = jax.jit(lambda *given: steps(problem, *given))
 
-    def take(self, count):
-        """Of so many batches; None if there are none."""
+    def __call__(self, natural, others):
+        """A step for each rate of natural steps and of Adam."""
+        rates = (jnp.asarray(rate, self._dtype) for rate in (natural, others))
+        given = *self._data, self._rows(len(natural)), *rates
+        self.state, found = self._steps(self.state, *given)
+        losses = np.asarray(found, float)
+        self.count += len(natural)
+        self._losses.append(losses)
+        self._show(self.count, float(np.nanmean(losses[-10:])))
+
+    def _rows(self, count):
         if self.batch_size is None:
             return None
-        wanted = count * self.batch_size
-        while len(self._left) < wanted:
-            self._left = np.append(self._left, self._rng.permutation(self.num_rows))
-        rows, self._left = np.split(self._left, [wanted])
-        return jnp.asarray(rows.reshape(count, self.batch_size))
+        ends = self.batch_size * self.count, self.batch_size * (self.count + count)
+        return jnp.asarray(self._order(*ends).reshape(count, self.batch_size))
+
+    @property
+    def losses(self) -> np.ndarray:
+        """Of all steps."""
+        return np.concatenate([np.zeros(0), *self._losses])
+
+    @property
+    def first_rate(self) -> float:
+        """Of natural steps."""
+        if self.batch_size is None:
+            return _NATURAL_WHOLE
+        return max(_NATURAL, min(self.share, 0.5))
+
+
+def _keep_rates(run, limits) -> str:
+    """
+    Steps at the same rates, until the loss falls no more than its noise, or those with
+    falling rates need the time or steps that are left; why they ended.
+    """
+    fewest = max(_FEWEST, round(2.0 / run.share))
+    most = max(_MOST, round(_EPOCHS / run.share))
+    chunk = _chunk(limits)
+    while True:
+        at = np.arange(run.count, run.count + chunk)
+        rates = _RATE + (_FIRST_RATE - _RATE) * np.exp(-at / _EARLY)
+        run(np.full(chunk, run.first_rate), rates)
+        # Those with falling rates are to be had too.
+        if reason := limits.reached((1 + _DOWN) * (run.count + chunk) - 1):
+            return reason
+        if run.count < fewest:
+            continue
+        losses = run.losses
+        drop, se = loss_drop(losses[np.isfinite(losses)], 0.25, 10)
+        if drop < max(limits.tolerance, 2.0 * se, _BY_ROW * run.num_rows):
+            return "converged"
+        if limits.steps is None and run.count >= most:
+            return f"the most steps, {(1 + _DOWN) * run.count}, were done"
+
+
+def _lower_rates(run, limits) -> str:
+    """Twice as many steps with falling rates; why they ended too early, if they did."""
+    held, chunk = run.count, _chunk(limits)
+    number = _DOWN * held
+    if limits.steps is not None:
+        number = min(number, max(limits.steps - held, 0))
+    for begin in range(0, number, chunk):
+        part = np.arange(begin, min(begin + chunk, number)) / number
+        last = min(run.share, _LAST_NATURAL)
+        natural = run.first_rate ** (1.0 - part) * last**part
+        run(natural, _RATE * 0.5 * (1.0 + np.cos(np.pi * part)))
+        if limits.until is not None and (reason := limits.reached(0)):
+            return reason
+    return ""
+
+
+def _chunk(limits) -> int:
+    """Steps of one program."""
+    if limits.steps is None:
+        return CHUNK
+    return max(1, min(CHUNK, limits.steps // (1 + _DOWN)))
 
 
 # ---- all rows -------------------------------------------------------------------------
@@ -251,11 +265,11 @@ class _Order:
 def whole_loss(problem, batch_size: int | None):
     """
     The loss of all rows, in parts of at most so many rows, as a function of unconstrained
-    parameters and a key.
+    parameters, a key and the data.
     """
     N = problem.num_rows
     if batch_size is None or not problem.plates or N <= batch_size:
-        return lambda free, key, arrays: problem.loss(free, key, arrays)
+        return problem.loss
     count = N // batch_size
     index = jnp.arange(count * batch_size).reshape(count, batch_size)
     rest = jnp.arange(count * batch_size, N)
@@ -271,49 +285,29 @@ def whole_loss(problem, batch_size: int | None):
     return loss
 
 
-def polished(problem, free: dict, batch_size, tolerance: float) -> dict:
-    """Natural steps on all rows, until one gains less than a tenth of the tolerance."""
-    loss = whole_loss(problem, batch_size)
-    names, key = problem.profiled, jax.random.key(0)
+def _polished(problem, loss, free, key, tolerance) -> tuple[dict, float]:
+    """Natural steps on all rows, until one gains less than a tolerance, and the bound."""
 
     @jax.jit
-    def look(q, free, arrays):
-        return jax.value_and_grad(lambda q: loss({**free, **q}, key, arrays))(q)
+    def polish(free, arrays):
+        def here(free):
+            return loss(free, key, arrays)
+
+        if not problem.natural:
+            return {}, here(free)
+        return natural_descent(here, problem.natural, free, _POLISH, tolerance)
+
+    q, value = polish(free, problem.arrays)
+    return {**free, **q}, -float(value)
+
+
+def _mean_bound(loss, free, key, arrays) -> tuple[float, float]:
+    """The mean of a random bound with all rows over 50 keys, and its standard error."""
 
     @jax.jit
-    def move(q, slopes, rate):
-        found = natural_update(problem.natural, q, slopes, rate)
-        return {name: q[name] + found[name].astype(q[name].dtype) for name in q}
-
-    q, rate = {name: free[name] for name in names}, 1.0
-    value, slopes = look(q, free, problem.arrays)
-    for _ in range(_POLISH):
-        new = move(q, slopes, jnp.asarray(rate, value.dtype))
-        new_value, new_slopes = look(new, free, problem.arrays)
-        if not new_value < value:
-            rate *= 0.5
-            continue
-        gained = float(value - new_value)
-        q, value, slopes, rate = new, new_value, new_slopes, min(1.0, 2.0 * rate)
-        if gained < 0.1 * tolerance:
-            break
-    return {**free, **q}
-
-
-def bound_of(problem, free: dict, batch_size, key) -> tuple[float, float]:
-    """
-    The bound with all rows and its standard error: of the mean over 50 keys where it is
-    random, 0 where it is not.
-    """
-    loss = whole_loss(problem, batch_size)
-    if not problem.random:
-        value = jax.jit(loss)(free, key, problem.arrays)
-        return -float(value), 0.0
-
-    @jax.jit
-    def mean(free, arrays):
+    def values(free, arrays):
         keys = jax.random.split(key, _KEYS)
         return jax.lax.map(lambda key: loss(free, key, arrays), keys)
 
-    values = np.asarray(mean(free, problem.arrays), float)
-    return -float(values.mean()), float(values.std(ddof=1) / np.sqrt(_KEYS))
+    found = np.asarray(values(free, arrays), float)
+    return -float(found.mean()), float(found.std(ddof=1) / np.sqrt(_KEYS))

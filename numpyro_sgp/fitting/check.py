@@ -77,6 +77,11 @@ def _problem(svi, params, args, kwargs) -> Problem:
     return Problem(svi, state, args, kwargs)
 
 
+def _unknown(error: Exception) -> str:
+    first = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"unknown: {first}"
+
+
 def _of_q(given, loss, rng_key, problem, small):
     """KL from q(u) to where a natural step leads."""
     name = "q(u)"
@@ -88,7 +93,7 @@ def _of_q(given, loss, rng_key, problem, small):
     try:
         nats, why = nats_left_and_why(guide, params, args, kwargs, loss, rng_key)
     except Exception as error:  # a likelihood without derivatives, for one
-        nats, why = np.nan, f"{type(error).__name__}: {error}".splitlines()[0]
+        return Cause(name, np.nan, told=_unknown(error))
     if np.isnan(nats):
         return Cause(name, nats, told=f"unknown: {why}")
     told = "by one natural step"
@@ -112,12 +117,12 @@ def _of_others(problem, losses, rng_key):
                 starts = [problem.free]
                 found = train_whole(problem, starts, rng_key, limits, lambda *_: None)
         except Exception as error:
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
-            return Cause(name, np.nan, told=f"unknown: {why}", mend=mend)
-        gained = float(found.losses[0] - found.losses[-1])
-        more = remaining(found.losses) if found.steps >= _STEPS else 0.0
-        nats = gained + (more if np.isfinite(more) else 0.0)
-        told = f"{gained:.2g} were gained by {found.steps} more iterations"
+            return Cause(name, np.nan, told=_unknown(error), mend=mend)
+        gained, steps = found.first_loss + found.bound, len(found.losses)
+        nats = gained
+        if steps >= _STEPS:
+            nats += remaining([found.first_loss, *found.losses])
+        told = f"{gained:.2g} were gained by {steps} more iterations"
         return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
     drop, se = (np.nan, 0.0) if losses is None else loss_drop(losses)
     if np.isnan(drop):
@@ -138,8 +143,7 @@ def _of_points(given, loss, rng_key, points, small):
     try:
         curve = sparsity_curve(guide, params, *args, loss=loss, rng_key=rng_key, **kwargs)
     except Exception as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Cause(name, np.nan, told=f"unknown: {why}")
+        return Cause(name, np.nan, told=_unknown(error))
     if curve.unknown:
         return Cause(name, np.nan, told=f"unknown: {curve.unknown}")
     se = float(curve.se[-1]) if curve.se else 0.0

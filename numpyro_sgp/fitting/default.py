@@ -14,9 +14,9 @@ from numpyro.infer.autoguide import AutoDelta
 from tqdm import tqdm
 
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
-from numpyro_sgp.fitting.batches import bound_of, train_batches
+from numpyro_sgp.fitting.batches import train_batches
 from numpyro_sgp.fitting.fitted import Fitted
-from numpyro_sgp.fitting.grow import grow, has_auto, with_points
+from numpyro_sgp.fitting.grow import grow, with_points
 from numpyro_sgp.fitting.problem import Problem, as_plain_arrays
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.starts import (
@@ -27,6 +27,7 @@ from numpyro_sgp.fitting.starts import (
 )
 from numpyro_sgp.fitting.whole import train_whole
 from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.guides.approximations import check_approximations
 
 #: Products of all rows with M x M matrices up to which training sees all rows at once,
 #: in numbers multiplied.
@@ -35,7 +36,6 @@ WHOLE = 4e8
 SEVERAL = 4e6
 #: Rows of a batch above that.
 BATCH = 1024
-_SETUP_ROWS = 10_000
 
 
 def fit(
@@ -47,7 +47,7 @@ def fit(
     steps: int | None = None,
     seconds: float | None = None,
     batch_size: int | None = None,
-    base_guide: Callable = AutoDelta,
+    base_guide: Callable | None = None,
     expectation: Expectation | None = None,
     restarts: int = 1,
     tolerance: float = 0.1,
@@ -87,9 +87,11 @@ def fit(
     :param data: the model's positional arguments with all of the data, such as ``(X, y)``.
     :param rng_key: key of starts, batches and draws; ``jax.random.key(0)`` if None.
     :param steps: steps of the training after the race, at most.
-    :param seconds: time in all after which no step begins.
+    :param seconds: time in all after which no step begins; the race between starts, and
+        what comes before and after the training, take theirs all the same.
     :param batch_size: rows of a batch; chosen if None.
-    :param base_guide: guide for the latents beside f, as AutoSparseGP takes it.
+    :param base_guide: guide for the latents beside f, as AutoSparseGP takes it;
+        ``AutoDelta`` if None.
     :param expectation: rule for expectations over f, as :class:`~numpyro_sgp.TraceGP_ELBO`
         takes it.
     :param restarts: number of starts that are drawn at random, the first one excepted.
@@ -98,7 +100,8 @@ def fit(
     :param kwargs: keyword arguments of the model.
     :return: the result: ``predict``, ``posterior``, ``sample``, ``check``, ``save``, ...
     :raises TypeError: if ``data`` is no tuple, or ``approximation`` something else.
-    :raises ValueError: if numbers are not positive, and as the guide does.
+    :raises ValueError: if numbers are not positive, a guide is of another model or comes
+        with a ``base_guide``, and as the guide does.
 
     **References:**
 
@@ -126,8 +129,8 @@ def fit(
     """
     started = time.monotonic()
     rng_key = jax.random.key(0) if rng_key is None else rng_key
-    _check(data, steps, seconds, batch_size, restarts, tolerance)
-    _check_kinds(model, rng_key, base_guide)
+    _check(model, approximation, data, rng_key, base_guide)
+    _check_numbers(steps, seconds, batch_size, restarts, tolerance)
     until = None if seconds is None else started + seconds
     data, kwargs = as_plain_arrays(model, tuple(data), kwargs)
 
@@ -145,17 +148,19 @@ def fit(
             progress_bar=progress_bar,
         )
 
+    def make(approximation):
+        return AutoSparseGP(model, approximation, base_guide or AutoDelta)
+
     if isinstance(approximation, AutoSparseGP):
         fitted = train(approximation)
-    elif has_auto(approximation):
+    elif any(option.is_auto for option in check_approximations(approximation)):
 
         def train_with(number, start):
-            guide = AutoSparseGP(model, with_points(approximation, number), base_guide)
-            return train(guide, start)
+            return train(make(with_points(approximation, number)), start)
 
         fitted = grow(train_with, data, kwargs, until, progress_bar)
     else:
-        fitted = train(AutoSparseGP(model, approximation, base_guide))
+        fitted = train(make(approximation))
     fitted.seconds = time.monotonic() - started
     return fitted
 
@@ -180,17 +185,16 @@ def _train(
     """
     guide.take_natural_gradients(1.0)
     svi = SVI(guide.model, guide, optax.adam(0.01), loss)
-    keys = jax.random.split(rng_key, 4)
-    state = svi.init(keys[0], *args, **kwargs)
+    for_init, for_starts, for_race, for_training = jax.random.split(rng_key, 4)
+    state = svi.init(for_init, *args, **kwargs)
     problem = Problem(svi, state, args, kwargs)
     size = _batch_size(problem, batch_size)
     if start is None:
-        candidates = lengthscale_starts(problem)
-        candidates += random_starts(problem, keys[1], restarts - 1)
-        starts = candidates
+        starts = lengthscale_starts(problem)
+        starts += random_starts(problem, for_starts, restarts - 1)
         if problem.natural:  # fast steps of Adam make components of a mixture collapse
-            candidates.append(with_drawn_means(problem, keys[2]))
-            starts = race(problem, candidates, keys[2])
+            starts.append(with_drawn_means(problem, for_race))
+            starts = race(problem, starts, for_race)
     else:
         known = {name: v for name, v in start.items() if name in problem.free}
         starts = [{**problem.free, **svi.constrain_fn(known, invert=True)}]
@@ -201,24 +205,19 @@ def _train(
             bar.set_postfix_str(f"ELBO: {-loss:.6g}", refresh=False)
 
         if problem.random or size is not None:
-            found = train_batches(problem, starts[0], keys[3], limits, size, show)
+            found = train_batches(problem, starts[0], for_training, limits, size, show)
         else:
             few = max(1, int(SEVERAL // problem.work(problem.num_rows)))
-            found = train_whole(problem, starts[: min(few, 3)], keys[3], limits, show)
-    if problem.random or size is not None:
-        bound, se = bound_of(problem, found.free, size, keys[3])
-    else:
-        bound, se = -float(found.losses[-1]), 0.0
-    params = svi.constrain_fn(found.free)
+            found = train_whole(problem, starts[: min(few, 3)], for_training, limits, show)
     return Fitted(
         guide,
-        params,
+        svi.constrain_fn(found.free),
         args,
         kwargs,
         loss=svi.loss,
-        losses=found.losses[-found.steps :] if found.steps else found.losses,
-        bound=bound,
-        bound_se=se,
+        losses=found.losses,
+        bound=found.bound,
+        bound_se=found.bound_se,
         stopped=found.stopped,
         svi=svi,
     )
@@ -241,12 +240,38 @@ def _batch_size(problem, batch_size) -> int | None:
     return BATCH if problem.random or problem.work(N) > WHOLE else None
 
 
-def _check(data, steps, seconds, batch_size, restarts, tolerance):
+def _check(model, approximation, data, rng_key, base_guide):
+    if not callable(model):
+        raise TypeError(f"model must be a function, got {type(model).__name__}.")
+    if isinstance(approximation, AutoSparseGP):
+        if base_guide is not None:
+            raise ValueError(
+                "A guide has its base guide: leave out base_guide, or give fit the "
+                "approximation in place of the guide."
+            )
+        if approximation.model is not model:
+            raise ValueError(
+                "The guide is of another model than the one that is fitted. Make it of "
+                "this one: AutoSparseGP(model, SVGP(50))."
+            )
     if not isinstance(data, tuple | list):
         raise TypeError(
             "data must be a tuple of the model's arguments, such as (X, y), got "
             f"{type(data).__name__}."
         )
+    typed = jnp.issubdtype(getattr(rng_key, "dtype", None), jax.dtypes.prng_key)
+    if jnp.shape(rng_key) != (() if typed else (2,)):
+        raise TypeError(
+            f"rng_key must be one key, such as jax.random.key(0), got {rng_key!r}."
+        )
+    if not (base_guide is None or callable(base_guide)):
+        raise TypeError(
+            "base_guide must be a class such as AutoNormal, or a function from a model to "
+            f"a guide, got {base_guide!r}."
+        )
+
+
+def _check_numbers(steps, seconds, batch_size, restarts, tolerance):
     whole: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "restarts": restarts}
     for name, value in whole.items():
         if value is None and name != "restarts":
@@ -257,18 +282,3 @@ def _check(data, steps, seconds, batch_size, restarts, tolerance):
         number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         if value is not None and not (number and 0.0 < value < np.inf):
             raise ValueError(f"{name} must be a positive number, got {value!r}.")
-
-
-def _check_kinds(model, rng_key, base_guide):
-    if not callable(model):
-        raise TypeError(f"model must be a function, got {type(model).__name__}.")
-    if not callable(base_guide):
-        raise TypeError(
-            "base_guide must be a class such as AutoNormal, or a function from a model to "
-            f"a guide, got {base_guide!r}."
-        )
-    typed = jnp.issubdtype(getattr(rng_key, "dtype", None), jax.dtypes.prng_key)
-    if jnp.shape(rng_key) != (() if typed else (2,)):
-        raise TypeError(
-            f"rng_key must be one key, such as jax.random.key(0), got {rng_key!r}."
-        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,7 +20,8 @@ from numpyro_sgp.distributions import FunctionSamples, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.fitting.check import check
-from numpyro_sgp.fitting.files import count_rows, read, write
+from numpyro_sgp.fitting.files import count_rows, write
+from numpyro_sgp.fitting.log_score import LogScore
 from numpyro_sgp.fitting.plots import draw
 from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.guides import AutoSparseGP
@@ -31,29 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _NUM_BOUND_KEYS = 10
-
-
-@dataclass(frozen=True, eq=False)
-class LogScore:
-    """
-    How well the values of one observed site were predicted.
-
-    :param mean: mean log predictive density of a row, over the rows that are observed.
-    :param rows: log predictive density of each row, shape ``(N,)``; NaN where a mask
-        leaves it out.
-
-    >>> import jax.numpy as jnp
-    >>> from numpyro_sgp.fitting import LogScore
-    >>> LogScore(-1.5, jnp.array([-1.0, -2.0, jnp.nan]))
-    -1.5 (mean log predictive density of 2 rows)
-    """
-
-    mean: float
-    rows: Array
-
-    def __repr__(self):
-        number = int(np.isfinite(np.asarray(self.rows)).sum())
-        return f"{self.mean:.6g} (mean log predictive density of {number} rows)"
 
 
 class Fitted:
@@ -86,18 +63,14 @@ class Fitted:
 
     .. doctest::
 
-        >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
         >>> import numpyro_sgp as sgp
         >>> def model(X, y=None):
         ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
         ...     with numpyro.plate("data", X.shape[0]):
         ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
         >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
-        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
-        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
-        >>> fitted = sgp.Fitted.from_svi(svi, result, X, y)
+        >>> fitted = sgp.fit(model, sgp.SVGP(3), (X, y), progress_bar=False)
         >>> fitted.predict(X[:2])["y"].mean.shape
         (2,)
         >>> fitted.log_score(X, y)["y"].rows.shape
@@ -128,7 +101,7 @@ class Fitted:
                 "other guides are used as NumPyro says: Predictive(model, guide=guide, "
                 "params=params, ...)."
             )
-        _check_args(args)
+        check_args(args)
         guide.check_params(params)
         if args is None and kwargs:
             args = ()
@@ -505,83 +478,10 @@ class Fitted:
         return "\n".join(lines)
 
 
-def load(
-    path: str | os.PathLike,
-    model: Any,
-    args: tuple | None = None,
-    kwargs: dict | None = None,
-    *,
-    approximation: Any = None,
-    base_guide: Any = None,
-    loss: Any = None,
-) -> Fitted:
+def check_args(args) -> None:
     """
-    Reads what :meth:`Fitted.save` wrote. The training data are not needed, and nothing in
-    the file is executed.
-
-    :param path: the file.
-    :param model: the model that was trained.
-    :param args: arguments of the model with the training data, if at hand: they become
-        those of the result.
-    :param kwargs: its keyword arguments.
-    :param approximation: the approximation that was trained, where it has parts of one's
-        own; a file has those of the package.
-    :param base_guide: the base guide, where it is none of NumPyro's.
-    :param loss: the loss, where it is no :class:`~numpyro_sgp.TraceGP_ELBO` with a rule of
-        the package; predictions do not need it.
-    :return: the fit, whose predictions are equal to the last bit to those before.
-    :raises ValueError: if the file is damaged or not one of :meth:`Fitted.save`, is of
-        another model or another version of the format, has float64 where JAX is set to
-        float32, or does not have all that makes the guide.
-    :raises TypeError: if ``model`` is a guide, or no function, or ``args`` no tuple.
-    :raises FileNotFoundError: if there is no file.
-
-    **Example:**
-
-    .. doctest::
-
-        >>> import os, tempfile
-        >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
-        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
-        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
-        >>> path = os.path.join(tempfile.mkdtemp(), "counts.npz")
-        >>> sgp.Fitted.from_svi(svi, result, X, y).save(path)
-
-        In a new process, with the same model:
-
-        >>> fitted = sgp.load(path, model)
-        >>> fitted.predict(X)["y"].mean.shape
-        (5,)
+    :raises TypeError: if arguments of a model are neither a tuple nor None.
     """
-    if isinstance(model, AutoSparseGP) or not callable(model):
-        raise TypeError(
-            "load makes the guide by itself: give it the model, numpyro_sgp.load(path, "
-            f"model), not {type(model).__name__}."
-        )
-    _check_args(args)
-    arguments = None
-    if args is not None or kwargs is not None:
-        arguments = tuple(args or ()), dict(kwargs or {})
-    given = {"approximation": approximation, "base_guide": base_guide, "loss": loss}
-    found = read(path, model, {**given, "arguments": arguments})
-    of_file = {k: found.pop(k) for k in ("examples", "num_rows", "_verdict")}
-    fitted = Fitted(found.pop("guide"), found.pop("params"), *(arguments or ()), **found)
-    fitted.examples = of_file["examples"]
-    if arguments is None:
-        fitted.num_rows = of_file["num_rows"]
-    fitted._verdict = of_file["_verdict"]
-    return fitted
-
-
-def _check_args(args):
     if not (args is None or isinstance(args, tuple | list)):
         raise TypeError(
             "args must be the tuple of the model's arguments, such as (X, y), got "

@@ -13,19 +13,11 @@ _ENOUGH_NATS = 1.0
 _MOST_GROWTH = 4
 
 
-def has_auto(approximation) -> bool:
-    """Whether an approximation, or one of a dict of them, has a number to be chosen."""
-    every = approximation.values() if isinstance(approximation, dict) else [approximation]
-    return any(getattr(option, "is_auto", False) is True for option in every)
-
-
 def with_points(approximation, number: int):
     """An approximation, or a dict of them, with a number in the place of ``"auto"``."""
     if isinstance(approximation, dict):
         return {name: with_points(option, number) for name, option in approximation.items()}
-    if getattr(approximation, "is_auto", False) is not True:
-        return approximation
-    return approximation.with_points(number)
+    return approximation.with_points(number) if approximation.is_auto else approximation
 
 
 def grow(train, args: tuple, kwargs: dict, until: float | None, progress_bar) -> Fitted:

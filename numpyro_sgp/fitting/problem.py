@@ -1,12 +1,13 @@
 """A model, a guide and data as a loss of unconstrained parameters, whole or by batches."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpyro.infer.svi import SVI, SVIState
 from numpyro.ops.provenance import eval_provenance
-from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import join_static, split_static
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
@@ -14,6 +15,7 @@ from numpyro_sgp.families import Family
 from numpyro_sgp.guides.points import points_of
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import feeding
+from numpyro_sgp.tracing.given_rows import GivenRows
 
 
 def as_plain_arrays(model, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -24,35 +26,6 @@ def as_plain_arrays(model, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return np.asarray(leaf) if is_frame(leaf) else leaf
 
     return jax.tree.map(plain, (args, kwargs), is_leaf=is_frame)
-
-
-class BatchOfRows(Messenger):
-    """
-    Takes data plates that have the rows of a batch for subsampled ones, so that what is in
-    them counts N / B times (eq. 33 of Bonilla, Krauth and Dezfouli 2018).
-
-    :param plates: their names.
-    :param num_rows: number N of all rows.
-    """
-
-    def __init__(self, plates: frozenset[str], num_rows: int):
-        self.plates, self.num_rows = plates, num_rows
-        self._rows: dict[str, int] = {}
-        super().__init__()
-
-    def process_message(self, msg):
-        """Scales what is in these plates, and gives the plates both sizes."""
-        if msg["type"] == "plate" and msg["name"] in self.plates:
-            size, batch = msg["args"]
-            if batch in (None, size) and size < self.num_rows:
-                self._rows[msg["name"]] = size
-                msg["args"] = (self.num_rows, size)
-                msg["value"] = jnp.arange(size)
-        elif msg["type"] == "sample":
-            for frame in msg["cond_indep_stack"]:
-                if size := self._rows.get(frame.name):
-                    scale = 1.0 if msg["scale"] is None else msg["scale"]
-                    msg["scale"] = scale * (self.num_rows / size)
 
 
 class Problem:
@@ -69,8 +42,6 @@ class Problem:
         self.svi, self.guide = svi, svi.guide
         #: Unconstrained starting values.
         self.free: dict = svi.optim.get_params(state.optim_state)
-        #: Starting value of the mutable state.
-        self.mutable = state.mutable_state
         arrays, self._static = split_static((args, {**kwargs, **svi.static_kwargs}))
         #: Arrays among the arguments.
         self.arrays: list[Array] = [jnp.asarray(a) for a in arrays]
@@ -91,30 +62,31 @@ class Problem:
         """Parameters that natural steps train."""
         return [full for _, names in self.natural for full in names.values()]
 
-    def loss(self, free, key, arrays, mutable=None):
+    def loss(self, free: dict, key: Array, arrays: list[Array]) -> Array:
         """
         The loss at unconstrained parameters, of all rows or of a batch of them.
 
         :param arrays: in the place of :attr:`arrays`.
-        :return: the loss; with ``mutable``, also the next mutable state.
         """
         svi = self.svi
         args, kwargs = join_static(arrays, self._static)
         params = svi.constrain_fn(free)
-        if mutable:
-            params.update(jax.lax.stop_gradient(mutable))
-        elif self.mutable and mutable is None:
-            params.update(self.mutable)
-        with BatchOfRows(self.plates, self.num_rows):
-            out = svi.loss.loss_with_mutable_state(
-                key, params, svi.model, svi.guide, *args, **kwargs
-            )
-        return out["loss"] if mutable is None else (out["loss"], out["mutable_state"])
+        with GivenRows(self._batch_size(arrays), self.num_rows, self.plates):
+            return svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
+
+    def _batch_size(self, arrays) -> int:
+        """Rows of what is in the place of the data."""
+        pairs = zip(self.arrays, arrays, strict=True)
+        rows = (a.shape[0] for full, a in pairs if self._has_rows(full))
+        return next(rows, self.num_rows)
+
+    def _has_rows(self, array) -> bool:
+        return array.ndim > 0 and array.shape[0] == self.num_rows
 
     def work(self, num_rows: int) -> float:
         """Multiplications of M x M matrices with so many rows, of all latent functions."""
         total = 0.0
-        for name, site in self.guide._known().sites.items():
+        for name, site in self.guide.known().sites.items():
             fn = self.guide.prototype_trace[name]["fn"]
             size = sum(points_of(p).shape[-2] for p in site.points)
             functions = int(np.prod(fn.shape()[:-1]))
@@ -123,23 +95,30 @@ class Problem:
 
     def rows(self, arrays, index: Array) -> list[Array]:
         """Arrays with some rows of the data only."""
-        N = self.num_rows
-        return [a[index] if a.ndim and a.shape[0] == N else a for a in arrays]
+        return [a[index] if self._has_rows(a) else a for a in arrays]
 
-    def scales(self) -> dict[str, Array]:
+    def scales(self) -> dict[str, Any]:
         """
-        What a step of length one is for each parameter that has no natural steps: for
-        inducing points the standard deviations of the inputs, for all others one.
+        What a step of length one is for each parameter that has no natural steps, an array
+        (or a tree of them) like the parameter: for inducing points the standard deviations
+        of the inputs, for all others one.
         """
-        scales, roles = {}, self.guide.roles()
-        for name, site in self.guide._known().sites.items():
+        scales = {
+            name: jax.tree.map(jnp.ones_like, value)
+            for name, value in self.free.items()
+            if name not in self.profiled
+        }
+        roles = self.guide.roles()
+        for name, site in self.guide.known().sites.items():
             sd = np.std(site.X, axis=0)
+            sd = np.where(sd > 0.0, sd, 1.0)
             for full in self.guide.parameter_names()[name].values():
-                if roles[full] == "inducing" and full in self.free:
-                    if jnp.shape(self.free[full])[-1:] == sd.shape:
-                        scales[full] = np.where(sd > 0.0, sd, 1.0)
-        ones = {name: np.ones(()) for name in self.free if name not in self.profiled}
-        return {name: jnp.asarray(scales.get(name, one)) for name, one in ones.items()}
+                if full not in scales or roles[full] != "inducing":
+                    continue
+                ones = jnp.asarray(scales[full])
+                if ones.shape[-1:] == sd.shape:
+                    scales[full] = (ones * sd).astype(ones.dtype)
+        return scales
 
 
 def _natural(problem):
@@ -182,7 +161,7 @@ def _data_plates(guide, arrays, args, kwargs) -> tuple[int, frozenset[str]]:
     other latent is in them.
     """
     num_rows = next((a.shape[0] for a in arrays if a.ndim), 0)
-    setup, none = guide._known(), (num_rows, frozenset())
+    setup, none = guide.known(), (num_rows, frozenset())
     if setup.coupling.couples or setup.coupling.combines or setup.arguments is None:
         return none
     if any(option.needs_all_rows for option in guide.approximations.values()):

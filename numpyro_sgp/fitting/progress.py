@@ -2,9 +2,11 @@
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+
+#: Why a training ended that the user stopped.
+INTERRUPTED = "the user stopped it (Ctrl-C)"
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,16 @@ class Trained:
     What training found.
 
     :param free: unconstrained parameters.
-    :param mutable: mutable state.
-    :param losses: of all steps.
-    :param steps: how many there were.
-    :param others_left: nats that parameters without natural steps may still gain.
+    :param first_loss: the loss at the start.
+    :param losses: of each step.
+    :param bound: the bound with all rows, where it ended.
+    :param bound_se: its standard error, 0 where it is not random.
     :param stopped: why it ended.
     """
 
     free: dict
-    mutable: Any
+    first_loss: float
     losses: np.ndarray
-    steps: int
-    others_left: float
+    bound: float
+    bound_se: float
     stopped: str

@@ -2,17 +2,17 @@
 Where training starts: some lengthscales, random starts, and a race between them.
 
 Steps of Adam of 0.1 beside natural ones pass by the optimum at which all is noise, where
-L-BFGS from the same starts ends: with 30 columns of which three count, at -508 nats and not
-at -907, most often after a plateau of some 200 steps.
+L-BFGS from the same starts ends: with 30 columns of which three count, hundreds of nats
+above it, most often after a plateau of some 200 steps.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro import handlers
+from jax.flatten_util import ravel_pytree
 
 from numpyro_sgp.fitting.batches import CHUNK, start, steps
-from numpyro_sgp.kernels.base import Kernel
+from numpyro_sgp.kernels.stationary import Stationary
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.rows import origins, union
 
@@ -46,7 +46,7 @@ def race(problem, candidates: list[dict], key) -> list[dict]:
         batch = arrays if rows is None else problem.rows(arrays, rows)
 
         def run(state):
-            state, losses = steps(problem, state, batch, None, natural, others, scales)
+            state, losses = steps(problem, state, batch, scales, None, natural, others)
             return state, jnp.nanmean(losses[-5:])
 
         # One after another: side by side costs as much, and batches of LAPACK's calls
@@ -99,26 +99,21 @@ def _lengthscales(problem, names) -> dict:
     standard deviations of the columns that it is of.
     """
     guide, params = problem.guide, problem.svi.constrain_fn(problem.free)
-    args, kwargs = problem.args, problem.kwargs
-    found, values = {}, {}
+    args, kwargs, places = problem.args, problem.kwargs, {}
 
     def run(given):
-        data = {**params, **given}
-        seen = {}
+        data, seen = {**params, **given}, {}
 
         def at_site(site):
             prior = messages.unwrap(site["fn"])[0]
             for i, kernel in enumerate(_stationary(prior.kernel)):
-                seen[f"{site['name']} {i}"] = kernel.lengthscale
-                dims = kernel.active_dims
-                found[f"{site['name']} {i}"] = site["name"], dims
+                label = f"{site['name']} {i}"
+                seen[label], places[label] = kernel.lengthscale, (site["name"], kernel)
             return messages.at_prior_mean(site)
 
-        with handlers.block(), handlers.substitute(data=data):
-            latents = guide._base_values(data, None, args, kwargs)
-        messages.trace_of(
-            guide.model, args, kwargs, 0, data={**data, **latents}, at_site=at_site
-        )
+        latents = guide.others_at(data, args, kwargs)
+        data = {**data, **latents}
+        messages.trace_of(guide.model, args, kwargs, 0, data=data, at_site=at_site)
         return seen
 
     rest = {name: params[name] for name in names}
@@ -126,12 +121,12 @@ def _lengthscales(problem, names) -> dict:
         labels = origins(run, rest)
         with jax.ensure_compile_time_eval():
             values = {k: np.asarray(v) for k, v in run(rest).items()}
-    except NotImplementedError:  # a base guide without a median
+    except (NotImplementedError, ValueError):  # a base guide without a median
         return {}
     fed = {}
     for label, origin in labels.items():
-        site, dims = found[label]
-        X = guide._known().sites[site].X
+        site, kernel = places[label]
+        X, dims = guide.known().sites[site].X, kernel.active_dims
         sd = np.std(X if dims is None else X[:, dims], axis=0)
         names = union(origin)
         if len(names) == 1:
@@ -139,17 +134,10 @@ def _lengthscales(problem, names) -> dict:
     return fed
 
 
-def _stationary(kernel) -> list:
+def _stationary(kernel) -> list[Stationary]:
     """The kernels with a lengthscale that one is made of."""
-    if hasattr(kernel, "lengthscale") and hasattr(kernel, "active_dims"):
-        return [kernel]
-    parts = [v for v in vars(kernel).values()] if hasattr(kernel, "__dict__") else []
-    found = []
-    for part in parts:
-        for one in part if isinstance(part, tuple | list) else [part]:
-            if isinstance(one, Kernel):
-                found += _stationary(one)
-    return found
+    leaves = jax.tree.leaves(kernel, is_leaf=lambda part: isinstance(part, Stationary))
+    return [leaf for leaf in leaves if isinstance(leaf, Stationary)]
 
 
 def with_drawn_means(problem, key) -> dict:
@@ -158,9 +146,10 @@ def with_drawn_means(problem, key) -> dict:
     stay where a likelihood is the same for f and -f.
     """
     free = dict(problem.free)
-    names = [name for name in problem.profiled if name.endswith("_mu")]
-    for own, name in zip(jax.random.split(key, max(len(names), 1)), names, strict=False):
-        free[name] = jax.random.normal(own, free[name].shape, free[name].dtype)
+    for i, name in enumerate(problem.profiled):
+        if name.endswith("_mu"):
+            own, mean = jax.random.fold_in(key, i), free[name]
+            free[name] = jax.random.normal(own, mean.shape, mean.dtype)
     return free
 
 
@@ -170,21 +159,17 @@ def random_starts(problem, key, number: int) -> list[dict]:
     moved at random: by factors around e, and inducing points by a tenth of the columns'
     standard deviations.
     """
-    found, roles = [], problem.guide.roles()
-    for own in jax.random.split(key, number) if number else []:
-        own, of_means = jax.random.split(own)
+    sizes, roles, found = problem.scales(), problem.guide.roles(), []
+    inducing = {name: sizes[name] for name in sizes if roles.get(name) == "inducing"}
+    sizes |= jax.tree.map(lambda sd: 0.1 * sd, inducing)
+    flat_sizes, unravel = ravel_pytree(sizes)
+    for i in range(number):
+        of_means, own = jax.random.split(jax.random.fold_in(key, i))
+        moves = unravel(flat_sizes * jax.random.normal(own, flat_sizes.shape))
         start = with_drawn_means(problem, of_means)
-        moving = problem.scales()
-        for each, (name, scale) in zip(
-            jax.random.split(own, len(moving)), moving.items(), strict=True
-        ):
-            size = scale * (0.1 if roles.get(name) == "inducing" else 1.0)
-            leaves, structure = jax.tree.flatten(problem.free[name])
-            moved = [
-                leaf
-                + (size * jax.random.normal(k, leaf.shape, leaf.dtype)).astype(leaf.dtype)
-                for k, leaf in zip(jax.random.split(each, len(leaves)), leaves, strict=True)
-            ]
-            start[name] = jax.tree.unflatten(structure, moved)
+        for name, move in moves.items():
+            start[name] = jax.tree.map(
+                lambda p, m: p + m.astype(p.dtype), start[name], move
+            )
         found.append(start)
     return found

@@ -3,8 +3,9 @@
 import numpy as np
 from numpyro.infer.svi import SVIState
 
-from numpyro_sgp.fitting.progress import Limits, Trained
-from numpyro_sgp.training.lbfgs import Descent
+from numpyro_sgp.fitting.progress import INTERRUPTED, Limits, Trained
+from numpyro_sgp.training.descent import Descent
+from numpyro_sgp.training.lbfgs import suits_natural
 
 _ROUNDS = 6  # of L-BFGS, each with a fresh memory
 _FEWEST = 10  # iterations before what is left can be told from them
@@ -23,76 +24,64 @@ def train_whole(problem, starts: list[dict], key, limits: Limits, show) -> Train
     :param show: called with the number of iterations and the loss after each.
     """
     svi = problem.svi
-    state = SVIState(svi.optim.init(starts[0]), problem.mutable, key)
     descent = Descent(
         svi,
-        state,
+        SVIState(svi.optim.init(starts[0]), None, key),
         problem.args,
         {**problem.kwargs, **svi.static_kwargs},
-        bool(problem.natural),
-        {name: np.asarray(scale) for name, scale in problem.scales().items()},
+        natural=bool(problem.natural) or suits_natural(svi),
+        families=problem.natural,
+        scales=problem.scales(),
     )
-    index = descent.index(set(descent.free) - set(descent.profiled))
-    best: Trained | None = None
-    for number, free in enumerate(starts):
+    found: list[Trained] = []
+    for free in starts:
         try:
             descent.start_at(free)
         except ValueError:
-            if number:
+            if found:
                 continue
             raise
-        stopped, decrement = "converged", 0.0
-        if index.size:
-            stopped, decrement = _iterate(descent, index, limits, show)
+        stopped, limited = _iterate(descent, limits, show)
         losses = np.asarray(descent.losses)
-        if best is None or losses[-1] < best.losses[-1]:
-            left = max(remaining(losses), decrement) if index.size else 0.0
-            best = Trained(
-                free=descent.free_now(),
-                mutable=descent.mutable,
-                losses=losses,
-                steps=len(losses) - 1,
-                others_left=left,
-                stopped=stopped,
-            )
-        if stopped != "converged" and limits.reached(len(losses) - 1):
+        place = descent.free_now(), float(losses[0]), losses[1:]
+        found.append(Trained(*place, -float(losses[-1]), 0.0, stopped))
+        if limited:
             break
-    assert best is not None
-    return best
+    return max(found, key=lambda trained: trained.bound)
 
 
-def _iterate(descent, index, limits, show) -> tuple[str, float]:
-    """Rounds of L-BFGS; why they ended, and half of the decrement there."""
-    reason, decrement = "", 0.0
+def _iterate(descent, limits, show) -> tuple[str, bool]:
+    """Rounds of L-BFGS; why they ended, and whether by a limit."""
+    index = descent.index(set(descent.free) - set(descent.profiled))
+    if not index.size:
+        return "converged", False
+    limit, little_left = "", False
 
     def at_step(loss):
-        nonlocal reason
-        show(len(descent.losses) - 1, loss)
-        reason = limits.reached(len(descent.losses) - 1)
+        nonlocal limit, little_left
         count = len(descent.losses) - 1
+        show(count, loss)
+        limit = limits.reached(count)
         # Where q(u) is among what L-BFGS trains, there may be plateaus: not before its end.
-        if not reason and descent.profiled and count >= _FEWEST and count % 5 == 0:
-            if remaining(descent.losses) < 0.2 * limits.tolerance:
-                reason = "converged"
-        if reason:
+        if descent.profiled and count >= _FEWEST and count % 5 == 0:
+            little_left = remaining(descent.losses) < 0.2 * limits.tolerance
+        if limit or little_left:
             raise StopIteration
 
     for _ in range(_ROUNDS):
-        before = descent.loss
+        before, little_left = descent.loss, False
         try:
             result = descent.run(index, 100_000, 1e-15, at_step)
         except KeyboardInterrupt:
-            return "the user stopped it (Ctrl-C)", np.inf
-        g = descent.gradient[index] * descent.step_scale[index]
-        decrement = 0.5 * float(g @ (result.hess_inv @ g))
-        if reason and reason != "converged":
-            return reason, decrement
-        gained = before - descent.loss
-        if gained < 0.5 * limits.tolerance or reason == "converged":
-            if decrement < limits.tolerance:
-                return "converged", decrement
-        reason = ""
-    return "the bound stopped rising", decrement
+            return INTERRUPTED, True
+        if limit:
+            return limit, True
+        slope = descent.gradient[index] * descent.step_scale[index]
+        decrement = 0.5 * float(slope @ (result.hess_inv @ slope))
+        little_left = little_left or before - descent.loss < 0.5 * limits.tolerance
+        if little_left and decrement < limits.tolerance:
+            return "converged", False
+    return "the bound stopped rising", False
 
 
 def remaining(losses) -> float:

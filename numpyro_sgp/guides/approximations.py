@@ -154,16 +154,7 @@ class _Approximation:
 
     @property
     def num_points(self) -> int:
-        """
-        Number of inducing points in all sets.
-
-        :raises ValueError: if it is ``"auto"``, for :func:`~numpyro_sgp.fit` to choose.
-        """
-        if self.is_auto:
-            raise ValueError(
-                f"{type(self).__name__}: the number of inducing points is 'auto', which "
-                "sgp.fit(model, approximation, data) replaces by one. Give a number here."
-            )
+        """Number of inducing points in all sets, each of a number that is known."""
         return sum(
             np.shape(points_of(start))[-2] if size is None else size
             for size, start in self._sets()
@@ -197,8 +188,7 @@ class _Approximation:
         :param prior: the process at the site with its initial hyperparameters.
         :param X: inputs to choose from, shape ``(N, D)``.
         """
-        sets = self._sets() if self.num_points else []
-        return choose_points(sets, prior, X, self.share_inducing, self.seed)
+        return choose_points(self._sets(), prior, X, self.share_inducing, self.seed)
 
     def points_in(self, params: dict) -> tuple:
         """

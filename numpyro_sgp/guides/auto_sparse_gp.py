@@ -17,7 +17,6 @@ from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
 from numpyro_sgp.guides.approximations import check_approximations
 from numpyro_sgp.guides.identity import check_params
 from numpyro_sgp.guides.messengers import Drawn, Params, Plates, run_model
-from numpyro_sgp.guides.parameters import parameter_blocks
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.guides.reports import report, verdicts
 from numpyro_sgp.guides.setup import Setup, prepare, starting_values
@@ -175,7 +174,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             if self.base_guide is not None:
                 with plates:
                     values = self.base_guide(*args, **kwargs)
-            values = {name: values[name] for name in self._known().latents}
+            values = {name: values[name] for name in self.known().latents}
             rng_key = numpyro.prng_key()
             posterior_at = self._setup.posteriors(self.natural_rate)
 
@@ -208,7 +207,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     def setup_state(self) -> dict:
         """What :meth:`setup_from` needs, arrays by name: it is not in the parameters."""
-        return self._known().state
+        return self.known().state
 
     def setup_from(self, saved: dict, fingerprint: str, *args, **kwargs) -> None:
         """
@@ -242,7 +241,12 @@ class AutoSparseGP(autoguide.AutoGuide):
     def _keep(self, setup):
         self._setup, self.prototype_trace = setup, setup.trace
 
-    def _known(self) -> Setup:
+    def known(self) -> Setup:
+        """
+        What the set-up found out.
+
+        :raises ValueError: if the guide is not set up.
+        """
         if self._setup is None:
             raise ValueError(
                 "This guide has not been set up: run svi.init, svi.run or guide.setup with "
@@ -263,21 +267,21 @@ class AutoSparseGP(autoguide.AutoGuide):
     @property
     def approximations(self) -> dict:
         """What is put at each GP site; known after the set-up."""
-        return self._known().approximations
+        return self.known().approximations
 
     def parameter_names(self) -> dict[str, dict[str, str]]:
         """
         For each GP site, the names of its parameters in ``params`` by their names in the
         approximation (``"Z"``, ``"qu_mu"`` and so on).
         """
-        return {name: dict(site.names) for name, site in self._known().sites.items()}
+        return {name: dict(site.names) for name, site in self.known().sites.items()}
 
     def roles(self) -> dict[str, str]:
         """
         What the parameters of GP sites are for, by name: ``"variational"`` or
         ``"inducing"``.
         """
-        return self._known().roles
+        return self.known().roles
 
     def take_natural_gradients(self, rate: float) -> None:
         """
@@ -307,13 +311,13 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         :return: 16 hexadecimal digits.
         """
-        return self._known().fingerprint
+        return self.known().fingerprint
 
     def check_params(self, params: dict) -> None:
         """
         :raises ValueError: if ``params`` are not this guide's, or not finite.
         """
-        setup, fixed = self._known(), {}
+        setup, fixed = self.known(), {}
         for site in setup.sites.values():
             fixed |= site.values(trained=False)
         check_params(params, setup.shapes, fixed)
@@ -322,13 +326,10 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     @property
     def initial_verdicts(self) -> dict[str, InducingVerdict]:
-        """
-        How good the starting inducing points of each GP site are; of sites with points
-        among the inputs.
-        """
+        """How good the starting inducing points are, of sites with some among the inputs."""
         found = {
             name: (site.kernel, site.X, site.approximation.factorised(site.points))
-            for name, site in self._known().sites.items()
+            for name, site in self.known().sites.items()
         }
         return verdicts(found, self.approximations)
 
@@ -412,16 +413,9 @@ class AutoSparseGP(autoguide.AutoGuide):
 
         with handlers.block(), handlers.substitute(data=params):
             others = self._base_values(params, rng_key, args, kwargs)
-            posterior_here = self._known().posteriors(self.natural_rate)
+            posterior_here = self.known().posteriors(self.natural_rate)
             run_model(self.model, at_site, others, jax.random.key(0), args, kwargs)
         return found, values
-
-    def parameter_blocks(self, params: dict, *args, **kwargs) -> dict[str, list[str]]:
-        """
-        Names of the parameters of guide and model by what they belong to; see
-        :func:`~numpyro_sgp.guides.parameters.parameter_blocks`.
-        """
-        return parameter_blocks(self, params, *args, **kwargs)
 
     def _base_values(self, params, rng_key, args, kwargs):
         if self.base_guide is None:
@@ -438,7 +432,7 @@ class AutoSparseGP(autoguide.AutoGuide):
                     "beside f at; draw them: guide.posterior(params, ..., rng_key=key), or "
                     "guide.sample_posterior."
                 ) from None
-        return {name: values[name] for name in self._known().latents}
+        return {name: values[name] for name in self.known().latents}
 
     def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs) -> dict:
         """
@@ -453,7 +447,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         """
         self.check_params(params)
         args, kwargs = self._default_args(args, kwargs)
-        latents = {*self._known().latents, *self.approximations}
+        latents = {*self.known().latents, *self.approximations}
 
         def draw(key):
             guide_key, model_key = jax.random.split(key)
@@ -515,7 +509,7 @@ class AutoSparseGP(autoguide.AutoGuide):
             }
         elif self.base_guide is not None:
             values = self.base_guide.quantiles(params, quantiles)
-        values = {name: values[name] for name in self._known().latents}
+        values = {name: values[name] for name in self.known().latents}
         for name, q in self.posterior(params, *args, **kwargs).items():
             values[name] = q.quantile(levels)
         return values
@@ -523,7 +517,7 @@ class AutoSparseGP(autoguide.AutoGuide):
     def _default_args(self, args, kwargs):
         if args or kwargs:
             return as_arrays(self.model, args, kwargs)
-        if self._known().arguments is None:
+        if self.known().arguments is None:
             raise ValueError(
                 "Say at which inputs: pass the model's arguments after the parameters "
                 "(this guide was set up with minibatches, or from a file)."
@@ -550,5 +544,5 @@ class AutoSparseGP(autoguide.AutoGuide):
         Whether the base guide is a distribution of the latents beside the GP sites, rather
         than a point (``AutoDelta``). The parameters are those of :meth:`others_at`.
         """
-        latents = self._known().latents
+        latents = self.known().latents
         return not point_latents(self, params, args, kwargs).issuperset(latents)

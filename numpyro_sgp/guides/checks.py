@@ -79,8 +79,15 @@ def assigned(approximation, gp_sites: list[str]) -> dict:
 def check_rows(name: str, prior, approximation, subsampled: bool) -> None:
     """
     :raises ValueError: if an approximation needs all rows of one table, and the GP site has
-        not.
+        not; or if its number of inducing points is ``"auto"``, for
+        :func:`~numpyro_sgp.fit` to choose.
     """
+    if approximation.is_auto:
+        raise ValueError(
+            f"GP site '{name}': the number of inducing points of {approximation} is "
+            "'auto', which sgp.fit(model, approximation, data) replaces by one. Give a "
+            "number here."
+        )
     if prior.X.ndim > 2 and approximation.constants(np.zeros((1, 1))):
         raise ValueError(
             f"GP site '{name}': {approximation} needs one table of inputs (N, D) for "

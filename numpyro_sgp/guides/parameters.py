@@ -1,7 +1,6 @@
 """Which parameters of a guide and its model belong together."""
 
 import jax
-from numpyro import handlers
 
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.rows import origins
@@ -91,12 +90,11 @@ def _used(guide, params, names, args, kwargs):
             priors.append(messages.unwrap(site["fn"])[0])
             return messages.at_prior_mean(site)
 
-        with handlers.block(), handlers.substitute(data=given):
-            latents = guide._base_values(given, key, args, kwargs)
+        latents = guide.others_at(given, args, kwargs, key)
         trace = messages.trace_of(
             guide.model, args, kwargs, key, data={**given, **latents}, at_site=at_site
         )
-        own = {*guide._setup.latents, *guide.approximations}
+        own = {*guide.known().latents, *guide.approximations}
         scores = [
             messages.log_prob(site)
             for name, site in trace.items()

@@ -8,33 +8,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
-from numpyro import handlers
-from numpyro.distributions import Unit
 from numpyro.infer.svi import SVI, SVIState
-from numpyro.primitives import Messenger
-from numpyro.util import not_jax_tracer
 from tqdm import tqdm
 
 from numpyro_sgp._programs import join_static, program, split_static
-from numpyro_sgp.distributions.arguments import as_numbers
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive.densities import batch_log_density
+from numpyro_sgp.tracing.given_rows import GivenRows
 from numpyro_sgp.training.checkpoint import Checkpoints, is_key
+from numpyro_sgp.training.checks import check_options, check_scale, check_validation
 from numpyro_sgp.training.devices import Devices, copied
-from numpyro_sgp.training.lbfgs import FitInterrupted, cause
+from numpyro_sgp.training.results import FitInterrupted, TrainResult, cause
 from numpyro_sgp.training.rows import (
     Rows,
-    check_dtype,
     check_like,
     make_source,
-    not_finite,
     whole_batches,
 )
 
@@ -45,52 +40,6 @@ _MEND = (
     "try numpyro.enable_x64() or more jitter."
 )
 _SMOOTH = 0.1  # weight of the latest block in the ELBO shown
-
-
-class TrainResult(NamedTuple):
-    """
-    What :func:`~numpyro_sgp.train` returns; printed, it is a summary.
-
-    >>> import numpy as np
-    >>> from numpyro_sgp import TrainResult
-    >>> losses, nlpd = np.array([9.0, 4.0, 3.0]), np.array([1.5])
-    >>> TrainResult({}, None, losses, nlpd, np.array([2]), 0.5, "all steps done")
-    TrainResult: 3 steps in 0.5 s (all steps done)
-      loss: 9 at first, 3 at last
-      held-out NLPD: 1.5 at best, after 2 steps, whose parameters these are
-    """
-
-    params: dict
-    """Parameters as ``svi.run`` returns them: with ``validation`` those of the smallest
-    NLPD, and of the last step without."""
-    state: SVIState
-    """State after the last step, from which ``svi.update``, ``svi.run`` and
-    ``train(..., init_state=...)`` go on."""
-    losses: Array
-    """Loss of each step, shape ``(num_steps,)`` or shorter."""
-    nlpd: np.ndarray
-    """Held-out negative log predictive densities, means over the rows that no mask leaves
-    out."""
-    nlpd_steps: np.ndarray
-    """After how many steps each of these was taken."""
-    seconds: float
-    """Wall-clock time of this call, compilation included."""
-    stopped: str
-    """Why training ended: all steps were done, patience ran out, or what interrupted it."""
-
-    def __repr__(self):
-        steps = len(self.losses)
-        lines = [f"TrainResult: {steps} steps in {self.seconds:.1f} s ({self.stopped})"]
-        if steps:
-            first, last = float(self.losses[0]), float(self.losses[-1])
-            lines.append(f"  loss: {first:.6g} at first, {last:.6g} at last")
-        if np.isfinite(self.nlpd).any():
-            best = np.nanargmin(np.where(np.isfinite(self.nlpd), self.nlpd, np.nan))
-            lines.append(
-                f"  held-out NLPD: {self.nlpd[best]:.5g} at best, after "
-                f"{self.nlpd_steps[best]} steps, whose parameters these are"
-            )
-        return "\n".join(lines)
 
 
 def train(
@@ -220,9 +169,9 @@ def train(
         >>> result.losses.shape, result.nlpd.shape, bool(result.nlpd[-1] < 0.0)
         ((200,), (4,), True)
     """
-    _check_options(svi, num_steps, batch_size, every, patience, chunk)
+    check_options(svi, num_steps, batch_size, every, patience, chunk)
     started = time.monotonic()
-    validation = _check_validation(svi, validation, patience)
+    validation = check_validation(svi, validation, patience)
     if init_params is not None and init_state is not None:
         raise ValueError("Give init_params or init_state, not both.")
     key_data = np.asarray(jax.random.key_data(rng_key)).ravel()
@@ -427,7 +376,7 @@ def _train(svi, state, length, block, data, arrays, *, static):
         batch = jax.tree.map(lambda a: a[done], block)
         if data:
             batch = tuple(a[batch] for a in data)
-        with _GivenRows(batch_size, num_rows):
+        with GivenRows(batch_size, num_rows):
             new, loss = svi.update(state, *batch, *args, **kwargs)
         finite = _finite(svi.optim.get_params(new.optim_state))
         good = jnp.isfinite(loss) & jnp.all(jnp.array(list(finite.values())))
@@ -467,27 +416,6 @@ def _held_out(svi, params, batch, counts, arrays, *, static):
     return copied(found)
 
 
-class _GivenRows(Messenger):
-    """
-    Numbers the rows of a batch that is given from outside. A plate would draw them from all
-    N, which are an array of that length where nothing is compiled.
-
-    :param batch_size: rows of the batch.
-    :param num_rows: N, if it is known: plates of other sizes draw their own.
-    """
-
-    def __init__(self, batch_size, num_rows):
-        self.batch_size, self.num_rows = batch_size, num_rows
-        super().__init__()
-
-    def process_message(self, msg):
-        if msg["type"] == "plate" and msg["value"] is None:
-            size, subsample_size = msg["args"]
-            is_all = size == (self.num_rows or size)
-            if subsample_size == self.batch_size < size and is_all:
-                msg["value"] = jnp.arange(self.batch_size)
-
-
 def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwargs):
     """The state to start from, of a guide that is set up and a model that scales."""
     guide = svi.guide
@@ -495,83 +423,12 @@ def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwarg
         rows = source.sample(max(init_rows, source.batch_size))
         guide.setup(*rows, *args, **kwargs, **svi.static_kwargs)
     batch = tuple(a[: source.batch_size] for a in source.sample(source.batch_size))
-    _check_scale(svi, source, batch, args, kwargs)
+    check_scale(svi, source, batch, args, kwargs)
     if init_state is not None and svi.constrain_fn is not None:
         return init_state
-    with _GivenRows(source.batch_size, source.total_rows):
+    with GivenRows(source.batch_size, source.total_rows):
         state = svi.init(rng_key, *batch, *args, init_params=init_params, **kwargs)
     return state if init_state is None else init_state
-
-
-def _check_scale(svi, source, batch, args, kwargs):
-    """
-    Refuses a model that takes a batch for all of the data: its sum of expected log
-    likelihoods must count N / B times (eq. 33 of Bonilla, Krauth and Dezfouli 2018).
-    """
-    if source.total_rows is None:
-        return
-    found, wanted = {}, source.total_rows / source.batch_size
-
-    def run(batch):
-        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
-            with _GivenRows(source.batch_size, source.total_rows):
-                svi.model(*batch, *args, **kwargs, **svi.static_kwargs)
-        for name, site in trace.items():
-            if site["type"] == "sample" and site["is_observed"]:
-                found[name] = 1.0 if site["scale"] is None else site["scale"]
-                if isinstance(site["fn"], Unit):  # a factor may be scaled by hand
-                    found[name] = wanted
-
-    jax.eval_shape(run, batch)
-    known = {name: float(s) for name, s in found.items() if not_jax_tracer(s)}
-    if len(known) == len(found) and not np.isclose([*known.values()], wanted).any():
-        raise ValueError(
-            f"A batch has {source.batch_size} of {source.total_rows} rows, so the model "
-            f"has to multiply their likelihood by {wanted:g}, but its observed sites are "
-            f"scaled by {known}. Write the likelihood inside numpyro.plate('data', "
-            "num_rows, subsample_size=X.shape[0]), and give train the model's argument "
-            f"num_rows={source.total_rows}."
-        )
-
-
-def _check_options(svi, num_steps, batch_size, every, patience, chunk):
-    counts = {"num_steps": num_steps, "every": every, "chunk": chunk}
-    optional = {"batch_size": batch_size, "patience": patience}
-    counts |= {name: value for name, value in optional.items() if value is not None}
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise TypeError(f"{name} must be a whole number, got {value!r}.")
-        if value < 1 and name != "batch_size":  # of which the source says more
-            raise ValueError(f"{name} must be positive, got {value}.")
-
-
-def _check_validation(svi, validation, patience):
-    """Held-out data as arrays."""
-    if validation is None:
-        if patience is not None:
-            raise ValueError("patience needs held-out data: validation=(X_val, y_val).")
-        return None
-    if not isinstance(svi.guide, AutoSparseGP):
-        raise TypeError(
-            "validation needs an AutoSparseGP as the guide, whose predictive density is "
-            f"known, not {type(svi.guide).__name__}. Leave validation out."
-        )
-    arrays, shapes = (), None
-    if isinstance(validation, tuple):
-        numbered = enumerate(validation)
-        arrays = [as_numbers(a, f"Array {i} of validation") for i, a in numbered]
-        arrays = [a if isinstance(a, jax.Array) else np.asarray(a) for a in arrays]
-        shapes = [a.shape for a in arrays]
-    if not shapes or () in shapes or len({s[0] for s in shapes}) != 1 or not shapes[0][0]:
-        raise ValueError(
-            "validation must be a tuple of arrays with the same number of rows, such as "
-            f"(X_val, y_val), got {shapes or type(validation).__name__}."
-        )
-    for i, array in enumerate(arrays):
-        check_dtype(f"Array {i} of validation", array)
-    if fault := not_finite(arrays, "validation"):
-        raise ValueError(fault)
-    return tuple(arrays)
 
 
 def _checksum(array):

@@ -245,50 +245,68 @@ def pseudo_data_names(guide) -> dict[str, tuple[str, str]]:
     return found
 
 
-def natural_descent(loss: Callable, by_site, free: dict, max_steps: int, tol: Array):
+def natural_descent(
+    loss: Callable, by_site, free: dict, max_steps: int, tol: float
+) -> tuple[dict, Array]:
     r"""
     Natural steps of :func:`natural_families` to the least loss in q(u), the other
-    parameters fixed. A step is halved where the loss does not fall, and the next one is
-    then twice as long, up to 1, which for a Gaussian likelihood is the optimum at once.
+    parameters fixed; for a Gaussian likelihood it is there at once.
 
     :param loss: from unconstrained parameters to a loss without noise.
     :param by_site: of :func:`natural_families`.
     :param free: unconstrained parameters.
     :param max_steps: how many at most.
-    :param tol: decrease of the loss, in nats, at which to stop.
-    :return: the parameters of q(u) by full name, the loss there, and how much the last
-        step that lowered it gained.
+    :param tol: decrease of the loss, in nats, at which to stop; at least about what the
+        dtype resolves.
+    :return: the parameters of q(u) by full name, and the loss there.
     """
-    names = [full for _, own in by_site for full in own.values()]
 
     def look(q):
         return jax.value_and_grad(lambda q: loss({**free, **q}))(q)
 
+    def move(q, slopes, rate):
+        found = natural_update(by_site, q, slopes, rate)
+        return {name: q[name] + found[name].astype(q[name].dtype) for name in q}
+
+    q = {full: free[full] for _, names in by_site for full in names.values()}
+    at_start = look(q)
+    resolution = 8 * jnp.finfo(at_start[0].dtype).eps * jnp.abs(at_start[0])
+    return _damped(look, move, q, at_start, max_steps, jnp.maximum(tol, resolution))
+
+
+def _damped(look, move, start, at_start, max_steps, tol) -> tuple[dict, Array]:
+    """
+    Steps that lower a loss: one that does not, or ends where something is not finite, is
+    halved, and the next one is then twice as long, up to 1.
+
+    :param look: from parameters to the loss and what a step is made of.
+    :param move: from these and a rate to parameters.
+    :param at_start: what ``look`` returned at the start.
+    :return: the parameters and the loss.
+    """
+
     def go_on(carry):
-        count, rate, gained, *_ = carry
-        return (count < max_steps) & (rate > _SMALLEST_STEP) & (gained > tol)
+        count, rate, fall, *_ = carry
+        return (count < max_steps) & (rate > _SMALLEST_STEP) & (fall > tol)
 
     def step(carry):
-        count, rate, gained, value, q, slopes = carry
-        found = natural_update(by_site, q, slopes, rate)
-        new = {name: q[name] + found[name].astype(q[name].dtype) for name in q}
-        new_value, new_slopes = look(new)
-        finite = [jnp.isfinite(a).all() for a in jax.tree.leaves(new_slopes)]
-        better = (new_value < value) & jnp.all(jnp.array(finite))
+        count, rate, fall, loss, given, slopes = carry
+        new = move(given, slopes, rate)
+        new_loss, new_slopes = look(new)
+        finite = [jnp.isfinite(a).all() for a in jax.tree.leaves((new_loss, new_slopes))]
+        better = (new_loss < loss) & jnp.all(jnp.array(finite))
         # A step that changes nothing has arrived; one that raises the loss was too long.
-        arrived = better | (jnp.abs(new_value - value) <= tol)
-        gained = jnp.where(arrived, jnp.maximum(value - new_value, 0.0), gained)
+        fall = jnp.where(better | (new_loss - loss <= tol), loss - new_loss, jnp.inf)
         keep = lambda a, b: jnp.where(better, a, b)  # noqa: E731
-        q, slopes = jax.tree.map(keep, (new, new_slopes), (q, slopes))
+        given, slopes = jax.tree.map(keep, (new, new_slopes), (given, slopes))
         rate = jnp.where(better, jnp.minimum(2.0 * rate, 1.0), 0.5 * rate)
-        return count + 1, rate, gained, jnp.where(better, new_value, value), q, slopes
+        return count + 1, rate, fall, jnp.where(better, new_loss, loss), given, slopes
 
-    q = {name: free[name] for name in names}
-    value, slopes = look(q)
-    one = jnp.ones((), value.dtype)
-    start = jnp.zeros((), int), one, one * jnp.inf, value, q, slopes
-    _, _, gained, value, q, _ = jax.lax.while_loop(go_on, step, start)
-    return q, value, gained
+    loss, slopes = at_start
+    one = jnp.ones((), loss.dtype)
+    begin = jnp.zeros((), int), one, one * jnp.inf, loss, start, slopes
+    _, _, _, loss, given, _ = jax.lax.while_loop(go_on, step, begin)
+    return given, loss
 
 
 def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
@@ -334,34 +352,21 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
             mean, to_mean, to_variance = slopes[site]
             target[precision] = -2.0 * to_variance
             target[linear] = to_mean + target[precision] * mean
-        finite = jnp.all(jnp.array([jnp.isfinite(t).all() for t in target.values()]))
-        return jnp.where(finite & jnp.isfinite(loss), loss, jnp.inf), target
+        return loss, target
 
-    def go_on(carry):
-        count, rho, fall, loss, *_ = carry
-        return (count < max_steps) & (rho > _SMALLEST_STEP) & (fall > tol)
-
-    def step(carry):
-        count, rho, fall, loss, given, target = carry
-        new = jax.tree.map(lambda a, b: (1.0 - rho) * a + rho * b, given, target)
-        new_loss, new_target = look(new)
-        better = new_loss < loss
-        # A step that changes nothing has arrived; one that raises the loss was too long.
-        fall = jnp.where(better | (new_loss - loss <= tol), loss - new_loss, jnp.inf)
-        keep = lambda a, b: jnp.where(better, a, b)  # noqa: E731
-        given, target = jax.tree.map(keep, (new, new_target), (given, target))
-        rho = jnp.where(better, jnp.minimum(2.0 * rho, 1.0), 0.5 * rho)
-        return count + 1, rho, fall, jnp.minimum(loss, new_loss), given, target
+    def move(given, target, rate):
+        return jax.tree.map(lambda a, b: (1.0 - rate) * a + rate * b, given, target)
 
     given = {name: params[name] for pair in names.values() for name in pair}
     # Where there is no Gaussian with these (any more), begin at the prior.
     at_start = look(given)
     zeros = jax.tree.map(jnp.zeros_like, given)
-    given, (loss, target) = jax.lax.cond(
-        jnp.isfinite(at_start[0]), lambda: (given, at_start), lambda: (zeros, look(zeros))
+    finite = [jnp.isfinite(a).all() for a in jax.tree.leaves(at_start)]
+    given, at_start = jax.lax.cond(
+        jnp.all(jnp.array(finite)),
+        lambda: (given, at_start),
+        lambda: (zeros, look(zeros)),
     )
+    loss = at_start[0]
     tol = jnp.maximum(tol, 8 * jnp.finfo(loss.dtype).eps) * jnp.maximum(jnp.abs(loss), 1.0)
-    one = jnp.ones((), loss.dtype)
-    start = (jnp.zeros((), int), one, one * jnp.inf, loss, given, target)
-    *_, given, _ = jax.lax.while_loop(go_on, step, start)
-    return {**params, **given}
+    return {**params, **_damped(look, move, given, at_start, max_steps, tol)[0]}

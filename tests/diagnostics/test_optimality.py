@@ -231,6 +231,11 @@ def test_fall_of_the_loss_is_that_of_the_last_tenths():
     losses = np.concatenate([np.full(80, 9.0), [3, 5] * 5, [1, 2] * 5])
     # Standard error: each tenth has ten values, with variances 10/9 and 2.5/9.
     assert_allclose(loss_drop(losses), (2.5, np.sqrt((10 + 2.5) / 9 / 10)))
+    # By quarters and means of five: 9, 9, 9, 9, 9 and 9, 4.2, 3.8, 1.4, 1.6.
+    drop, se = loss_drop(losses, 0.25, 5)
+    assert_allclose(drop, 9.0 - np.mean([9, 4.2, 3.8, 1.4, 1.6]))
+    assert_allclose(se, np.std([9, 4.2, 3.8, 1.4, 1.6], ddof=1) / np.sqrt(5))
+    assert np.isnan(loss_drop(losses, 0.1, 6)).all()
     assert np.isnan(loss_drop(losses[:39])).all()
     assert np.isnan(loss_drop([*losses[:-1], np.nan])).all()
 

@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.infer.autoguide import AutoDelta
 from scipy.optimize import minimize
 
 import numpyro_sgp as sgp
@@ -138,7 +139,7 @@ def test_a_step_that_is_too_long_is_undone(poisson_fit):
     begun = batches.start(given, given.free, jax.random.key(0))
     rates = jnp.full(40, 0.5), jnp.full(40, 0.03).at[20].set(1e4)
     _, losses = jax.jit(
-        lambda s: batches.steps(given, s, given.arrays, None, *rates, given.scales())
+        lambda s: batches.steps(given, s, given.arrays, given.scales(), None, *rates)
     )(begun)
     assert np.isnan(losses).tolist() == [i == 21 for i in range(40)]
     assert losses[-1] < losses[20] + 1.0
@@ -217,6 +218,14 @@ def test_auto_is_for_fit():
     guide = sgp.AutoSparseGP(known, sgp.SVGP("auto"))
     with pytest.raises(ValueError, match="'auto', which sgp.fit"):
         guide.setup(X, Y)
+
+
+def test_a_guide_that_is_fitted_is_of_the_model_and_has_its_base_guide():
+    guide = sgp.AutoSparseGP(known, sgp.SVGP(3))
+    with pytest.raises(ValueError, match="of another model"):
+        fit(lambda X, y=None: known(X, y), guide, (X, Y))
+    with pytest.raises(ValueError, match="A guide has its base guide"):
+        fit(known, guide, (X, Y), base_guide=AutoDelta)
 
 
 @pytest.mark.parametrize(

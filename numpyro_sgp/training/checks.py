@@ -1,0 +1,83 @@
+"""What a training on minibatches refuses before it begins."""
+
+import jax
+import numpy as np
+from numpyro import handlers
+from numpyro.distributions import Unit
+from numpyro.util import not_jax_tracer
+
+from numpyro_sgp.distributions.arguments import as_numbers
+from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.tracing.given_rows import GivenRows
+from numpyro_sgp.training.rows import check_dtype, not_finite
+
+
+def check_scale(svi, source, batch, args, kwargs):
+    """
+    Refuses a model that takes a batch for all of the data: its sum of expected log
+    likelihoods must count N / B times (eq. 33 of Bonilla, Krauth and Dezfouli 2018).
+    """
+    if source.total_rows is None:
+        return
+    found, wanted = {}, source.total_rows / source.batch_size
+
+    def run(batch):
+        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
+            with GivenRows(source.batch_size, source.total_rows):
+                svi.model(*batch, *args, **kwargs, **svi.static_kwargs)
+        for name, site in trace.items():
+            if site["type"] == "sample" and site["is_observed"]:
+                found[name] = 1.0 if site["scale"] is None else site["scale"]
+                if isinstance(site["fn"], Unit):  # a factor may be scaled by hand
+                    found[name] = wanted
+
+    jax.eval_shape(run, batch)
+    known = {name: float(s) for name, s in found.items() if not_jax_tracer(s)}
+    if len(known) == len(found) and not np.isclose([*known.values()], wanted).any():
+        raise ValueError(
+            f"A batch has {source.batch_size} of {source.total_rows} rows, so the model "
+            f"has to multiply their likelihood by {wanted:g}, but its observed sites are "
+            f"scaled by {known}. Write the likelihood inside numpyro.plate('data', "
+            "num_rows, subsample_size=X.shape[0]), and give train the model's argument "
+            f"num_rows={source.total_rows}."
+        )
+
+
+def check_options(svi, num_steps, batch_size, every, patience, chunk):
+    counts = {"num_steps": num_steps, "every": every, "chunk": chunk}
+    optional = {"batch_size": batch_size, "patience": patience}
+    counts |= {name: value for name, value in optional.items() if value is not None}
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(f"{name} must be a whole number, got {value!r}.")
+        if value < 1 and name != "batch_size":  # of which the source says more
+            raise ValueError(f"{name} must be positive, got {value}.")
+
+
+def check_validation(svi, validation, patience):
+    """Held-out data as arrays."""
+    if validation is None:
+        if patience is not None:
+            raise ValueError("patience needs held-out data: validation=(X_val, y_val).")
+        return None
+    if not isinstance(svi.guide, AutoSparseGP):
+        raise TypeError(
+            "validation needs an AutoSparseGP as the guide, whose predictive density is "
+            f"known, not {type(svi.guide).__name__}. Leave validation out."
+        )
+    arrays, shapes = (), None
+    if isinstance(validation, tuple):
+        numbered = enumerate(validation)
+        arrays = [as_numbers(a, f"Array {i} of validation") for i, a in numbered]
+        arrays = [a if isinstance(a, jax.Array) else np.asarray(a) for a in arrays]
+        shapes = [a.shape for a in arrays]
+    if not shapes or () in shapes or len({s[0] for s in shapes}) != 1 or not shapes[0][0]:
+        raise ValueError(
+            "validation must be a tuple of arrays with the same number of rows, such as "
+            f"(X_val, y_val), got {shapes or type(validation).__name__}."
+        )
+    for i, array in enumerate(arrays):
+        check_dtype(f"Array {i} of validation", array)
+    if fault := not_finite(arrays, "validation"):
+        raise ValueError(fault)
+    return tuple(arrays)

@@ -1,0 +1,299 @@
+"""The loss of an SVI as a function of one vector, which L-BFGS minimises."""
+
+import warnings
+from contextlib import suppress
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpyro.infer.svi import SVIRunResult, SVIState
+from numpyro.primitives import Messenger
+from scipy.optimize import OptimizeResult, minimize
+
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA
+from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.tracing import checks
+from numpyro_sgp.training.natural_gradients import (
+    natural_descent,
+    natural_families,
+    natural_steps,
+    pseudo_data_names,
+)
+
+_DATA_SIZE = 256  # numbers in an array of data, rather than an option
+_NATURAL_STEPS = 50  # before each evaluation, at most
+_NATURAL_TOL = 1e-11  # of the loss
+_NATURAL_NATS = 1e-6  # what a step gains where q(u) has arrived
+_CORRECTIONS = 20  # pairs of steps that L-BFGS remembers
+_ABNORMAL = 2  # SciPy's status where a line search failed
+
+
+class Descent:
+    """
+    The loss as a function of one vector, the best point met, and the way there.
+
+    :param svi: the inference problem.
+    :param state: where to start.
+    :param args: arguments of the model.
+    :param kwargs: keyword arguments of the model, the static ones too.
+    :param natural: whether q(u) is at its optimum for the other parameters.
+    :param families: those that natural steps are for, of
+        :func:`~numpyro_sgp.training.natural_gradients.natural_families`; all if None.
+    :param scales: what a step of length one is in each parameter, arrays (or trees of
+        them) like the parameters, by name; ones where left out.
+    """
+
+    def __init__(self, svi, state, args, kwargs, natural=False, families=None, scales=None):
+        self.svi, self.args, self.kwargs = svi, args, kwargs
+        _check_fixed(svi.guide, natural)
+        self.free = svi.optim.get_params(state.optim_state)
+        flat, self._unravel = ravel_pytree(self.free)
+        if flat.size == 0:
+            raise ValueError("Model and guide have no parameters to train.")
+        self._dtype = flat.dtype
+        self.x, self.loss, self.gradient = np.asarray(flat, np.float64), np.inf, None
+        self.losses, self.mutable, self.rng_key = [], state.mutable_state, state.rng_key
+        self._rejected = False
+        sizes = {**jax.tree.map(jnp.ones_like, self.free), **(scales or {})}
+        #: What a step of length one is, in the order of ``x``.
+        self.step_scale = np.asarray(ravel_pytree(sizes)[0], np.float64)
+        # As svi.evaluate does, so that it gives the same number.
+        _, loss_key = jax.random.split(state.rng_key)
+
+        self.profiled, to_optimum = [], None
+        if natural:
+            self.profiled, to_optimum = _profile(svi, self.free, loss_key, families)
+
+        # Data are arguments of the compiled program: as constants they slow compilation.
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if _is_data(leaf)]
+        self._data = [leaves[i] for i in places]
+
+        def loss(flat, data):
+            filled = dict(enumerate(leaves)) | dict(zip(places, data, strict=True))
+            args, kwargs = jax.tree.unflatten(structure, filled.values())
+            given = (svi.model, svi.guide, *args)
+            free, q = self._unravel(flat), {}
+            with _WholePlates():
+                if natural:
+                    # At the optimum of q(u) the derivative by it is zero.
+                    q = to_optimum(jax.lax.stop_gradient(free), args, kwargs)
+                    q = jax.lax.stop_gradient(q)
+                params = svi.constrain_fn({**free, **q})
+                if not jax.tree.leaves(state.mutable_state):
+                    loss = svi.loss.loss(loss_key, params, *given, **kwargs)
+                    return loss, (None, q)
+                params.update(jax.lax.stop_gradient(state.mutable_state))
+                out = svi.loss.loss_with_mutable_state(loss_key, params, *given, **kwargs)
+                return out["loss"], (out["mutable_state"], q)
+
+        self._value_and_grad_of = jax.value_and_grad(loss, has_aux=True)
+        self._value_and_grad = jax.jit(self._value_and_grad_of)
+
+    @property
+    def start_params(self) -> dict:
+        """Constrained parameters at the start."""
+        return self.svi.constrain_fn(self.free)
+
+    def index(self, names) -> np.ndarray:
+        """Where in the vector parameters are."""
+        chosen = {
+            name: jax.tree.map(lambda v, name=name: np.full(np.shape(v), name in names), p)
+            for name, p in self.free.items()
+        }
+        return np.flatnonzero(np.asarray(ravel_pytree(chosen)[0]))
+
+    def start(self):
+        """The first evaluation, with its errors."""
+        try:
+            value, gradient = self.evaluate(self.x)
+        except NEEDS_KNOWN_DATA:  # a model that looks at its data, as it may in svi.run
+            data, traced = self._data, self._value_and_grad_of
+            self._data = []
+            self._value_and_grad = jax.jit(lambda x, _: traced(x, data))
+            value, gradient = self.evaluate(self.x)
+        if self.gradient is None:
+            parts = self._unravel(jnp.asarray(gradient, self._dtype))
+            bad = [
+                name
+                for name, part in parts.items()
+                if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(part))
+            ]
+            raise ValueError(
+                f"L-BFGS cannot start: the loss is {value:g} at the starting parameters, "
+                f"and its gradient is not finite for {bad or 'none of them'}. Start "
+                "elsewhere (init_params, or init_loc_fn of the guide), look for NaN in the "
+                "data, or, in float32, try numpyro.enable_x64()."
+            )
+        self.losses.append(self.loss)
+
+    def start_at(self, free: dict):
+        """Begins anew elsewhere, with the same program."""
+        self.x = np.asarray(ravel_pytree(free)[0], np.float64)
+        self.loss, self.gradient, self.losses = np.inf, None, []
+        self.start()
+
+    def evaluate(self, x):
+        """Loss and gradient; where both are finite, perhaps the best point."""
+        with np.errstate(over="ignore"):
+            x = np.asarray(x, self._dtype)
+        (value, (mutable, q)), gradient = self._value_and_grad(x, self._data)
+        value, gradient = float(value), np.asarray(gradient, np.float64)
+        if np.isfinite(value) and np.isfinite(gradient).all() and value < self.loss:
+            if q:
+                x = ravel_pytree({**self._unravel(jnp.asarray(x)), **q})[0]
+            self.x, self.loss, self.gradient = np.asarray(x, np.float64), value, gradient
+            self.mutable = mutable
+        return value, gradient
+
+    def run(self, index, max_iterations, tol, show) -> OptimizeResult:
+        """
+        L-BFGS over some entries of the vector, from the best point.
+
+        :param index: which entries.
+        :param max_iterations: how long at most.
+        :param tol: relative decrease at which to stop.
+        :param show: called with the loss after each iteration; may raise StopIteration.
+        :return: what SciPy returned, of steps in units of the scales.
+        """
+
+        def callback(intermediate_result):
+            self._rejected = False
+            self.losses.append(self.loss)
+            show(self.loss)
+
+        self._rejected = False
+        scale = self.step_scale[index]
+        result = minimize(
+            self._along(index),
+            self.x[index] / scale,
+            method="L-BFGS-B",
+            jac=True,
+            callback=callback,
+            options={
+                "maxiter": max_iterations,
+                "maxfun": 20 * (max_iterations + 1),
+                "maxcor": _CORRECTIONS,
+                "ftol": max(tol, float(np.finfo(self._dtype).eps)),
+            },
+        )
+        if self.loss < self.losses[-1]:  # met in a line search that went no further
+            self.losses.append(self.loss)
+        if self._rejected and result.status == _ABNORMAL:
+            warnings.warn(
+                "L-BFGS stopped where it found no lower loss next to parameters at which "
+                "the loss or its gradient is not finite. Look at result.params for one at "
+                "the edge of its range, or, in float32, try numpyro.enable_x64().",
+                stacklevel=3,
+            )
+        return result
+
+    def free_now(self) -> dict:
+        """Unconstrained parameters at the best point."""
+        return self._unravel(jnp.asarray(self.x, self._dtype))
+
+    def _along(self, index):
+        """What SciPy minimises: the loss as a function of some entries."""
+
+        scale = self.step_scale[index]
+
+        def function(entries):
+            x = self.x.copy()
+            x[index] = entries * scale
+            value, gradient = self.evaluate(x)
+            if not (np.isfinite(value) and np.isfinite(gradient).all()):
+                self._rejected = True
+                value, gradient = self._wall(x)
+            return value, gradient[index] * scale
+
+        return function
+
+    def _wall(self, x):
+        """
+        What to say of a point where the loss is not finite.
+
+        At an infinite value, or a huge one, SciPy's line search interpolates a step of
+        zero and calls that convergence. A parabola that has the slope of the loss at the
+        best point and its minimum at a quarter of the way to x takes it there instead.
+        """
+        step = x - self.x
+        rise = max(abs(self.gradient @ step), 1e-8 * max(abs(self.loss), 1.0))
+        return self.loss + rise, 3.0 * rise * step / max(step @ step, 1e-300)
+
+    def result(self) -> SVIRunResult:
+        """The best point, as ``svi.run`` would return it."""
+        state = SVIState(self.svi.optim.init(self.free_now()), self.mutable, self.rng_key)
+        losses = jnp.asarray(self.losses, jnp.result_type(float))
+        return SVIRunResult(self.svi.get_params(state), state, losses)
+
+
+def _profile(svi, free, loss_key, families):
+    """
+    Names of what q(u) is made of, and from unconstrained parameters and the model's
+    arguments to its optimum for the other parameters.
+    """
+    pairs = None
+    with suppress(ValueError):
+        pairs = pseudo_data_names(svi.guide).values()
+    if pairs is not None:
+
+        def on_pseudo_data(free, args, kwargs):
+            params, limits = svi.constrain_fn(free), (_NATURAL_STEPS, _NATURAL_TOL)
+            moved = natural_steps(svi, loss_key, params, *limits, args, kwargs)
+            return {name: moved[name] for pair in pairs for name in pair}
+
+        return [name for pair in pairs for name in pair], on_pseudo_data
+    families = families or natural_families(svi.guide, free)
+
+    def by_families(free, args, kwargs):
+        def loss(free):
+            params = svi.constrain_fn(free)
+            return svi.loss.loss(loss_key, params, svi.model, svi.guide, *args, **kwargs)
+
+        return natural_descent(loss, families, free, _NATURAL_STEPS, _NATURAL_NATS)[0]
+
+    return [full for _, names in families for full in names.values()], by_families
+
+
+def _is_data(leaf) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray) and np.size(leaf) >= _DATA_SIZE
+
+
+def _check_fixed(guide, natural):
+    """
+    Refuses a KL by random numbers, which has no minimum with these fixed, and what has no
+    plain gradient.
+    """
+    if not isinstance(guide, AutoSparseGP):
+        return
+    for name, option in guide.approximations.items():
+        if getattr(option, "num_columns", None) is not None:
+            raise ValueError(
+                f"GP site '{name}' has {option}, whose KL divergence is estimated from "
+                "random columns, and L-BFGS keeps its random numbers. Use "
+                "num_columns=None, or train by SVI."
+            )
+        if getattr(option, "kl", None) == "stochastic":
+            raise ValueError(
+                f"GP site '{name}' estimates its KL by random vectors (kl='stochastic'), "
+                "and with these fixed, as L-BFGS keeps them, it has no minimum. Use "
+                "kl='exact', or train by SVI."
+            )
+        if option.family.is_natural and not natural:
+            raise ValueError(
+                f"GP site '{name}' has covariance='{option.family.name}', whose "
+                "derivatives are natural gradients, which L-BFGS cannot use. Train it "
+                "by SVI with natural_gradients, or use covariance='pseudo_data' here."
+            )
+
+
+class _WholePlates(Messenger):
+    """Refuses subsampling: with its random numbers fixed, one minibatch would be all."""
+
+    def process_message(self, msg):
+        if msg["type"] == "plate":
+            checks.check_whole_plates(
+                {msg["name"]: msg},
+                "L-BFGS keeps its random numbers, and so would see this one only",
+            )
