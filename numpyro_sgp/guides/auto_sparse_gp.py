@@ -326,7 +326,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     @property
     def initial_verdicts(self) -> dict[str, InducingVerdict]:
-        """How good the starting inducing points are, of sites with some among the inputs."""
+        """How good the starting inducing points are, where they are among the inputs."""
         found = {
             name: (site.kernel, site.X, site.approximation.factorised(site.points))
             for name, site in self.known().sites.items()
