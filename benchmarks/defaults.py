@@ -311,7 +311,8 @@ def long_training(name, folder, method):
         )
     else:
         result = svi.run(key, 20_000, *data, progress_bar=False, **options)
-    return bound(svi, result.params, data)
+    finite = jax.tree.all(jax.tree.map(lambda p: jnp.isfinite(p).all(), result.params))
+    return bound(svi, result.params, data) if finite else (-np.inf, 0.0)
 
 
 def joint_lbfgs(model, approximation, data, options, seed):
@@ -372,7 +373,7 @@ def main():
             found = fitted.bound, fitted.bound_se
             row["stopped"] = fitted.stopped
             if fitted.bound_se:  # by as many keys as the others
-                found = bound(fitted.svi, fitted.params, map(jnp.asarray, data))
+                found = bound(fitted.svi, fitted.params, [jnp.asarray(a) for a in data])
         else:
             found = long_training(name, args.data, method)
         if found is None:

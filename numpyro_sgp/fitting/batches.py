@@ -20,10 +20,11 @@ _EARLY = 100  # steps over which that goes down
 _NATURAL = 0.1  # of natural steps on batches
 _NATURAL_WHOLE = 0.3  # of those on all rows with a random loss
 _LAST_NATURAL = 0.02
-_FEWEST = 200  # steps before rates begin to fall
-_MOST, _EPOCHS = 1000, 15  # of both, what is more, before rates fall all the same
+_FEWEST, _FEW_EPOCHS = 200, 8  # steps and epochs before rates begin to fall
+_MOST, _EPOCHS = 1000, 20  # of both, what is more, before rates fall all the same
 _DOWN = 2  # steps with falling rates for each one before
-_BY_ROW = 5e-4  # nats a row that are little beside what a longer training costs
+_BY_ROW = 1e-4  # nats a row that are little beside what a longer training costs
+_GROUP = 10  # steps whose mean loss is looked at where there are no epochs
 _POLISH = 8  # natural steps on all rows in the end, at most
 _KEYS = 50  # for the mean of a random bound
 
@@ -215,10 +216,14 @@ def _keep_rates(run, limits) -> str:
     """
     Steps at the same rates, until the loss falls no more than its noise, or those with
     falling rates need the time or steps that are left; why they ended.
+
+    With batches, means over epochs are looked at, in which each row is once: they have a
+    small part of the noise.
     """
-    fewest = max(_FEWEST, round(2.0 / run.share))
-    most = max(_MOST, round(_EPOCHS / run.share))
-    chunk = _chunk(limits)
+    fewest, most, group, chunk = _FEWEST, _MOST, _GROUP, _chunk(limits)
+    if run.batch_size is not None:
+        group = round(1.0 / run.share)
+        fewest, most = max(_FEWEST, _FEW_EPOCHS * group), max(_MOST, _EPOCHS * group)
     while True:
         at = np.arange(run.count, run.count + chunk)
         rates = _RATE + (_FIRST_RATE - _RATE) * np.exp(-at / _EARLY)
@@ -229,7 +234,7 @@ def _keep_rates(run, limits) -> str:
         if run.count < fewest:
             continue
         losses = run.losses
-        drop, se = loss_drop(losses[np.isfinite(losses)], 0.25, 10)
+        drop, se = loss_drop(losses[np.isfinite(losses)], 0.25, group)
         if drop < max(limits.tolerance, 2.0 * se, _BY_ROW * run.num_rows):
             return "converged"
         if limits.steps is None and run.count >= most:
@@ -295,7 +300,7 @@ def _polished(problem, loss, free, key, tolerance) -> tuple[dict, float]:
 
         if not problem.natural:
             return {}, here(free)
-        return natural_descent(here, problem.natural, free, _POLISH, tolerance)
+        return natural_descent(here, problem.natural, free, _POLISH, tolerance)[:2]
 
     q, value = polish(free, problem.arrays)
     return {**free, **q}, -float(value)

@@ -17,10 +17,11 @@ from numpyro_sgp.fitting.whole import remaining, train_whole
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import messages
 
-#: Products of rows with M x M matrices up to which the other parameters are trained some
-#: steps more, to see what that gains.
-ATTEMPT = 4e8
-_STEPS = 25
+#: Products of all rows with M x M matrices up to which the other parameters are trained
+#: some iterations more, to see what that gains: 5 to 25 of them.
+LARGEST_ATTEMPT = 1e10
+_FEWEST, _MOST = 5, 25
+_DRAWS = 20  # keys over which a random bound is averaged there
 _LARGEST = 2e8  # rows times inducing points of one pass over all data
 
 
@@ -109,29 +110,43 @@ def _of_others(problem, losses, rng_key):
     if set(problem.free) == set(problem.profiled):
         return Cause(name, 0.0, told="there are none")
     mend = "train longer: more steps, or seconds, of sgp.fit"
-    if not problem.random and problem.work(problem.num_rows) <= ATTEMPT:
-        limits = Limits(1e-3, _STEPS, None)
+    work = problem.work(problem.num_rows) * (_DRAWS if problem.random else 1)
+    if work <= LARGEST_ATTEMPT:
+        steps = int(np.clip(LARGEST_ATTEMPT / (4.0 * work), _FEWEST, _MOST))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                starts = [problem.free]
-                found = train_whole(problem, starts, rng_key, limits, lambda *_: None)
+                nats, se, told = _attempt(problem, steps, rng_key)
         except Exception as error:
             return Cause(name, np.nan, told=_unknown(error), mend=mend)
-        gained, steps = found.first_loss + found.bound, len(found.losses)
-        nats = gained
-        if steps >= _STEPS:
-            nats += remaining([found.first_loss, *found.losses])
-        told = f"{gained:.2g} were gained by {steps} more iterations"
-        return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
+        wanted = nats > max(ENOUGH_NATS, 2.0 * se)
+        return Cause(name, nats, se, told, mend if wanted else "")
     drop, se = (np.nan, 0.0) if losses is None else loss_drop(losses)
     if np.isnan(drop):
         told = "unknown: there are no losses to see a trend in"
         return Cause(name, drop, told=told, mend=mend)
-    told = "the losses' fall over the last tenth of the steps"
+    told = "the losses' fall over the last tenth of the steps, which may have been short"
     left = max(drop, 0.0)
     wanted = left > max(ENOUGH_NATS, 3.0 * se)
     return Cause(name, left, se, told, mend if wanted else "")
+
+
+def _attempt(problem, steps, key):
+    """
+    What some iterations of L-BFGS gain and would go on to gain, and its standard error: of
+    a random bound that of its mean over some keys, told by its mean over others.
+    """
+    seen = problem.averaged(_DRAWS) if problem.random else problem
+    for_training, for_gain = jax.random.split(key)
+    limits = Limits(1e-3, steps, None)
+    found = train_whole(seen, [problem.free], for_training, limits, lambda *_: None)
+    losses = [found.first_loss, *found.losses]
+    gained, se = found.first_loss + found.bound, 0.0
+    if problem.random:
+        gained, se = problem.gain(found.free, for_gain, 2 * _DRAWS)
+    told = f"{gained:.2g} were gained by {len(found.losses)} more iterations"
+    more = remaining(losses) if len(found.losses) >= steps else 0.0
+    return max(gained, 0.0) + (more if gained > 2.0 * se else 0.0), se, told
 
 
 def _of_points(given, loss, rng_key, points, small):

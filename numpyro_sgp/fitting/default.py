@@ -32,8 +32,9 @@ from numpyro_sgp.guides.approximations import check_approximations
 #: Products of all rows with M x M matrices up to which training sees all rows at once,
 #: in numbers multiplied.
 WHOLE = 4e8
-#: The same number up to which several starts are trained to the end (up to three).
-SEVERAL = 4e6
+#: The same number up to which several starts are trained to the end (up to three), and
+#: the sum of it over evaluations up to which inducing points are then drawn anew.
+SEVERAL, ANEW = 4e6, 2e9
 #: Rows of a batch above that.
 BATCH = 1024
 
@@ -63,10 +64,11 @@ def fit(
 
     * on all rows, where the bound is not random and there are few (N M^2 up to 4e8): every
       Gaussian q(u) is at its optimum for the other parameters, by natural gradients [1],
-      and L-BFGS goes over those;
+      and L-BFGS goes over those (time after time where that is cheap, from the best starts
+      and with some inducing points drawn anew);
     * else by natural gradients beside Adam, on batches of 1024 rows where there are more
       than 2048. Their rates go down, over two thirds of all steps, once the loss falls no
-      more than its noise (or 5e-4 nats a row), and after 1000 steps (15 epochs, if more) at
+      more than its noise (or 1e-4 nats a row), and after 1000 steps (20 epochs, if more) at
       the latest. What natural gradients do not train (mixtures, inverse-free ones, means of
       ODVGP, inner layers of a deep GP) goes with the other parameters.
 
@@ -207,8 +209,10 @@ def _train(
         if problem.random or size is not None:
             found = train_batches(problem, starts[0], for_training, limits, size, show)
         else:
-            few = max(1, int(SEVERAL // problem.work(problem.num_rows)))
-            found = train_whole(problem, starts[: min(few, 3)], for_training, limits, show)
+            work = problem.work(problem.num_rows)
+            begun = starts[: int(np.clip(SEVERAL / work, 1, 3))]
+            hops = int(ANEW / work) if problem.all_natural else 0
+            found = train_whole(problem, begun, for_training, limits, show, hops)
     return Fitted(
         guide,
         svi.constrain_fn(found.free),

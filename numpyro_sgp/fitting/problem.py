@@ -1,5 +1,6 @@
 """A model, a guide and data as a loss of unconstrained parameters, whole or by batches."""
 
+import copy
 from typing import Any
 
 import jax
@@ -58,6 +59,12 @@ class Problem:
         )
 
     @property
+    def all_natural(self) -> bool:
+        """Whether natural steps train all of q(u)."""
+        own = {full for full, role in self.guide.roles().items() if role == "variational"}
+        return own <= set(self.profiled)
+
+    @property
     def profiled(self) -> list[str]:
         """Parameters that natural steps train."""
         return [full for _, names in self.natural for full in names.values()]
@@ -73,6 +80,30 @@ class Problem:
         params = svi.constrain_fn(free)
         with GivenRows(self._batch_size(arrays), self.num_rows, self.plates):
             return svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
+
+    def averaged(self, number: int) -> "Problem":
+        """The same with the mean of a random loss over so many keys, always the same."""
+        other = copy.copy(self)
+        other.svi = copy.copy(self.svi)
+        other.svi.loss = _Mean(self.svi.loss, number)
+        other.natural = []
+        return other
+
+    def gain(self, free: dict, key: Array, number: int) -> tuple[float, float]:
+        """
+        How much lower a random loss is at other parameters than at :attr:`free`, and the
+        standard error of that: by the mean over so many keys.
+        """
+
+        @jax.jit
+        def gains(before, after, arrays):
+            def one(key):
+                return self.loss(before, key, arrays) - self.loss(after, key, arrays)
+
+            return jax.lax.map(one, jax.random.split(key, number))
+
+        found = np.asarray(gains(self.free, free, self.arrays), float)
+        return float(found.mean()), float(found.std(ddof=1) / np.sqrt(number))
 
     def _batch_size(self, arrays) -> int:
         """Rows of what is in the place of the data."""
@@ -119,6 +150,18 @@ class Problem:
                 if ones.shape[-1:] == sd.shape:
                     scales[full] = (ones * sd).astype(ones.dtype)
         return scales
+
+
+class _Mean:
+    """A loss averaged over keys that are split from the one that it is given."""
+
+    def __init__(self, loss, number):
+        self._loss, self._number = loss, number
+
+    def loss(self, rng_key, *args, **kwargs):
+        keys = jax.random.split(rng_key, self._number)
+        losses = jax.lax.map(lambda key: self._loss.loss(key, *args, **kwargs), keys)
+        return jnp.mean(losses)
 
 
 def _natural(problem):

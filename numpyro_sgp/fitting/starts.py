@@ -173,3 +173,27 @@ def random_starts(problem, key, number: int) -> list[dict]:
             )
         found.append(start)
     return found
+
+
+def with_other_points(problem, free: dict, rng, share: float) -> dict | None:
+    """
+    The same with some inducing points at rows of the inputs that are drawn at random.
+
+    :param rng: a NumPy generator.
+    :param share: how many of the points.
+    :return: None where no inducing points are trained.
+    """
+    guide, found = problem.guide, {}
+    roles = guide.roles()
+    for site, names in guide.parameter_names().items():
+        X = guide.known().sites[site].X
+        for full in names.values():
+            if roles[full] != "inducing" or full not in free:
+                continue
+            if free[full].shape[-1:] != X.shape[1:]:
+                continue
+            Z = np.array(free[full]).reshape(-1, X.shape[1])
+            moved = rng.choice(len(Z), max(1, round(share * len(Z))), replace=False)
+            Z[moved] = X[rng.integers(len(X), size=len(moved))]
+            found[full] = jnp.asarray(Z.reshape(free[full].shape), free[full].dtype)
+    return {**free, **found} if found else None

@@ -1,27 +1,35 @@
 """Training on all data without noise: L-BFGS over what natural steps do not train."""
 
+from contextlib import suppress
+from dataclasses import replace
+
 import numpy as np
 from numpyro.infer.svi import SVIState
 
 from numpyro_sgp.fitting.progress import INTERRUPTED, Limits, Trained
+from numpyro_sgp.fitting.starts import with_other_points
 from numpyro_sgp.training.descent import Descent
 from numpyro_sgp.training.lbfgs import suits_natural
 
 _ROUNDS = 6  # of L-BFGS, each with a fresh memory
+_HOPS = 6 * (0.1, 0.3)  # shares of the inducing points that are drawn anew, in turns
 _FEWEST = 10  # iterations before what is left can be told from them
 
 
-def train_whole(problem, starts: list[dict], key, limits: Limits, show) -> Trained:
+def train_whole(problem, starts: list[dict], key, limits: Limits, show, hops=0) -> Trained:
     """
     Minimises the loss over all parameters, with q(u) at its optimum for the others wherever
     it takes natural steps; from each of some starts, by one program, of which the best is
-    kept.
+    kept. Then some of its inducing points are drawn anew, time after time: of bounds as
+    functions of them there are many optima, some nats from each other.
 
     :param problem: a :class:`~numpyro_sgp.fitting.problem.Problem` whose loss has no noise.
     :param starts: unconstrained starting values, the best first.
     :param key: of the loss.
     :param limits: when to stop.
     :param show: called with the number of iterations and the loss after each.
+    :param hops: how many evaluations may be spent before inducing points are drawn anew
+        the last time.
     """
     svi = problem.svi
     descent = Descent(
@@ -33,21 +41,37 @@ def train_whole(problem, starts: list[dict], key, limits: Limits, show) -> Train
         families=problem.natural,
         scales=problem.scales(),
     )
-    found: list[Trained] = []
-    for free in starts:
-        try:
-            descent.start_at(free)
-        except ValueError:
-            if found:
-                continue
-            raise
+
+    def train() -> tuple[Trained, bool]:
         stopped, limited = _iterate(descent, limits, show)
         losses = np.asarray(descent.losses)
         place = descent.free_now(), float(losses[0]), losses[1:]
-        found.append(Trained(*place, -float(losses[-1]), 0.0, stopped))
+        return Trained(*place, -float(losses[-1]), 0.0, stopped), limited
+
+    descent.start_at(starts[0])
+    best, limited = train()
+    # One that has more than twice as far to go as the first one went will not overtake it.
+    near = -best.bound + 2.0 * (best.first_loss + best.bound)
+    for free in starts[1:]:
         if limited:
-            break
-    return max(found, key=lambda trained: trained.bound)
+            return best
+        with suppress(ValueError):  # no finite bound there
+            descent.start_at(free)
+            if descent.loss <= near:
+                found, limited = train()
+                best = max(best, found, key=lambda trained: trained.bound)
+    rng, hops = np.random.default_rng(0), hops + descent.work
+    for share in _HOPS:
+        moved = with_other_points(problem, best.free, rng, share)
+        if limited or moved is None or descent.work >= hops:
+            return best
+        with suppress(ValueError):
+            descent.start_at(moved)
+            found, limited = train()
+            if found.bound > best.bound:
+                losses = np.append(best.losses, found.losses)
+                best = replace(found, first_loss=best.first_loss, losses=losses)
+    return best
 
 
 def _iterate(descent, limits, show) -> tuple[str, bool]:

@@ -54,6 +54,8 @@ class Descent:
         self._dtype = flat.dtype
         self.x, self.loss, self.gradient = np.asarray(flat, np.float64), np.inf, None
         self.losses, self.mutable, self.rng_key = [], state.mutable_state, state.rng_key
+        #: Number of evaluations, those in natural steps counted.
+        self.work = 0
         self._rejected = False
         sizes = {**jax.tree.map(jnp.ones_like, self.free), **(scales or {})}
         #: What a step of length one is, in the order of ``x``.
@@ -74,19 +76,19 @@ class Descent:
             filled = dict(enumerate(leaves)) | dict(zip(places, data, strict=True))
             args, kwargs = jax.tree.unflatten(structure, filled.values())
             given = (svi.model, svi.guide, *args)
-            free, q = self._unravel(flat), {}
+            free, q, count = self._unravel(flat), {}, 0
             with _WholePlates():
                 if natural:
                     # At the optimum of q(u) the derivative by it is zero.
-                    q = to_optimum(jax.lax.stop_gradient(free), args, kwargs)
+                    q, count = to_optimum(jax.lax.stop_gradient(free), args, kwargs)
                     q = jax.lax.stop_gradient(q)
                 params = svi.constrain_fn({**free, **q})
                 if not jax.tree.leaves(state.mutable_state):
                     loss = svi.loss.loss(loss_key, params, *given, **kwargs)
-                    return loss, (None, q)
+                    return loss, (None, q, count)
                 params.update(jax.lax.stop_gradient(state.mutable_state))
                 out = svi.loss.loss_with_mutable_state(loss_key, params, *given, **kwargs)
-                return out["loss"], (out["mutable_state"], q)
+                return out["loss"], (out["mutable_state"], q, count)
 
         self._value_and_grad_of = jax.value_and_grad(loss, has_aux=True)
         self._value_and_grad = jax.jit(self._value_and_grad_of)
@@ -138,7 +140,8 @@ class Descent:
         """Loss and gradient; where both are finite, perhaps the best point."""
         with np.errstate(over="ignore"):
             x = np.asarray(x, self._dtype)
-        (value, (mutable, q)), gradient = self._value_and_grad(x, self._data)
+        (value, (mutable, q, count)), gradient = self._value_and_grad(x, self._data)
+        self.work += 1 + int(count)
         value, gradient = float(value), np.asarray(gradient, np.float64)
         if np.isfinite(value) and np.isfinite(gradient).all() and value < self.loss:
             if q:
@@ -240,8 +243,8 @@ def _profile(svi, free, loss_key, families):
 
         def on_pseudo_data(free, args, kwargs):
             params, limits = svi.constrain_fn(free), (_NATURAL_STEPS, _NATURAL_TOL)
-            moved = natural_steps(svi, loss_key, params, *limits, args, kwargs)
-            return {name: moved[name] for pair in pairs for name in pair}
+            moved, count = natural_steps(svi, loss_key, params, *limits, args, kwargs)
+            return {name: moved[name] for pair in pairs for name in pair}, count
 
         return [name for pair in pairs for name in pair], on_pseudo_data
     families = families or natural_families(svi.guide, free)
@@ -251,7 +254,8 @@ def _profile(svi, free, loss_key, families):
             params = svi.constrain_fn(free)
             return svi.loss.loss(loss_key, params, svi.model, svi.guide, *args, **kwargs)
 
-        return natural_descent(loss, families, free, _NATURAL_STEPS, _NATURAL_NATS)[0]
+        steps = natural_descent(loss, families, free, _NATURAL_STEPS, _NATURAL_NATS)
+        return steps[0], steps[2]
 
     return [full for _, names in families for full in names.values()], by_families
 

@@ -247,7 +247,7 @@ def pseudo_data_names(guide) -> dict[str, tuple[str, str]]:
 
 def natural_descent(
     loss: Callable, by_site, free: dict, max_steps: int, tol: float
-) -> tuple[dict, Array]:
+) -> tuple[dict, Array, Array]:
     r"""
     Natural steps of :func:`natural_families` to the least loss in q(u), the other
     parameters fixed; for a Gaussian likelihood it is there at once.
@@ -258,7 +258,8 @@ def natural_descent(
     :param max_steps: how many at most.
     :param tol: decrease of the loss, in nats, at which to stop; at least about what the
         dtype resolves.
-    :return: the parameters of q(u) by full name, and the loss there.
+    :return: the parameters of q(u) by full name, the loss there, and how many steps were
+        tried.
     """
 
     def look(q):
@@ -274,7 +275,7 @@ def natural_descent(
     return _damped(look, move, q, at_start, max_steps, jnp.maximum(tol, resolution))
 
 
-def _damped(look, move, start, at_start, max_steps, tol) -> tuple[dict, Array]:
+def _damped(look, move, start, at_start, max_steps, tol) -> tuple[dict, Array, Array]:
     """
     Steps that lower a loss: one that does not, or ends where something is not finite, is
     halved, and the next one is then twice as long, up to 1.
@@ -282,7 +283,7 @@ def _damped(look, move, start, at_start, max_steps, tol) -> tuple[dict, Array]:
     :param look: from parameters to the loss and what a step is made of.
     :param move: from these and a rate to parameters.
     :param at_start: what ``look`` returned at the start.
-    :return: the parameters and the loss.
+    :return: the parameters, the loss, and how many steps were tried.
     """
 
     def go_on(carry):
@@ -305,8 +306,8 @@ def _damped(look, move, start, at_start, max_steps, tol) -> tuple[dict, Array]:
     loss, slopes = at_start
     one = jnp.ones((), loss.dtype)
     begin = jnp.zeros((), int), one, one * jnp.inf, loss, start, slopes
-    _, _, _, loss, given, _ = jax.lax.while_loop(go_on, step, begin)
-    return given, loss
+    count, _, _, loss, given, _ = jax.lax.while_loop(go_on, step, begin)
+    return given, loss, count
 
 
 def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
@@ -331,7 +332,7 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
     :param tol: decrease of the loss, relative to the first or to 1, at which to stop.
     :param args: arguments of the model.
     :param kwargs: keyword arguments of the model.
-    :return: the parameters, with other pseudo-data.
+    :return: the parameters, with other pseudo-data, and how many steps were tried.
 
     **References:**
 
@@ -369,4 +370,5 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
     )
     loss = at_start[0]
     tol = jnp.maximum(tol, 8 * jnp.finfo(loss.dtype).eps) * jnp.maximum(jnp.abs(loss), 1.0)
-    return {**params, **_damped(look, move, given, at_start, max_steps, tol)[0]}
+    moved, _, count = _damped(look, move, given, at_start, max_steps, tol)
+    return {**params, **moved}, count

@@ -46,7 +46,7 @@ def sites(**options):
 def test_one_step_is_the_optimum_of_a_gaussian_likelihood():
     svi = make_svi(sites())
     params = svi.get_params(svi.init(jax.random.key(0), X, Y))
-    moved = natural_steps(svi, jax.random.key(0), params, 1, 0.0, (X, Y), {})
+    moved, _ = natural_steps(svi, jax.random.key(0), params, 1, 0.0, (X, Y), {})
     loss = svi.loss.loss(jax.random.key(0), moved, model, svi.guide, X, Y)
     # Titsias (2009), eq. (9), by dense matrices; the jitter of K_uu is 2e-8.
     Kzz, Kzx = rbf(Z, Z, 2.0, 1.0), rbf(Z, X, 2.0, 1.0)
@@ -135,5 +135,5 @@ def test_sites_of_no_gaussian_are_left_for_the_prior():
     svi = make_svi(sites())
     params = svi.get_params(svi.init(jax.random.key(0), X, Y))
     params = {**params, "f_auto_qu_precision": jnp.full(N, -50.0)}
-    moved = natural_steps(svi, jax.random.key(0), params, 2, 0.0, (X, Y), {})
+    moved, _ = natural_steps(svi, jax.random.key(0), params, 2, 0.0, (X, Y), {})
     assert_allclose(moved["f_auto_qu_precision"], NOISE**-2, rtol=1e-10)
