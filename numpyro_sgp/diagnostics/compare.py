@@ -41,6 +41,8 @@ def compare(
       latents are held at points (which LOO cannot move). For a variational fit this is the
       cross-validation of q(f) as if it were the posterior, given those hyperparameters that
       are numbers or :func:`numpyro.param`.
+    - ``others_left, points_lose`` are of :meth:`~numpyro_sgp.Fitted.check`, where it was
+      called before :meth:`~numpyro_sgp.Fitted.to_arviz`.
     - ``elbo, seconds, nats_left, guide_khat, sbc_p`` are as :func:`to_arviz` was told or
       computed them, with ``log_joint_bound`` in the place of ``elbo`` where latents are
       held at points; ``r_hat``, sample sizes and ``divergences`` are of MCMC only.
@@ -252,7 +254,7 @@ def _fit_columns(tree, loo, reference_loo, chains) -> dict[str, float]:
     for name, column in {**FIT, **CONVERGENCE}.items():
         row[name] = attrs.get(name, nan)
         if column.error:
-            row[column.error] = nan
+            row[column.error] = attrs.get(column.error, nan)
     if loo is not None:
         k, pointwise = loo.pareto_k.values, loo.elpd_i.values
         row.update(elpd_loo=loo.elpd, se=loo.se, p_loo=loo.p)

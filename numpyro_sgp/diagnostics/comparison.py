@@ -61,6 +61,15 @@ CONVERGENCE = {
     "ess_tail": _Column("", 0),
     "divergences": _Column("number of divergent transitions", 0),
     "nats_left": _Column("about what the bound would gain if q(u) went to its optimum", 2),
+    "others_left": _Column(
+        "what hyperparameters, inducing points and other latents would gain, if "
+        "fitted.check() was called before fitted.to_arviz()",
+        2,
+        "others_left_se",
+    ),
+    "points_lose": _Column(
+        "what the inducing points lose at least, beside more of them (as others_left)", 2
+    ),
     "guide_khat": _Column(
         "PSIS k-hat of the guide's joint draws of all latents (k_max is of single "
         "observations)",

@@ -32,6 +32,11 @@ def remarks_on(tree, loo, chains, is_reference):
         yield "this is the reference, so that differences from it are as unreliable."
     if why := attrs.get("nats_left_unknown"):
         yield f"whether q(u) has converged is not known: {why}."
+    if (lost := attrs.get("points_lose", 0.0)) > 1.0:
+        mend = attrs.get("points_mend", "")
+        yield f"its inducing points lose at least {lost:.2g} nats" + (
+            f": {mend}." if mend else "."
+        )
     if points := attrs.get("point_estimates"):
         yield (
             f"held at points: {points}. So it has no LOO, no k-hat and no bound "
@@ -84,6 +89,14 @@ def _of_training(attrs):
     elif nats > ENOUGH_NATS:
         size = f"{nats:.2g}" if nats < 100 else f"{nats:.0f}"
         yield f"about {size} nats are left for q(u): {mend}"
+    left, se = attrs.get("others_left"), attrs.get("others_left_se", 0.0)
+    if left is not None:
+        if left > max(ENOUGH_NATS, 2.0 * se):
+            yield (
+                f"at least {left:.2g} nats are left for hyperparameters, inducing points "
+                "and other latents: not converged; train longer."
+            )
+        return
     drop, se = attrs.get("loss_drop", 0.0), attrs.get("loss_drop_se", 0.0)
     if drop > max(ENOUGH_NATS, _NUM_ERRORS * se):
         yield (

@@ -32,9 +32,8 @@ from numpyro_sgp.guides.approximations import check_approximations
 #: Products of all rows with M x M matrices up to which training sees all rows at once,
 #: in numbers multiplied.
 WHOLE = 4e8
-#: The same number up to which several starts are trained to the end (up to three), and
-#: the sum of it over evaluations up to which inducing points are then drawn anew.
-SEVERAL, ANEW = 4e6, 2e9
+#: The same number up to which several starts are trained to the end (up to three).
+SEVERAL = 4e6
 #: Rows of a batch above that.
 BATCH = 1024
 
@@ -209,10 +208,8 @@ def _train(
         if problem.random or size is not None:
             found = train_batches(problem, starts[0], for_training, limits, size, show)
         else:
-            work = problem.work(problem.num_rows)
-            begun = starts[: int(np.clip(SEVERAL / work, 1, 3))]
-            hops = int(ANEW / work) if problem.all_natural else 0
-            found = train_whole(problem, begun, for_training, limits, show, hops)
+            few = int(np.clip(SEVERAL / problem.work(problem.num_rows), 1, 3))
+            found = train_whole(problem, starts[:few], for_training, limits, show, seed=0)
     return Fitted(
         guide,
         svi.constrain_fn(found.free),

@@ -126,6 +126,7 @@ class Fitted:
         self.grown: tuple[tuple[int, float, float], ...] = ()
         #: What is wrong with the fit, if anything, once it was looked at.
         self._verdict: str | None = None
+        self._attrs: dict[str, float | str] = {}
         if self.args is not None:
             self.num_rows = count_rows(*as_arrays(self.model, self.args, self.kwargs))
 
@@ -317,7 +318,8 @@ class Fitted:
 
     def to_arviz(self, *args, **kwargs) -> Any:
         """
-        The fit as ArviZ data; see :func:`~numpyro_sgp.to_arviz`.
+        The fit as ArviZ data; see :func:`~numpyro_sgp.to_arviz`. After :meth:`check`, it
+        has what that found too, for :func:`~numpyro_sgp.diagnostics.compare`.
 
         :param args: arguments of the model with all of the data; those of the training if
             left out.
@@ -338,7 +340,9 @@ class Fitted:
         result = SVIRunResult(self.params, None, self.losses)
         if np.isfinite(self.seconds):
             kwargs = {"seconds": self.seconds, **kwargs}
-        return to_arviz(svi, *args, result=result, **kwargs)
+        found = to_arviz(svi, *args, result=result, **kwargs)
+        found.attrs.update(self._attrs)
+        return found
 
     def check(self, *args, rng_key: Array | None = None, **kwargs) -> Verdict:
         """
@@ -346,9 +350,10 @@ class Fitted:
 
         * ``q(u)``: what it has left to gain, by the KL to where a natural step leads
           (:func:`~numpyro_sgp.diagnostics.optimality.nats_left`).
-        * ``other parameters``: what 25 more iterations of L-BFGS gain and would go on to
-          gain; where the bound is random or the data are many, how much the losses fell
-          in the end, with a standard error.
+        * ``other parameters``: what some more iterations of L-BFGS gain and would go on
+          to gain (with other inducing points too, where that is cheap), with a standard
+          error where the bound is random; where the data are many, how much the losses
+          fell in the end.
         * ``inducing points``: what they lose at least, by orthogonal ones
           (:func:`~numpyro_sgp.diagnostics.sparsity.sparsity_curve`), and for Gaussian
           likelihoods a bracket of the evidence.
@@ -376,7 +381,7 @@ class Fitted:
             bound=self.bound,
             rng_key=jax.random.key(0) if rng_key is None else rng_key,
         )
-        self._verdict = found.summary
+        self._verdict, self._attrs = found.summary, found.attrs
         return found
 
     def _arguments(self, args, kwargs, call) -> tuple[tuple, dict]:

@@ -77,6 +77,21 @@ class Verdict:
             text += f"; the inducing points lose at least {_number(points)} nats"
         return text
 
+    @property
+    def attrs(self) -> dict[str, float | str]:
+        """
+        What :meth:`~numpyro_sgp.Fitted.to_arviz` keeps of it for
+        :func:`~numpyro_sgp.diagnostics.compare`, without what is not known.
+        """
+        others, points = self.causes["other parameters"], self.causes["inducing points"]
+        found: dict[str, float | str] = {"others_left": others.nats}
+        found |= {"others_left_se": others.error, "points_lose": points.nats}
+        if np.isnan(others.nats):
+            del found["others_left"], found["others_left_se"]
+        if np.isnan(points.nats):
+            del found["points_lose"]
+        return found | ({"points_mend": points.mend} if points.mend else {})
+
     def to_dataframe(self):
         """A :class:`pandas.DataFrame` with a row for each cause."""
         import pandas as pd

@@ -16,7 +16,14 @@ _HOPS = 6 * (0.1, 0.3)  # shares of the inducing points that are drawn anew, in 
 _FEWEST = 10  # iterations before what is left can be told from them
 
 
-def train_whole(problem, starts: list[dict], key, limits: Limits, show, hops=0) -> Trained:
+#: Products of rows with M x M matrices, summed over evaluations, up to which inducing
+#: points are drawn anew.
+ANEW = 2e9
+
+
+def train_whole(
+    problem, starts: list[dict], key, limits: Limits, show, seed: int | None = None
+) -> Trained:
     """
     Minimises the loss over all parameters, with q(u) at its optimum for the others wherever
     it takes natural steps; from each of some starts, by one program, of which the best is
@@ -28,8 +35,8 @@ def train_whole(problem, starts: list[dict], key, limits: Limits, show, hops=0) 
     :param key: of the loss.
     :param limits: when to stop.
     :param show: called with the number of iterations and the loss after each.
-    :param hops: how many evaluations may be spent before inducing points are drawn anew
-        the last time.
+    :param seed: of inducing points that are drawn anew, where all of q(u) takes natural
+        steps and evaluations are cheap; None for none of that.
     """
     svi = problem.svi
     descent = Descent(
@@ -60,10 +67,13 @@ def train_whole(problem, starts: list[dict], key, limits: Limits, show, hops=0) 
             if descent.loss <= near:
                 found, limited = train()
                 best = max(best, found, key=lambda trained: trained.bound)
-    rng, hops = np.random.default_rng(0), hops + descent.work
+    if seed is None or not problem.all_natural:
+        return best
+    rng = np.random.default_rng(seed)
+    most = descent.work + ANEW / problem.work(problem.num_rows)
     for share in _HOPS:
         moved = with_other_points(problem, best.free, rng, share)
-        if limited or moved is None or descent.work >= hops:
+        if limited or moved is None or descent.work + _FEWEST >= most:
             return best
         with suppress(ValueError):
             descent.start_at(moved)

@@ -194,8 +194,16 @@ def test_fit_that_has_not_converged_is_told_and_its_marginals_are_not_praised():
             "far": tree(nats_left=np.inf),
             "falling": tree(nats_left=0.0, loss_drop=7.2, loss_drop_se=0.2),
             "mixture": tree(nats_left=np.nan, nats_left_unknown="it is a mixture"),
+            "attempt": tree(others_left=6.3, others_left_se=0.1, loss_drop=9.0),
+            "random": tree(others_left=0.7, others_left_se=0.4, loss_drop=9.0),
+            "few": tree(points_lose=3.1, points_mend="use 128 inducing points"),
         }
     )
+    assert comparison.table.loc["attempt", "others_left_se"] == 0.1
+    assert comparison.table.loc["few", "points_lose"] == 3.1
+    few = "its inducing points lose at least 3.1 nats: use 128 inducing points."
+    assert few in said(comparison, "few")
+    assert "not converged" not in said(comparison, "random")
     assert comparison.table.loc["short", "nats_left"] == 46.2
     for name in ("done", "noisy", "mixture"):
         text = said(comparison, name)
@@ -205,6 +213,7 @@ def test_fit_that_has_not_converged_is_told_and_its_marginals_are_not_praised():
         "short": "about 46 nats are left for q(u)",
         "far": "far from an optimum",
         "falling": "still fell by 7.2 ± 0.2 over the last tenth",
+        "attempt": "at least 6.3 nats are left for hyperparameters",
     }.items():
         text = said(comparison, name)
         assert words in text and "not converged" in text

@@ -275,6 +275,9 @@ def test_frames_are_matrices(learned_fit):
 def test_verdict_of_a_good_fit(poisson_fit):
     verdict = poisson_fit.check()
     assert verdict.converged and "converged" in repr(poisson_fit)
+    attrs = poisson_fit.to_arviz(num_samples=5).attrs
+    assert attrs["others_left"] == verdict.causes["other parameters"].nats
+    assert attrs["points_lose"] == verdict.causes["inducing points"].nats
     assert verdict.causes["q(u)"].nats < 0.1
     assert verdict.causes["other parameters"].nats < 0.1
     assert verdict.causes["point estimates"].told.startswith("lengthscale")
