@@ -4,7 +4,7 @@ import warnings
 
 import jax
 import numpy as np
-from numpyro.infer import psis_diagnostic
+from numpyro.infer import Trace_ELBO, psis_diagnostic
 
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import messages
@@ -19,7 +19,14 @@ _MATRICES = 8  # of N x N numbers that a draw needs at the same time
 
 
 def guide_khat(
-    rng_key, params: dict, model, guide, *args, num_particles: int = NUM_DRAWS, **kwargs
+    rng_key,
+    params: dict,
+    model,
+    guide,
+    *args,
+    num_particles: int = NUM_DRAWS,
+    given_points: bool = False,
+    **kwargs,
 ) -> float:
     r"""
     PSIS k-hat of a guide: :func:`numpyro.infer.psis_diagnostic` in bounded memory, and NaN
@@ -31,7 +38,8 @@ def guide_khat(
     marginals, and predictions, may still be good, and where N is large most approximations
     are above it. A guide that holds a latent at a point (``AutoDelta``) has no density that
     weights could be made of: no draw is away from that point, so that weights would say
-    nothing about the posterior of this latent. Hyperparameters that are numbers or
+    nothing about the posterior of this latent; with ``given_points`` they are about that of
+    the other latents, given it. Hyperparameters that are numbers or
     :func:`numpyro.param` are part of the model, and k-hat is given them.
 
     Cost :math:`O(N^3)`, of each draw if the guide draws the kernel's hyperparameters. In
@@ -44,9 +52,10 @@ def guide_khat(
     :param guide: the guide.
     :param args: arguments of both, with all of the data.
     :param num_particles: number of draws.
+    :param given_points: whether latents at points are taken for known.
     :param kwargs: keyword arguments of both.
     :return: k-hat; infinite if a few draws have all the weight, NaN where latents are held
-        at points.
+        at points that are not taken for known.
 
     **References:**
 
@@ -73,15 +82,13 @@ def guide_khat(
         True
     """
     try:
-        if points := point_latents(guide, params, args, kwargs):
+        points = point_latents(guide, params, args, kwargs)
+        if points and not given_points:
             raise ValueError(
                 f"it holds the latents {sorted(points)} at points. Draw them: "
                 "base_guide=AutoNormal or AutoMultivariateNormal"
             )
-        rows, each = _size(params, model, guide, args, kwargs)
-        chunk = num_particles
-        if each:
-            chunk = int(np.clip(_CHUNK_NUMBERS // (_MATRICES * rows**2), 1, chunk))
+        chunk = _chunk(num_particles, params, model, guide, args, kwargs)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Not enough tail samples")
             return psis_diagnostic(
@@ -101,6 +108,46 @@ def guide_khat(
             stacklevel=2,
         )
         return float("nan")
+
+
+def weights_gap(
+    rng_key, params: dict, model, guide, *args, num_particles: int = NUM_DRAWS, **kwargs
+) -> tuple[float, float, float]:
+    r"""
+    What importance weights see of :math:`\mathrm{KL}[q \| p(\cdot \mid y)]`: the log of
+    their mean less the mean of their logs, and so less than the KL divergence on average,
+    far less where k-hat is large. Latents at points are taken for known.
+
+    :param rng_key: random key.
+    :param params: parameters, ``result.params`` of ``svi.run``.
+    :param model: the model.
+    :param guide: the guide.
+    :param args: arguments of both, with all of the data.
+    :param num_particles: number of draws.
+    :param kwargs: keyword arguments of both.
+    :return: nats, and their standard error.
+    """
+    elbo, chunk = Trace_ELBO(), _chunk(num_particles, params, model, guide, args, kwargs)
+
+    @jax.jit
+    def log_weight(key):
+        return -elbo.loss(key, params, model, guide, *args, **kwargs)
+
+    keys = jax.random.split(rng_key, num_particles)
+    found = np.asarray(jax.lax.map(log_weight, keys, batch_size=chunk), float)
+    weights = np.exp(found - found.max())
+    gap = np.log(weights.mean()) + found.max() - found.mean()
+    share = weights / weights.mean()
+    error = np.sqrt((np.var(share, ddof=1) + np.var(found, ddof=1)) / num_particles)
+    return float(gap), float(error)
+
+
+def _chunk(num_particles, params, model, guide, args, kwargs) -> int:
+    """Draws that are weighted at a time."""
+    rows, each = _size(params, model, guide, args, kwargs)
+    if not each:
+        return num_particles
+    return int(np.clip(_CHUNK_NUMBERS // (_MATRICES * rows**2), 1, num_particles))
 
 
 def is_cheap(params: dict, model, guide, *args, **kwargs) -> bool:

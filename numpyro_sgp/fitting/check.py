@@ -7,7 +7,13 @@ import numpy as np
 from numpyro.infer.svi import SVIState
 
 from numpyro_sgp.diagnostics.evidence import evidence_bracket
-from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k, guide_khat, is_cheap
+from numpyro_sgp.diagnostics.khat import (
+    NUM_DRAWS,
+    good_k,
+    guide_khat,
+    is_cheap,
+    weights_gap,
+)
 from numpyro_sgp.diagnostics.optimality import loss_drop, nats_left_and_why
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
 from numpyro_sgp.fitting.problem import Problem, as_plain_arrays
@@ -177,26 +183,31 @@ def _of_points(given, loss, rng_key, points, small):
 
 
 def _of_family(given, rng_key):
-    """Whether importance weights could mend q."""
+    """All that is between q and the posterior, as importance weights see it."""
     name = "family"
     guide, params, args, kwargs = given
-    if point_latents(guide, params, args, kwargs):
-        told = "unknown: weights need all latents to be random (see point estimates)"
-        return Cause(name, np.nan, told=told)
     if not is_cheap(params, guide.model, guide, *args, **kwargs):
         told = "unknown: too many rows for the joint density of f(X)"
         return Cause(name, np.nan, told=told)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        khat = guide_khat(rng_key, params, guide.model, guide, *args, **kwargs)
-    if np.isnan(khat):
+    where = rng_key, params, guide.model, guide, *args
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            khat = guide_khat(*where, given_points=True, **kwargs)
+            gap, error = weights_gap(*where, **kwargs)
+    except Exception as failed:  # a distribution without a density, for one
+        return Cause(name, np.nan, told=_unknown(failed))
+    if not np.isfinite(gap):
         return Cause(name, np.nan, told="unknown: draws of q have no weights")
-    limit = good_k(NUM_DRAWS)
-    told = f"k-hat {khat:.2f} (weights could mend it up to {limit:.2f})"
+    limit, points = good_k(NUM_DRAWS), point_latents(guide, params, args, kwargs)
+    told = "all that is between q and the posterior, with the causes above"
+    told += f" (given {', '.join(sorted(points))})" if points else ""
+    told += f": by weights of k-hat {khat:.2f}"
+    told += "" if khat <= limit else f", above {limit:.2f}, so at least"
     mend = ""
-    if khat > limit:
-        mend = "covariance='coupled', a mixture, or MCMC; marginals may still be good"
-    return Cause(name, np.nan, told=told, mend=mend)
+    if gap > max(1.0, 3.0 * error):
+        mend = "if more than the causes above: covariance='coupled', a mixture, or MCMC"
+    return Cause(name, max(gap, 0.0), error, told, mend)
 
 
 def _of_latents(given):

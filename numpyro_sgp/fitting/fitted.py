@@ -357,7 +357,9 @@ class Fitted:
         * ``inducing points``: what they lose at least, by orthogonal ones
           (:func:`~numpyro_sgp.diagnostics.sparsity.sparsity_curve`), and for Gaussian
           likelihoods a bracket of the evidence.
-        * ``family``: the k-hat of importance weights, for few rows.
+        * ``family``: all that is between q and the posterior, given latents at points, by
+          importance weights with their k-hat, for few rows
+          (:func:`~numpyro_sgp.diagnostics.khat.weights_gap`).
         * ``point estimates``: which latents are held at points.
 
         :param args: arguments of the model with all of the data; those of the training if

@@ -18,7 +18,7 @@ from scipy.stats import multivariate_normal
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics import khat
-from numpyro_sgp.diagnostics.khat import good_k, guide_khat, is_cheap
+from numpyro_sgp.diagnostics.khat import good_k, guide_khat, is_cheap, weights_gap
 from numpyro_sgp.guides.point_latents import point_latents
 from tests.helpers import optimal_whitened_q
 
@@ -186,6 +186,22 @@ def test_latents_at_points_have_no_khat():
     with pytest.warns(UserWarning, match=r"no k-hat.*\['lengthscale'\] at points"):
         found = guide_khat(jax.random.key(0), params, model, guide, X, y)
     assert np.isnan(found)
+
+
+def test_weights_see_the_kl_given_what_is_held_at_points():
+    # q(u) moved by 0.3 standard deviations along each axis: KL = N 0.3^2 / 2. Its standard
+    # error by 1000 draws is told; four of them: an error probability of 1e-4.
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=X, jitter=JITTER), AutoDelta)
+    guide.setup(X, y)
+    mu, S = optimal_whitened_q(np.asarray(X), np.asarray(y), np.asarray(X), NOISE)
+    P = np.linalg.cholesky(S)
+    moved = {"f_auto_qu_mu": mu + P @ np.full(N, 0.3), "f_auto_qu_sqrt": P}
+    params = {**moved, "lengthscale_auto_loc": jnp.ones(()), "f_auto_Z": X}
+    given = jax.random.key(1), params, model, guide, X, y
+    gap, error = weights_gap(*given)
+    assert 0.01 < error < 0.1
+    assert abs(gap - N * 0.3**2 / 2) < 4.0 * error
+    assert guide_khat(*given, given_points=True) < 0.7
 
 
 def test_points_do_not_depend_on_the_random_key():
