@@ -1,11 +1,13 @@
 """The Pareto k-hat of a guide: can its draws be reweighted to the posterior?"""
 
 import warnings
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from numpyro.infer import Trace_ELBO, psis_diagnostic
+from numpyro.infer import Trace_ELBO
 
+from numpyro_sgp._programs import mapped
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import messages
 
@@ -29,8 +31,8 @@ def guide_khat(
     **kwargs,
 ) -> float:
     r"""
-    PSIS k-hat of a guide: :func:`numpyro.infer.psis_diagnostic` in bounded memory, and NaN
-    with a warning where the guide has no density over all latents.
+    PSIS k-hat of a guide [1, 2], as ArviZ fits it, in bounded memory; NaN with a warning
+    where the guide has no density over all latents.
 
     The weights :math:`p(y, f(X), \theta) / q(f(X), \theta)` are those of joint draws of
     all latent sites. Below 0.5 they have a variance; above :func:`good_k` (0.67 for 1000
@@ -88,19 +90,8 @@ def guide_khat(
                 f"it holds the latents {sorted(points)} at points. Draw them: "
                 "base_guide=AutoNormal or AutoMultivariateNormal"
             )
-        chunk = _chunk(num_particles, params, model, guide, args, kwargs)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Not enough tail samples")
-            return psis_diagnostic(
-                rng_key,
-                params,
-                model,
-                guide,
-                *args,
-                num_particles=num_particles,
-                chunk_size=chunk,
-                **kwargs,
-            )
+        options = {"num_particles": num_particles, **kwargs}
+        return weigh(rng_key, params, model, guide, *args, **options).khat
     except Exception as error:
         warnings.warn(
             f"The guide has no k-hat, as its draws could not be weighted: "
@@ -110,13 +101,28 @@ def guide_khat(
         return float("nan")
 
 
-def weights_gap(
+class Weighed(NamedTuple):
+    """
+    What importance weights of a guide's draws tell.
+
+    :param khat: as :func:`guide_khat`.
+    :param gap: what they see of the KL divergence from the guide to the posterior, in nats.
+    :param error: standard error of that.
+    """
+
+    khat: float
+    gap: float
+    error: float
+
+
+def weigh(
     rng_key, params: dict, model, guide, *args, num_particles: int = NUM_DRAWS, **kwargs
-) -> tuple[float, float, float]:
+) -> Weighed:
     r"""
-    What importance weights see of :math:`\mathrm{KL}[q \| p(\cdot \mid y)]`: the log of
-    their mean less the mean of their logs, and so less than the KL divergence on average,
-    far less where k-hat is large. Latents at points are taken for known.
+    Weights draws of a guide, latents at points taken for known.
+
+    The log of the weights' mean less the mean of their logs is less than
+    :math:`\mathrm{KL}[q \| p(\cdot \mid y)]` on average, and far less where k-hat is large.
 
     :param rng_key: random key.
     :param params: parameters, ``result.params`` of ``svi.run``.
@@ -125,29 +131,31 @@ def weights_gap(
     :param args: arguments of both, with all of the data.
     :param num_particles: number of draws.
     :param kwargs: keyword arguments of both.
-    :return: nats, and their standard error.
     """
-    elbo, chunk = Trace_ELBO(), _chunk(num_particles, params, model, guide, args, kwargs)
+    from arviz_stats.base import array_stats
+
+    elbo = Trace_ELBO()  # of one draw: minus the log of its weight
+    rows, each = _size(params, model, guide, args, kwargs)
+    chunk = num_particles
+    if each:
+        chunk = int(np.clip(_CHUNK_NUMBERS // (_MATRICES * rows**2), 1, chunk))
 
     @jax.jit
-    def log_weight(key):
-        return -elbo.loss(key, params, model, guide, *args, **kwargs)
+    def log_weights(keys):
+        def of_draw(key):
+            return -elbo.loss(key, params, model, guide, *args, **kwargs)
 
-    keys = jax.random.split(rng_key, num_particles)
-    found = np.asarray(jax.lax.map(log_weight, keys, batch_size=chunk), float)
+        return mapped(of_draw, keys, chunk)
+
+    found = np.asarray(log_weights(jax.random.split(rng_key, num_particles)), float)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few draws in the tail: k-hat is infinite
+        khat = float(array_stats.psislw(-found)[1])
     weights = np.exp(found - found.max())
     gap = np.log(weights.mean()) + found.max() - found.mean()
     share = weights / weights.mean()
     error = np.sqrt((np.var(share, ddof=1) + np.var(found, ddof=1)) / num_particles)
-    return float(gap), float(error)
-
-
-def _chunk(num_particles, params, model, guide, args, kwargs) -> int:
-    """Draws that are weighted at a time."""
-    rows, each = _size(params, model, guide, args, kwargs)
-    if not each:
-        return num_particles
-    return int(np.clip(_CHUNK_NUMBERS // (_MATRICES * rows**2), 1, num_particles))
+    return Weighed(khat, float(gap), float(error))
 
 
 def is_cheap(params: dict, model, guide, *args, **kwargs) -> bool:

@@ -10,9 +10,8 @@ from numpyro_sgp.diagnostics.evidence import evidence_bracket
 from numpyro_sgp.diagnostics.khat import (
     NUM_DRAWS,
     good_k,
-    guide_khat,
     is_cheap,
-    weights_gap,
+    weigh,
 )
 from numpyro_sgp.diagnostics.optimality import loss_drop, nats_left_and_why
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
@@ -193,8 +192,7 @@ def _of_family(given, rng_key):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            khat = guide_khat(*where, given_points=True, **kwargs)
-            gap, error = weights_gap(*where, **kwargs)
+            khat, gap, error = weigh(*where, **kwargs)
     except Exception as failed:  # a distribution without a density, for one
         return Cause(name, np.nan, told=_unknown(failed))
     if not np.isfinite(gap):

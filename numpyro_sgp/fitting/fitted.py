@@ -359,7 +359,7 @@ class Fitted:
           likelihoods a bracket of the evidence.
         * ``family``: all that is between q and the posterior, given latents at points, by
           importance weights with their k-hat, for few rows
-          (:func:`~numpyro_sgp.diagnostics.khat.weights_gap`).
+          (:func:`~numpyro_sgp.diagnostics.khat.weigh`).
         * ``point estimates``: which latents are held at points.
 
         :param args: arguments of the model with all of the data; those of the training if
