@@ -30,7 +30,9 @@ _DRAWS = 20  # keys over which a random bound is averaged there
 _LARGEST = 2e8  # rows times inducing points of one pass over all data
 
 
-def check(guide, params, args, kwargs, *, svi, loss, losses, bound, rng_key) -> Verdict:
+def check(
+    guide, params, args, kwargs, *, svi, loss, losses, bound, descent, rng_key
+) -> Verdict:
     """
     The verdict on a fit; see :meth:`~numpyro_sgp.Fitted.check`, whose attributes these are.
     """
@@ -42,7 +44,7 @@ def check(guide, params, args, kwargs, *, svi, loss, losses, bound, rng_key) -> 
     small = problem.num_rows * points <= _LARGEST
     found = [
         _of_q(given, loss, rng_key, problem, small),
-        _of_others(problem, losses, rng_key),
+        _of_others(problem, losses, rng_key, descent),
         _of_points(given, loss, rng_key, points, small),
         _of_family(given, rng_key),
         _of_latents(given),
@@ -109,7 +111,7 @@ def _of_q(given, loss, rng_key, problem, small):
     return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
 
 
-def _of_others(problem, losses, rng_key):
+def _of_others(problem, losses, rng_key, descent):
     """What some iterations of L-BFGS gain, or the trend of the losses."""
     name = "other parameters"
     if set(problem.free) == set(problem.profiled):
@@ -121,7 +123,7 @@ def _of_others(problem, losses, rng_key):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                nats, se, told = _attempt(problem, steps, rng_key)
+                nats, se, told = _attempt(problem, steps, rng_key, descent)
         except Exception as error:
             return Cause(name, np.nan, told=_unknown(error), mend=mend)
         wanted = nats > max(ENOUGH_NATS, 2.0 * se)
@@ -136,7 +138,7 @@ def _of_others(problem, losses, rng_key):
     return Cause(name, left, se, told, mend if wanted else "")
 
 
-def _attempt(problem, steps, key):
+def _attempt(problem, steps, key, descent):
     """
     What some iterations of L-BFGS gain (from other inducing points too, where these are
     cheap) and would go on to gain, as much again at most, and its standard error: of a
@@ -145,8 +147,8 @@ def _attempt(problem, steps, key):
     seen = problem.averaged(_DRAWS) if problem.random else problem
     for_training, for_gain = jax.random.split(key)
     limits = Limits(1e-3, steps, None)
-    start = [problem.free]
-    found = train_whole(seen, start, for_training, limits, lambda *_: None, seed=1)
+    given = [problem.free], for_training, limits, lambda *_: None
+    found = train_whole(seen, *given, seed=1, descent=descent)
     losses = [found.first_loss, *found.losses]
     gained, se = found.first_loss + found.bound, 0.0
     if problem.random:

@@ -210,7 +210,7 @@ def _train(
         else:
             few = int(np.clip(SEVERAL / problem.work(problem.num_rows), 1, 3))
             found = train_whole(problem, starts[:few], for_training, limits, show, seed=0)
-    return Fitted(
+    fitted = Fitted(
         guide,
         svi.constrain_fn(found.free),
         args,
@@ -222,6 +222,8 @@ def _train(
         stopped=found.stopped,
         svi=svi,
     )
+    fitted.descent = found.descent
+    return fitted
 
 
 def _batch_size(problem, batch_size) -> int | None:

@@ -26,6 +26,7 @@ from numpyro_sgp.fitting.plots import draw
 from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive import Predictions, log_predictive_density, predict
+from numpyro_sgp.training.descent import Descent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,6 +125,8 @@ class Fitted:
         #: With ``num_inducing="auto"``: number of inducing points, nats that they lose at
         #: least, and seconds, of each training.
         self.grown: tuple[tuple[int, float, float], ...] = ()
+        #: What trained it, for :meth:`check` to go on without compiling anew.
+        self.descent: Descent | None = None
         #: What is wrong with the fit, if anything, once it was looked at.
         self._verdict: str | None = None
         self._attrs: dict[str, float | str] = {}
@@ -369,6 +372,7 @@ class Fitted:
             repr of this fit.
         :raises ValueError: if arguments are left out and the training data are not there.
         """
+        descent = None if args or kwargs else self.descent
         args, kwargs = self._arguments(args, kwargs, "check(X, y)")
         loss = TraceGP_ELBO() if self.loss is None else self.loss
         svi = self.svi or SVI(self.model, self.guide, optax.sgd(0.0), loss)
@@ -381,6 +385,7 @@ class Fitted:
             loss=loss,
             losses=self.losses,
             bound=self.bound,
+            descent=descent,
             rng_key=jax.random.key(0) if rng_key is None else rng_key,
         )
         self._verdict, self._attrs = found.summary, found.attrs

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from numpyro_sgp.training.descent import Descent
+
 #: Why a training ended that the user stopped.
 INTERRUPTED = "the user stopped it (Ctrl-C)"
 
@@ -43,6 +45,8 @@ class Trained:
     :param bound: the bound with all rows, where it ended.
     :param bound_se: its standard error, 0 where it is not random.
     :param stopped: why it ended.
+    :param descent: the :class:`~numpyro_sgp.training.descent.Descent` that went there, with
+        its compiled program; None if there was none.
     """
 
     free: dict
@@ -51,3 +55,4 @@ class Trained:
     bound: float
     bound_se: float
     stopped: str
+    descent: Descent | None = None

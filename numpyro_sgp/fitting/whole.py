@@ -22,7 +22,13 @@ ANEW = 2e9
 
 
 def train_whole(
-    problem, starts: list[dict], key, limits: Limits, show, seed: int | None = None
+    problem,
+    starts: list[dict],
+    key,
+    limits: Limits,
+    show,
+    seed: int | None = None,
+    descent: Descent | None = None,
 ) -> Trained:
     """
     Minimises the loss over all parameters, with q(u) at its optimum for the others wherever
@@ -37,9 +43,10 @@ def train_whole(
     :param show: called with the number of iterations and the loss after each.
     :param seed: of inducing points that are drawn anew, where all of q(u) takes natural
         steps and evaluations are cheap; None for none of that.
+    :param descent: that of a training before, of the same problem.
     """
     svi = problem.svi
-    descent = Descent(
+    descent = descent or Descent(
         svi,
         SVIState(svi.optim.init(starts[0]), None, key),
         problem.args,
@@ -53,7 +60,7 @@ def train_whole(
         stopped, limited = _iterate(descent, limits, show)
         losses = np.asarray(descent.losses)
         place = descent.free_now(), float(losses[0]), losses[1:]
-        return Trained(*place, -float(losses[-1]), 0.0, stopped), limited
+        return Trained(*place, -float(losses[-1]), 0.0, stopped, descent), limited
 
     descent.start_at(starts[0])
     best, limited = train()
