@@ -1,5 +1,6 @@
 """Training where the loss is random or the data are many: natural steps beside Adam."""
 
+import time
 from typing import NamedTuple
 
 import jax
@@ -177,6 +178,7 @@ class _Run:
         self.share = 1.0 if batch_size is None else batch_size / problem.num_rows
         self.state, self.count = start(problem, free, key), 0
         self._losses: list[np.ndarray] = []
+        self._ends: list[float] = []
         self._data = problem.arrays, problem.scales()
         self._dtype = jnp.result_type(float)
         seed = np.asarray(jax.random.key_data(key)).ravel().tolist()
@@ -189,6 +191,7 @@ class _Run:
         given = *self._data, self._rows(len(natural)), *rates
         self.state, found = self._steps(self.state, *given)
         losses = np.asarray(found, float)
+        self._ends.append(time.monotonic())
         self.count += len(natural)
         self._losses.append(losses)
         self._show(self.count, float(np.nanmean(losses[-10:])))
@@ -198,6 +201,13 @@ class _Run:
             return None
         ends = self.batch_size * self.count, self.batch_size * (self.count + count)
         return jnp.asarray(self._order(*ends).reshape(count, self.batch_size))
+
+    @property
+    def seconds_a_step(self) -> float:
+        """Without what was compiled at first; 0 where that is not known yet."""
+        first, last = self._ends[0], self._ends[-1]
+        later = self.count - len(self._losses[0])
+        return (last - first) / later if later else 0.0
 
     @property
     def losses(self) -> np.ndarray:
@@ -229,7 +239,9 @@ def _keep_rates(run, limits) -> str:
         rates = _RATE + (_FIRST_RATE - _RATE) * np.exp(-at / _EARLY)
         run(np.full(chunk, run.first_rate), rates)
         # Those with falling rates are to be had too.
-        if reason := limits.reached((1 + _DOWN) * (run.count + chunk) - 1):
+        ahead = (1 + _DOWN) * (run.count + chunk)
+        wait = run.seconds_a_step * (ahead - run.count)
+        if reason := limits.reached(ahead - 1, wait):
             return reason
         if run.count < fewest:
             continue

@@ -25,11 +25,11 @@ class Limits:
     steps: int | None
     until: float | None
 
-    def reached(self, steps: int) -> str:
-        """Which limit is reached after so many steps; empty if none."""
+    def reached(self, steps: int, seconds: float = 0.0) -> str:
+        """Which limit is reached after so many steps, so long from now; empty if none."""
         if self.steps is not None and steps >= self.steps:
             return f"at the limit of {self.steps} steps"
-        if self.until is not None and time.monotonic() >= self.until:
+        if self.until is not None and time.monotonic() + seconds >= self.until:
             return "the time was used up"
         return ""
 
