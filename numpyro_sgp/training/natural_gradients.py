@@ -270,44 +270,54 @@ def natural_descent(
         return {name: q[name] + found[name].astype(q[name].dtype) for name in q}
 
     q = {full: free[full] for _, names in by_site for full in names.values()}
-    at_start = look(q)
-    resolution = 8 * jnp.finfo(at_start[0].dtype).eps * jnp.abs(at_start[0])
-    return _damped(look, move, q, at_start, max_steps, jnp.maximum(tol, resolution))
+    return _damped(look, move, q, max_steps, lambda loss: tol)
 
 
-def _damped(look, move, start, at_start, max_steps, tol) -> tuple[dict, Array, Array]:
+def _damped(look, move, start, max_steps, tol, other=None) -> tuple[dict, Array, Array]:
     """
     Steps that lower a loss: one that does not, or ends where something is not finite, is
     halved, and the next one is then twice as long, up to 1.
 
     :param look: from parameters to the loss and what a step is made of.
     :param move: from these and a rate to parameters.
-    :param at_start: what ``look`` returned at the start.
+    :param tol: from the loss to the decrease at which to stop; at least about what the
+        dtype resolves.
+    :param other: where to begin if the start is not finite.
     :return: the parameters, the loss, and how many steps were tried.
     """
+    shapes = jax.eval_shape(look, start)
+    eps = 8 * jnp.finfo(shapes[0].dtype).eps
+
+    def enough(loss):
+        return jnp.where(jnp.isfinite(loss), jnp.maximum(tol(loss), eps * jnp.abs(loss)), 0)
 
     def go_on(carry):
-        count, rate, fall, *_ = carry
-        return (count < max_steps) & (rate > _SMALLEST_STEP) & (fall > tol)
+        count, rate, fall, loss, *_ = carry
+        return (count <= max_steps) & (rate > _SMALLEST_STEP) & (fall > enough(loss))
 
     def step(carry):
-        count, rate, fall, loss, given, slopes = carry
-        new = move(given, slopes, rate)
+        count, rate, fall, loss, given, slopes, new = carry
         new_loss, new_slopes = look(new)
         finite = [jnp.isfinite(a).all() for a in jax.tree.leaves((new_loss, new_slopes))]
         better = (new_loss < loss) & jnp.all(jnp.array(finite))
         # A step that changes nothing has arrived; one that raises the loss was too long.
-        fall = jnp.where(better | (new_loss - loss <= tol), loss - new_loss, jnp.inf)
+        arrived = better | (new_loss - loss <= enough(loss))
+        fall = jnp.where(arrived & jnp.isfinite(loss), loss - new_loss, jnp.inf)
         keep = lambda a, b: jnp.where(better, a, b)  # noqa: E731
         given, slopes = jax.tree.map(keep, (new, new_slopes), (given, slopes))
         rate = jnp.where(better, jnp.minimum(2.0 * rate, 1.0), 0.5 * rate)
-        return count + 1, rate, fall, jnp.where(better, new_loss, loss), given, slopes
+        new = move(given, slopes, rate)
+        if other is not None:
+            again = (count == 0) & ~better
+            new = jax.tree.map(lambda a, b: jnp.where(again, a, b), other, new)
+        return count + 1, rate, fall, jnp.where(better, new_loss, loss), given, slopes, new
 
-    loss, slopes = at_start
-    one = jnp.ones((), loss.dtype)
-    begin = jnp.zeros((), int), one, one * jnp.inf, loss, start, slopes
-    count, _, _, loss, given, _ = jax.lax.while_loop(go_on, step, begin)
-    return given, loss, count
+    one = jnp.ones((), shapes[0].dtype)
+    slopes = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[1])
+    # The first step leads to the start: `look` is in the program once.
+    begin = jnp.zeros((), int), one, one * jnp.inf, one * jnp.inf, start, slopes, start
+    count, _, _, loss, given, *_ = jax.lax.while_loop(go_on, step, begin)
+    return given, loss, count - 1
 
 
 def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
@@ -360,15 +370,13 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
 
     given = {name: params[name] for pair in names.values() for name in pair}
     # Where there is no Gaussian with these (any more), begin at the prior.
-    at_start = look(given)
     zeros = jax.tree.map(jnp.zeros_like, given)
-    finite = [jnp.isfinite(a).all() for a in jax.tree.leaves(at_start)]
-    given, at_start = jax.lax.cond(
-        jnp.all(jnp.array(finite)),
-        lambda: (given, at_start),
-        lambda: (zeros, look(zeros)),
+    moved, _, count = _damped(
+        look,
+        move,
+        given,
+        max_steps,
+        lambda loss: tol * jnp.maximum(jnp.abs(loss), 1.0),
+        zeros,
     )
-    loss = at_start[0]
-    tol = jnp.maximum(tol, 8 * jnp.finfo(loss.dtype).eps) * jnp.maximum(jnp.abs(loss), 1.0)
-    moved, _, count = _damped(look, move, given, at_start, max_steps, tol)
     return {**params, **moved}, count
