@@ -5,7 +5,7 @@ paper's numbers.
     python benchmarks/savigp.py --data FOLDER                    # all of it: some hours
     python benchmarks/savigp.py --data FOLDER --sets boston --sparsity 1 --methods FG
 
-Every result is kept in ``--results`` (one line each) and not computed again, so a run that
+Every result is kept in ``--results`` (a row each) and not computed again, so a run that
 was stopped goes on where it was; ``--table`` prints what is there. FOLDER has the data as
 :mod:`numpyro_sgp.datasets` describes it.
 
@@ -31,7 +31,6 @@ Published numbers are means over test points and runs, from the authors' stored 
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +41,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from _results import FOLDER, Results
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoDelta
@@ -50,6 +50,7 @@ import numpyro_sgp as sgp
 from numpyro_sgp.datasets import abalone, boston, breast_cancer, creep, usps
 from numpyro_sgp.likelihoods import TanhWarp, WarpedNormal, warped_moments
 
+SETTINGS = ("set", "method", "factor", "split", "whiten", "float32")
 FACTORS = (0.1, 0.2, 0.5, 1.0)
 LARGE, LARGE_ITERATIONS = 1000, 2
 METHODS = ("FG", "FG-MAP", "fit", "fit-learned", "MoG1", "MoG2", "exact", "exact-MAP")
@@ -307,11 +308,6 @@ def run(name, method, factor, split, folder, whiten, progress):
                 posterior.mean, variance, log_density, y_test, y, warp, data
             )
     return {
-        "set": name,
-        "method": method,
-        "factor": factor,
-        "split": split,
-        "whiten": whiten,
         experiment.metrics[0]: float(first),
         experiment.metrics[1]: float(second),
         "bound": bound,
@@ -397,51 +393,37 @@ def applies(method, experiment):
 
 
 def print_table(results, name):
-    """Means over splits beside the published numbers."""
-    experiment = EXPERIMENTS[name]
-    first, second = experiment.metrics
-    print(f"\n{name}: mean over splits [published]")
-    header = f"{'':6s}{'SF':>5s}{'splits':>8s}{first:>18s}{second:>18s}"
-    print(header + f"{'bound':>10s}{'iterations':>12s}{'seconds':>9s}")
-    for method in METHODS:
-        for i, factor in enumerate(FACTORS):
-            for whiten in (False, True):
-                rows = [
-                    r
-                    for r in results
-                    if (r["set"], r["method"], r["factor"], r["whiten"])
-                    == (name, method, factor, whiten)
-                ]
-                if not rows:
-                    continue
-                cells = []
-                for j, metric in enumerate(experiment.metrics):
-                    published = experiment.published.get(method.removesuffix("-MAP"))
-                    paper = None if published is None else published[j][i]
-                    told = "[-]" if paper is None else f"[{paper:.4g}]"
-                    cells.append(f"{np.mean([r[metric] for r in rows]):.4f} {told:>9s}")
-                label = method + ("" if whiten else "u")
-                print(
-                    f"{label:6s}{factor:5g}{len(rows):8d}{cells[0]:>18s}{cells[1]:>18s}"
-                    f"{np.mean([r['bound'] for r in rows]):10.1f}"
-                    f"{np.mean([r['iterations'] for r in rows]):12.0f}"
-                    f"{np.mean([r['seconds'] for r in rows]):9.0f}"
-                )
+    """Means over splits beside the published numbers, of which those of FG are for fit."""
+    experiment, kinds = EXPERIMENTS[name], {}
+    for row in results:
+        if row["set"] == name:
+            kind = tuple(row[k] for k in SETTINGS if k not in ("set", "split"))
+            kinds.setdefault(kind, []).append(row)
+    print(f"\n{name}: mean over splits [published]\n")
+    heads = ["method", "SF", "splits", *experiment.metrics, "bound", "iterations", "s"]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    for (method, factor, whiten, float32), rows in sorted(kinds.items()):
+        label = (
+            method + ("" if whiten else ", unwhitened") + (", float32" if float32 else "")
+        )
+        cells = [label, f"{factor:g}", str(len(rows))]
+        family = "FG" if method.startswith("fit") else method.removesuffix("-MAP")
+        for metric, published in zip(
+            experiment.metrics, experiment.published.get(family, [{}] * 2), strict=True
+        ):
+            paper = published[FACTORS.index(factor)] if published else None
+            told = "" if paper is None else f" [{paper:.4g}]"
+            cells.append(f"{np.mean([r[metric] for r in rows]):.4f}{told}")
+        for number, digits in (("bound", 1), ("iterations", 0), ("seconds", 0)):
+            cells.append(f"{np.mean([r[number] for r in rows]):.{digits}f}")
+        print(f"| {' | '.join(cells)} |")
 
 
 def main(args):
     """Runs what is missing and prints the tables."""
     if not args.float32:
         numpyro.enable_x64()
-    results = []
-    if args.results.exists():
-        results = [json.loads(line) for line in args.results.read_text().splitlines()]
-
-    def key(row):
-        return tuple(row[k] for k in ("set", "method", "factor", "split", "whiten"))
-
-    done = {key(row) for row in results}
-    args.results.parent.mkdir(parents=True, exist_ok=True)
+    results = Results(args.results, SETTINGS)
     for name in args.sets:
         experiment = EXPERIMENTS[name]
         splits = args.splits if args.splits is not None else range(experiment.splits)
@@ -451,15 +433,14 @@ def main(args):
             for factor in args.sparsity if not method.startswith("exact") else [1.0]:
                 for split in splits:
                     whiten = not args.unwhitened or not method.startswith("MoG")
-                    case = (name, method, factor, split, whiten)
-                    if split >= experiment.splits or case in done:
+                    case = name, method, factor, split, whiten, args.float32
+                    settings = dict(zip(SETTINGS, case, strict=True))
+                    if split >= experiment.splits or results.has(**settings):
                         continue
                     row = run(*case[:4], args.data, whiten, not args.no_progress)
-                    results.append(row)
-                    with args.results.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
-                    print({k: v for k, v in row.items() if k != "whiten"}, flush=True)
-        print_table(results, name)
+                    results.add({**settings, **row})
+                    print({**settings, **row}, flush=True)
+        print_table(results.rows(), name)
 
 
 def parse(argv=None):
@@ -477,7 +458,7 @@ def parse(argv=None):
         "--unwhitened", action="store_true", help="diagonal mixtures over u itself"
     )
     parser.add_argument("--float32", action="store_true", help="single precision")
-    parser.add_argument("--results", type=Path, default=Path("figures/savigp.jsonl"))
+    parser.add_argument("--results", type=Path, default=FOLDER / "savigp.json")
     parser.add_argument("--table", action="store_true", help="only print what is there")
     parser.add_argument("--no-progress", action="store_true", help="no progress bars")
     return parser.parse_args(argv)
