@@ -16,6 +16,7 @@ from numpyro_sgp.tracing.coupling import feeding
 
 #: Rows up to which points are added.
 MAX_ROWS = 100_000
+_CHEAP = 2e5  # rows times points up to which more points are tried
 _NOTHING = 1e-3  # nats for the sake of which no point is added
 
 
@@ -222,9 +223,12 @@ class MovedBound:
         return float(value), by_site
 
     def most_points(self, field: Field) -> int:
-        """How many points it makes sense to add: as many as there are, or 32."""
+        """
+        How many points it makes sense to add: as many as there are, or 32; four times as
+        many where that is cheap.
+        """
         M, N = field.A.shape[-2:]
-        return min(max(32, M), max(N - M, 1))
+        return min(max(32, 4 * M if N * M <= _CHEAP else M), max(N - M, 1))
 
     def choose(self, key, params, name, field: Field, precision, most: int):
         r"""

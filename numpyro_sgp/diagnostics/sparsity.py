@@ -93,8 +93,8 @@ def sparsity_curve(
     :param loss: the loss that was minimised; ``TraceGP_ELBO()`` if None.
     :param rng_key: random key; ``jax.random.key(0)`` if None. Where the bound is random,
         q(v) is chosen with some keys and scored with others.
-    :param max_points: most points to be added at each GP site; the number that it has now,
-        or 32 if that is more, if None.
+    :param max_points: most points to be added at each GP site; if None, the number that it
+        has now, four times that where N M is at most 200,000, and 32 at least.
     :param kwargs: keyword arguments of the model.
     :return: the curve, ``unknown`` for deep GPs, inverse-free and decoupled approximations,
         ``tight="block"``, likelihoods that tie rows together, GP sites that are scaled, and

@@ -27,6 +27,7 @@ _DOWN = 2  # steps with falling rates for each one before
 _BY_ROW = 1e-4  # nats a row that are little beside what a longer training costs
 _GROUP = 10  # steps whose mean loss is looked at where there are no epochs
 _POLISH = 8  # natural steps on all rows in the end, at most
+_MANY = 200  # natural steps that show what q(u) has to gain, at most
 _KEYS = 50  # for the mean of a random bound
 
 _SMOOTH = 0.1  # weight of the latest loss in the running mean
@@ -316,6 +317,21 @@ def _polished(problem, loss, free, key, tolerance) -> tuple[dict, float]:
 
     q, value = polish(free, problem.arrays)
     return {**free, **q}, -float(value)
+
+
+def gain_in_q(problem, key) -> float:
+    """What natural steps on all rows gain, the other parameters as they are."""
+    arrays = problem.arrays
+
+    @jax.jit
+    def gain(free, arrays):
+        def here(free):
+            return problem.loss(free, key, arrays)
+
+        lowest = natural_descent(here, problem.natural, free, _MANY, 0.0)[1]
+        return here(free) - lowest
+
+    return float(gain(problem.free, arrays))
 
 
 def _mean_bound(loss, free, key, arrays) -> tuple[float, float]:

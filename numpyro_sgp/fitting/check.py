@@ -15,6 +15,7 @@ from numpyro_sgp.diagnostics.khat import (
 )
 from numpyro_sgp.diagnostics.optimality import loss_drop, nats_left_and_why
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
+from numpyro_sgp.fitting.batches import gain_in_q
 from numpyro_sgp.fitting.problem import Problem, as_plain_arrays
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
@@ -106,7 +107,9 @@ def _of_q(given, loss, rng_key, problem, small):
         return Cause(name, nats, told=f"unknown: {why}")
     told = "by one natural step"
     if np.isinf(nats):
-        told = "far from an optimum: the bound is not concave in q(u) here"
+        told = "the bound is not concave in q(u) here"
+        if not problem.random:
+            nats, told = gain_in_q(problem, rng_key), f"by natural steps: {told}"
     mend = "train longer: natural gradients (sgp.fit) end this in some steps"
     return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
 
