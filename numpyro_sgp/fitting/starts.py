@@ -21,7 +21,8 @@ SCALES = (1.0, 0.4, 2.5, 0.15)
 _RATE = 0.1  # of Adam
 _ROWS = 1_000  # that the race is on, at most
 _CHUNKS = 6  # of steps, at most
-_WORK = 3e8  # multiplications of a chunk's step with all candidates, shared by the chunks
+_FEWEST = 10  # steps
+_WORK = 1.5e10  # multiplications of M x M matrices with all rows, over steps and candidates
 
 
 def race(problem, candidates: list[dict], key) -> list[dict]:
@@ -37,8 +38,11 @@ def race(problem, candidates: list[dict], key) -> list[dict]:
     if problem.plates and problem.num_rows > _ROWS:
         rng = np.random.default_rng(0)
         rows = jnp.asarray(rng.choice(problem.num_rows, _ROWS, replace=False))
-    natural = jnp.full(CHUNK, 0.3 if problem.random else 1.0, dtype)
-    others = jnp.full(CHUNK, _RATE, dtype)
+    work = problem.work(problem.num_rows if rows is None else _ROWS)
+    number = int(np.clip(_WORK / (len(candidates) * work), _FEWEST, _CHUNKS * CHUNK))
+    chunk = min(number, CHUNK)
+    natural = jnp.full(chunk, 0.3 if problem.random else 1.0, dtype)
+    others = jnp.full(chunk, _RATE, dtype)
     scales = problem.scales()
 
     @jax.jit
@@ -55,9 +59,7 @@ def race(problem, candidates: list[dict], key) -> list[dict]:
 
     begun = [start(problem, free, key) for free in candidates]
     states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *begun)
-    work = problem.work(problem.num_rows if rows is None else _ROWS)
-    chunks = int(np.clip(_WORK / (len(candidates) * work), 1, _CHUNKS))
-    for _ in range(chunks):
+    for _ in range(number // chunk):
         states, losses = go_on(states, problem.arrays)
     losses = np.asarray(losses, float)
     order = [i for i in np.argsort(losses) if np.isfinite(losses[i])] or [0]
