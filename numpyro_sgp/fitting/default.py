@@ -11,6 +11,7 @@ import optax
 from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoDelta
+from numpyro.infer.svi import SVIState
 from tqdm import tqdm
 
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
@@ -135,7 +136,7 @@ def fit(
     until = None if seconds is None else started + seconds
     data, kwargs = as_plain_arrays(model, tuple(data), kwargs)
 
-    def train(guide, start=None):
+    def train(guide, start=None, before=None, steps=steps):
         return _train(
             guide,
             data,
@@ -146,6 +147,7 @@ def fit(
             batch_size=batch_size,
             restarts=restarts,
             start=start,
+            before=before,
             progress_bar=progress_bar,
         )
 
@@ -156,10 +158,14 @@ def fit(
         fitted = train(approximation)
     elif any(option.is_auto for option in check_approximations(approximation)):
 
-        def train_with(number, start):
-            return train(make(with_points(approximation, number)), start)
+        def begin(number, start, most):
+            guide = make(with_points(approximation, number))
+            return train(guide, start, steps=most if steps is None else min(most, steps))
 
-        fitted = grow(train_with, data, kwargs, until, progress_bar)
+        def go_on(fitted):
+            return train(fitted.guide, before=fitted)
+
+        fitted = grow(begin, go_on, data, kwargs, until, progress_bar)
     else:
         fitted = train(make(approximation))
     fitted.seconds = time.monotonic() - started
@@ -177,20 +183,29 @@ def _train(
     batch_size,
     restarts,
     start,
+    before,
     progress_bar,
 ) -> Fitted:
     """
     One training.
 
     :param start: values of parameters that are known already, in place of the race.
+    :param before: a fit of this guide to go on from.
     """
-    guide.take_natural_gradients(1.0)
-    svi = SVI(guide.model, guide, optax.adam(0.01), loss)
     for_init, for_starts, for_race, for_training = jax.random.split(rng_key, 4)
-    state = svi.init(for_init, *args, **kwargs)
+    if before is None:
+        guide.take_natural_gradients(1.0)
+        svi = SVI(guide.model, guide, optax.adam(0.01), loss)
+        state = svi.init(for_init, *args, **kwargs)
+    else:
+        svi = before.svi
+        free = svi.constrain_fn(before.params, invert=True)
+        state = SVIState(svi.optim.init(free), None, for_init)
     problem = Problem(svi, state, args, kwargs)
     size = _batch_size(problem, batch_size)
-    if start is None:
+    if before is not None:
+        starts = [problem.free]
+    elif start is None:
         starts = lengthscale_starts(problem)
         starts += random_starts(problem, for_starts, restarts - 1)
         if problem.natural:  # fast steps of Adam make components of a mixture collapse
@@ -209,7 +224,9 @@ def _train(
             found = train_batches(problem, starts[0], for_training, limits, size, show)
         else:
             few = int(np.clip(SEVERAL / problem.work(problem.num_rows), 1, 3))
-            found = train_whole(problem, starts[:few], for_training, limits, show, seed=0)
+            descent = None if before is None else before.descent
+            given = problem, starts[:few], for_training, limits, show
+            found = train_whole(*given, seed=0, descent=descent)
     fitted = Fitted(
         guide,
         svi.constrain_fn(found.free),
