@@ -1,5 +1,7 @@
 """`fit` with nothing tuned, against dense algebra and against its own other ways."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,11 @@ from numpyro.infer.autoguide import AutoDelta
 from scipy.optimize import minimize
 
 import numpyro_sgp as sgp
+from numpyro_sgp.diagnostics.optimality import nats_left
 from numpyro_sgp.fitting import batches, problem
 from numpyro_sgp.fitting.grow import FIRST
+from numpyro_sgp.fitting.progress import Limits
+from numpyro_sgp.fitting.starts import with_other_points
 from numpyro_sgp.fitting.whole import remaining
 
 RNG = np.random.default_rng(0)
@@ -132,6 +137,35 @@ def test_parts_of_the_loss_add_up(learned_fit, size):
     assert_allclose(parts, whole.loss(whole.free, key, arrays), rtol=1e-10)
 
 
+def test_gain_in_q_is_the_kl_to_the_optimum(learned_fit):
+    svi = learned_fit.svi
+    state = svi.init(jax.random.key(0), X, Y)
+    start = problem.Problem(svi, state, (X, Y), {})
+    params = svi.constrain_fn(start.free)
+    kl = nats_left(learned_fit.guide, params, jnp.asarray(X), jnp.asarray(Y))
+    assert kl > 10.0  # of the prior
+    assert_allclose(batches.gain_in_q(start, jax.random.key(0)), kl, rtol=1e-6)
+
+
+def test_some_inducing_points_are_drawn_anew(poisson_fit, learned_fit):
+    svi = poisson_fit.svi
+    whole = problem.Problem(svi, svi.init(jax.random.key(0), X, COUNTS), (X, COUNTS), {})
+    moved = with_other_points(whole, whole.free, np.random.default_rng(0), 0.25)
+    before, after = (np.asarray(free["f_auto_Z"]) for free in (whole.free, moved))
+    changed = (before != after).any(axis=1)
+    assert changed.sum() == 2 and np.isin(after[changed], X).all()
+    assert all(moved[k] is whole.free[k] for k in moved if k != "f_auto_Z")
+    svi = learned_fit.svi  # whose points are not trained
+    fixed = problem.Problem(svi, svi.init(jax.random.key(0), X, Y), (X, Y), {})
+    assert with_other_points(fixed, fixed.free, np.random.default_rng(0), 0.25) is None
+
+
+def test_time_is_kept_for_what_is_to_come():
+    limits = Limits(0.1, None, time.monotonic() + 100.0)
+    assert not limits.reached(10**9, 50.0)
+    assert limits.reached(0, 150.0) == "the time was used up"
+
+
 def test_a_step_that_is_too_long_is_undone(poisson_fit):
     svi = poisson_fit.svi
     state = svi.init(jax.random.key(0), X, COUNTS)
@@ -184,6 +218,8 @@ def test_random_bounds_have_an_error():
     fitted = fit(model, sgp.SVGP(6), (X, classes), expectation=sgp.MonteCarlo(5))
     assert 0.0 < fitted.bound_se < 1.0
     assert fitted.bound > -N * np.log(3.0)  # that of knowing nothing
+    others = fitted.check().causes["other parameters"]
+    assert others.error > 0.0 and "more iterations" in others.told
 
 
 def test_limits_are_kept_and_told():
