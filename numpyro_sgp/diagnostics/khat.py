@@ -124,13 +124,9 @@ def weigh(
     The log of the weights' mean less the mean of their logs is less than
     :math:`\mathrm{KL}[q \| p(\cdot \mid y)]` on average, and far less where k-hat is large.
 
-    :param rng_key: random key.
-    :param params: parameters, ``result.params`` of ``svi.run``.
-    :param model: the model.
-    :param guide: the guide.
-    :param args: arguments of both, with all of the data.
-    :param num_particles: number of draws.
-    :param kwargs: keyword arguments of both.
+    The arguments are those of :func:`guide_khat`.
+
+    :raises Exception: as the model and the guide do, where either has no density.
     """
     from arviz_stats.base import array_stats
 

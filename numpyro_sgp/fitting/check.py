@@ -7,12 +7,7 @@ import numpy as np
 from numpyro.infer.svi import SVIState
 
 from numpyro_sgp.diagnostics.evidence import evidence_bracket
-from numpyro_sgp.diagnostics.khat import (
-    NUM_DRAWS,
-    good_k,
-    is_cheap,
-    weigh,
-)
+from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k, is_cheap, weigh
 from numpyro_sgp.diagnostics.optimality import loss_drop, nats_left_and_why
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
 from numpyro_sgp.fitting.batches import gain_in_q
@@ -144,7 +139,7 @@ def _of_others(problem, losses, rng_key, descent):
 def _attempt(problem, steps, key, descent):
     """
     What some iterations of L-BFGS gain (from other inducing points too, where these are
-    cheap) and would go on to gain, as much again at most, and its standard error: of a
+    cheap) and would go on to gain where they did not end, and its standard error: of a
     random bound that of its mean over some keys, told by its mean over others.
     """
     seen = problem.averaged(_DRAWS) if problem.random else problem
@@ -160,9 +155,10 @@ def _attempt(problem, steps, key, descent):
     nats = max(gained, 0.0)
     if gained > 2.0 * se and len(found.losses) >= steps:
         more = remaining(losses)
-        nats, told = (
-            (nats + more, told) if np.isfinite(more) else (nats, f"at least {told}")
-        )
+        if np.isfinite(more):
+            nats += more
+        else:  # too few to tell
+            told = f"at least {told}"
     return nats, se, told
 
 

@@ -227,7 +227,7 @@ def _train(
             descent = None if before is None else before.descent
             given = problem, starts[:few], for_training, limits, show
             found = train_whole(*given, seed=0, descent=descent)
-    fitted = Fitted(
+    return Fitted(
         guide,
         svi.constrain_fn(found.free),
         args,
@@ -238,9 +238,8 @@ def _train(
         bound_se=found.bound_se,
         stopped=found.stopped,
         svi=svi,
+        descent=found.descent,
     )
-    fitted.descent = found.descent
-    return fitted
 
 
 def _batch_size(problem, batch_size) -> int | None:

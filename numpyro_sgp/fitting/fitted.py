@@ -56,6 +56,7 @@ class Fitted:
     :param seconds: how long the training took.
     :param stopped: why it ended.
     :param svi: the :class:`~numpyro.infer.SVI` that was trained, if any.
+    :param descent: what trained it, for :meth:`check` to go on without compiling anew.
     :raises TypeError: if ``guide`` is no :class:`~numpyro_sgp.AutoSparseGP`, or ``args``
         no tuple.
     :raises ValueError: if the guide is not set up, or ``params`` are not its.
@@ -95,6 +96,7 @@ class Fitted:
         seconds: float = math.nan,
         stopped: str = "",
         svi: SVI | None = None,
+        descent: Descent | None = None,
     ):
         if not isinstance(guide, AutoSparseGP):
             raise TypeError(
@@ -125,8 +127,7 @@ class Fitted:
         #: With ``num_inducing="auto"``: number of inducing points, nats that they lose at
         #: least, and seconds, of each training.
         self.grown: tuple[tuple[int, float, float], ...] = ()
-        #: What trained it, for :meth:`check` to go on without compiling anew.
-        self.descent: Descent | None = None
+        self.descent = descent
         #: What is wrong with the fit, if anything, once it was looked at.
         self._verdict: str | None = None
         self._attrs: dict[str, float | str] = {}

@@ -14,8 +14,6 @@ from numpyro_sgp.training.lbfgs import suits_natural
 _ROUNDS = 6  # of L-BFGS, each with a fresh memory
 _HOPS = 6 * (0.1, 0.3)  # shares of the inducing points that are drawn anew, in turns
 _FEWEST = 10  # iterations before what is left can be told from them
-
-
 #: Products of rows with M x M matrices, summed over evaluations, up to which inducing
 #: points are drawn anew.
 ANEW = 2e9
