@@ -93,7 +93,7 @@ def _of_training(attrs):
     if left is not None:
         if left > max(ENOUGH_NATS, 2.0 * se):
             yield (
-                f"at least {left:.2g} nats are left for hyperparameters, inducing points "
+                f"about {left:.2g} nats are left for hyperparameters, inducing points "
                 "and other latents: not converged; train longer."
             )
         return

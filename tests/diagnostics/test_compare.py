@@ -213,7 +213,7 @@ def test_fit_that_has_not_converged_is_told_and_its_marginals_are_not_praised():
         "short": "about 46 nats are left for q(u)",
         "far": "far from an optimum",
         "falling": "still fell by 7.2 ± 0.2 over the last tenth",
-        "attempt": "at least 6.3 nats are left for hyperparameters",
+        "attempt": "about 6.3 nats are left for hyperparameters",
     }.items():
         text = said(comparison, name)
         assert words in text and "not converged" in text
