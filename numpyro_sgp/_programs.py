@@ -1,11 +1,18 @@
-"""Compiled programs that live as long as the object that they belong to."""
+"""Compiled programs: those that objects keep, and those that are shared."""
 
+import hashlib
 import weakref
+from collections import OrderedDict
+from contextvars import ContextVar
 
 import jax
 import numpy as np
+from numpyro.distributions import Distribution
 
 _PROGRAMS = weakref.WeakKeyDictionary()
+_COMPILED: OrderedDict = OrderedDict()  # by what they are compiled from
+_KEPT = 256  # of these, those used last
+_BY_OPERATION: ContextVar[bool] = ContextVar("by_operation", default=False)
 
 
 def program(owner, fn):
@@ -26,6 +33,137 @@ def program(owner, fn):
 
         programs[fn] = jax.jit(call, static_argnames="static")
     return programs[fn]
+
+
+# Programs that run once, or a few times for a moment, are compiled in half of the time.
+_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+class shared:  # noqa: N801, as jax.jit
+    """
+    ``fn`` compiled, as by :func:`jax.jit`, but not again where a program that does the same
+    has been compiled for whatever function: closures of another guide, with other data of
+    the same shapes, are traced and find their program here.
+
+    :param fn: a function of trees of arrays.
+    :param briefly: whether it is to be compiled soon rather than to run fast.
+    """
+
+    def __init__(self, fn, briefly=False):
+        self._fn = fn
+        self._options = _QUICK if briefly and jax.default_backend() == "cpu" else None
+        self._programs = {}
+
+    def __call__(self, *args):
+        leaves, structure = jax.tree.flatten(args)
+        if any(map(_is_traced, leaves)):
+            return self._fn(*args)
+        key = structure, tuple(map(_seen, leaves)), jax.config.jax_enable_x64
+        if key not in self._programs:
+            self._programs[key] = self._compile(leaves, structure)
+        program, out = self._programs[key]
+        return jax.tree.unflatten(out, program(*leaves))
+
+    def _compile(self, leaves, structure):
+        out = None
+
+        def run(*leaves):
+            nonlocal out
+            found, out = jax.tree.flatten(self._fn(*jax.tree.unflatten(structure, leaves)))
+            return found
+
+        lowered = jax.jit(run, keep_unused=True).lower(*leaves)
+        text = lowered.as_text()
+        main = text[text.index("@main(") :].split("->")[0]
+        # What is not in the text cannot be told apart by it.
+        if "callback" in text or "__elided__" in text or main.count("%arg") != len(leaves):
+            return lowered.compile(self._options), out
+        told = text, [_seen(leaf) for leaf in leaves], self._options
+        key = hashlib.sha256(repr(told).encode()).digest()
+        if key not in _COMPILED:
+            _COMPILED[key] = lowered.compile(self._options)
+        _COMPILED.move_to_end(key)
+        while len(_COMPILED) > _KEPT:
+            _COMPILED.popitem(last=False)
+        return _COMPILED[key], out
+
+
+def _seen(leaf):
+    """What a program is compiled for of an argument."""
+    if isinstance(leaf, jax.Array):
+        return leaf.aval, leaf.sharding
+    return np.shape(leaf), getattr(leaf, "dtype", type(leaf))
+
+
+def without_leaks(fn, *args):
+    """
+    ``fn(*args)``, in which :func:`one_program` may return objects that hide traced values
+    where JAX does not see them (kernels of other classes, functions): then operation by
+    operation.
+    """
+    try:
+        return fn(*args)
+    except jax.errors.UnexpectedTracerError:
+        token = _BY_OPERATION.set(True)
+        try:
+            return fn(*args)
+        finally:
+            _BY_OPERATION.reset(token)
+
+
+def one_program(fn, *trees):
+    """
+    ``fn(*trees)`` by one :class:`shared` program; operation by operation where it needs to
+    know values.
+
+    :param trees: trees of arrays.
+    :return: what ``fn`` returns, which may have distributions and anything else in it.
+    """
+    if _BY_OPERATION.get():
+        return fn(*trees)
+    found = {}
+
+    def run(*trees):
+        leaves, structure = jax.tree.flatten(fn(*trees), is_leaf=_is_known)
+        found["leaves"], found["structure"] = leaves, structure
+        return [leaf for leaf in leaves if _is_traced(leaf)]
+
+    try:
+        values = iter(shared(run, briefly=True)(*trees))
+    except NEEDS_KNOWN_DATA:
+        return fn(*trees)
+    filled = [next(values) if _is_traced(leaf) else leaf for leaf in found["leaves"]]
+    return jax.tree.unflatten(found["structure"], filled)
+
+
+def on_data(fn, args, kwargs, *trees):
+    """
+    ``fn(args, kwargs, *trees)`` by :func:`one_program`, where ``args`` and ``kwargs`` are a
+    model's, of which arrays are arguments of the program and all else is as it is.
+    """
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if _is_data(leaf)]
+
+    def run(arrays, *trees):
+        filled = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
+        return fn(*jax.tree.unflatten(structure, filled.values()), *trees)
+
+    return one_program(run, [leaves[i] for i in places], *trees)
+
+
+def _is_traced(leaf) -> bool:
+    return isinstance(leaf, jax.core.Tracer)
+
+
+def _is_known(node) -> bool:
+    """Whether a distribution has nothing traced in it; some lose what is no array."""
+    is_fn = isinstance(node, Distribution)
+    return is_fn and not any(map(_is_traced, jax.tree.leaves(node)))
+
+
+def _is_data(leaf) -> bool:
+    numbers = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf"
+    return (numbers or isinstance(leaf, jax.Array)) and np.ndim(leaf) > 0
 
 
 def mapped(fn, inputs, chunk: int):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from numpyro.infer import Trace_ELBO
 
-from numpyro_sgp._programs import mapped
+from numpyro_sgp._programs import mapped, on_data
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import messages
 
@@ -136,14 +136,13 @@ def weigh(
     if each:
         chunk = int(np.clip(_CHUNK_NUMBERS // (_MATRICES * rows**2), 1, chunk))
 
-    @jax.jit
-    def log_weights(keys):
+    def log_weights(args, kwargs, params, key):
         def of_draw(key):
             return -elbo.loss(key, params, model, guide, *args, **kwargs)
 
-        return mapped(of_draw, keys, chunk)
+        return mapped(of_draw, jax.random.split(key, num_particles), chunk)
 
-    found = np.asarray(log_weights(jax.random.split(rng_key, num_particles)), float)
+    found = np.asarray(on_data(log_weights, args, kwargs, params, rng_key), float)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few draws in the tail: k-hat is infinite
         khat = float(array_stats.psislw(-found)[1])

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
+from numpyro_sgp._programs import shared
 from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.families import QU
@@ -59,10 +60,10 @@ class MovedBound:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.relaxations: dict[str, type] = {}
         self.num_inducing = 0
-        self.terms = jax.jit(lambda *given: self._moved(*given)[0])
-        self._slopes = jax.jit(jax.value_and_grad(self._value, argnums=2))
-        self._fields = jax.jit(self._fields_of)
-        self._columns = jax.jit(self._columns_of)
+        self.terms = shared(lambda *given: self._moved(*given)[0], briefly=True)
+        self._slopes = shared(jax.value_and_grad(self._value, argnums=2), briefly=True)
+        self._fields = shared(self._fields_of, briefly=True)
+        self._columns = shared(self._columns_of, briefly=True)
 
     def why_unknown(self, params, max_rows: int) -> str:
         """

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from numpyro_sgp._programs import shared
 from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.families import Block
@@ -174,7 +175,7 @@ def nats_left_and_why(guide, params, args, kwargs, loss, rng_key, max_rows=None)
         found = loss.loss(key, params, guide.model, moved, *args, **kwargs)
         return sum(jax.tree.leaves(found))  # by site where it has sum_sites=False
 
-    slopes = jax.jit(jax.value_and_grad(objective, argnums=1))
+    slopes = shared(jax.value_and_grad(objective, argnums=1), briefly=True)
     keys = jax.random.split(rng_key, _NUM_KEYS)
     (value, first), (other, second) = slopes(keys[0], still), slopes(keys[1], still)
     if not (jnp.isfinite(value) and jnp.isfinite(other)):
@@ -331,10 +332,11 @@ def _joint_step(objective, key, still, slopes) -> float:
 
     start, unravel = ravel_pytree(means(still))
 
-    @jax.jit
-    def times_hessian(direction):
+    def along(direction):
         _, Hd = jax.jvp(slope, (means(still),), (unravel(direction),))
         return ravel_pytree(Hd)[0]
+
+    times_hessian = shared(along)
 
     def precondition(r):
         solved = []

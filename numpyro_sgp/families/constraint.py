@@ -34,12 +34,10 @@ class LowerTriangularTransform(ParameterFreeTransform):
     codomain = _LowerTriangular()
 
     def __call__(self, x):
-        diagonal = jnp.diagonal(x, axis1=-2, axis2=-1)
-        return _with_diagonal(x, jax.nn.softplus(diagonal))
+        return _forward(x)
 
     def _inverse(self, y):
-        diagonal = jnp.diagonal(y, axis1=-2, axis2=-1)
-        return _with_diagonal(y, diagonal + jnp.log(-jnp.expm1(-diagonal)))
+        return _backward(y)
 
     def log_abs_det_jacobian(self, x, y, intermediates=None):
         diagonal = jnp.diagonal(x, axis1=-2, axis2=-1)
@@ -50,6 +48,18 @@ class LowerTriangularTransform(ParameterFreeTransform):
 
     def inverse_shape(self, shape):
         return shape
+
+
+@jax.jit  # SVI.init takes transforms operation by operation
+def _forward(x):
+    diagonal = jnp.diagonal(x, axis1=-2, axis2=-1)
+    return _with_diagonal(x, jax.nn.softplus(diagonal))
+
+
+@jax.jit
+def _backward(y):
+    diagonal = jnp.diagonal(y, axis1=-2, axis2=-1)
+    return _with_diagonal(y, diagonal + jnp.log(-jnp.expm1(-diagonal)))
 
 
 def _with_diagonal(x, diagonal):

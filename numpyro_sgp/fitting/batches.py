@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from jax import Array
 
+from numpyro_sgp._programs import shared
 from numpyro_sgp.diagnostics.optimality import loss_drop
 from numpyro_sgp.fitting.progress import INTERRUPTED, Limits, Trained
 from numpyro_sgp.training.natural_gradients import natural_descent, natural_update
@@ -184,7 +185,7 @@ class _Run:
         self._dtype = jnp.result_type(float)
         seed = np.asarray(jax.random.key_data(key)).ravel().tolist()
         self._order = Order(problem.num_rows, 1, tuple(seed))
-        self._steps = jax.jit(lambda *given: steps(problem, *given))
+        self._steps = shared(lambda *given: steps(problem, *given))
 
     def __call__(self, natural, others):
         """A step for each rate of natural steps and of Adam."""
@@ -306,7 +307,6 @@ def whole_loss(problem, batch_size: int | None):
 def _polished(problem, loss, free, key, tolerance) -> tuple[dict, float]:
     """Natural steps on all rows, until one gains less than a tolerance, and the bound."""
 
-    @jax.jit
     def polish(free, arrays):
         def here(free):
             return loss(free, key, arrays)
@@ -315,7 +315,7 @@ def _polished(problem, loss, free, key, tolerance) -> tuple[dict, float]:
             return {}, here(free)
         return natural_descent(here, problem.natural, free, _POLISH, tolerance)[:2]
 
-    q, value = polish(free, problem.arrays)
+    q, value = shared(polish, problem.is_small)(free, problem.arrays)
     return {**free, **q}, -float(value)
 
 
@@ -323,7 +323,6 @@ def gain_in_q(problem, key) -> float:
     """What natural steps on all rows gain, the other parameters as they are."""
     arrays = problem.arrays
 
-    @jax.jit
     def gain(free, arrays):
         def here(free):
             return problem.loss(free, key, arrays)
@@ -331,16 +330,15 @@ def gain_in_q(problem, key) -> float:
         lowest = natural_descent(here, problem.natural, free, _MANY, 0.0)[1]
         return here(free) - lowest
 
-    return float(gain(problem.free, arrays))
+    return float(shared(gain, problem.is_small)(problem.free, arrays))
 
 
 def _mean_bound(loss, free, key, arrays) -> tuple[float, float]:
     """The mean of a random bound with all rows over 50 keys, and its standard error."""
 
-    @jax.jit
-    def values(free, arrays):
+    def values(free, arrays, key):
         keys = jax.random.split(key, _KEYS)
         return jax.lax.map(lambda key: loss(free, key, arrays), keys)
 
-    found = np.asarray(values(free, arrays), float)
+    found = np.asarray(shared(values)(free, arrays, key), float)
     return -float(found.mean()), float(found.std(ddof=1) / np.sqrt(_KEYS))

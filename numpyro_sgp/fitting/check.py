@@ -11,7 +11,7 @@ from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k, is_cheap, weigh
 from numpyro_sgp.diagnostics.optimality import loss_drop, nats_left_and_why
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
 from numpyro_sgp.fitting.batches import gain_in_q
-from numpyro_sgp.fitting.problem import Problem, as_plain_arrays
+from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, unconstrained
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
 from numpyro_sgp.fitting.whole import remaining, train_whole
@@ -76,7 +76,7 @@ def _check_observed(guide, args, kwargs):
 def _problem(svi, params, args, kwargs) -> Problem:
     if svi.constrain_fn is None:
         svi.init(jax.random.key(0), *args, **kwargs)
-    free = svi.constrain_fn(params, invert=True)
+    free = unconstrained(svi, params)
     state = SVIState(svi.optim.init(free), None, jax.random.key(0))
     return Problem(svi, state, args, kwargs)
 

@@ -14,11 +14,12 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.svi import SVIState
 from tqdm import tqdm
 
+from numpyro_sgp._programs import on_data
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting.batches import train_batches
 from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.grow import grow, with_points
-from numpyro_sgp.fitting.problem import Problem, as_plain_arrays
+from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, constrained, unconstrained
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.starts import (
     lengthscale_starts,
@@ -196,10 +197,10 @@ def _train(
     if before is None:
         guide.take_natural_gradients(1.0)
         svi = SVI(guide.model, guide, optax.adam(0.01), loss)
-        state = svi.init(for_init, *args, **kwargs)
+        state = _initial_state(svi, for_init, args, kwargs)
     else:
         svi = before.svi
-        free = svi.constrain_fn(before.params, invert=True)
+        free = unconstrained(svi, before.params)
         state = SVIState(svi.optim.init(free), None, for_init)
     problem = Problem(svi, state, args, kwargs)
     size = _batch_size(problem, batch_size)
@@ -213,7 +214,7 @@ def _train(
             starts = race(problem, starts, for_race)
     else:
         known = {name: v for name, v in start.items() if name in problem.free}
-        starts = [{**problem.free, **svi.constrain_fn(known, invert=True)}]
+        starts = [{**problem.free, **unconstrained(svi, known)}]
     with tqdm(disable=not progress_bar) as bar:
 
         def show(count, loss):
@@ -229,7 +230,7 @@ def _train(
             found = train_whole(*given, seed=0, descent=descent)
     return Fitted(
         guide,
-        svi.constrain_fn(found.free),
+        constrained(svi, found.free),
         args,
         kwargs,
         loss=svi.loss,
@@ -240,6 +241,20 @@ def _train(
         svi=svi,
         descent=found.descent,
     )
+
+
+def _initial_state(svi, rng_key, args, kwargs) -> SVIState:
+    """``svi.init(rng_key, *args, **kwargs)`` by a few programs."""
+    init_key, guide_key = jax.random.split(rng_key)
+    starts = svi.guide.starts(guide_key, args, kwargs)
+
+    def run(args, kwargs, key, starts):
+        return svi.init(key, *args, init_params=starts, **kwargs)
+
+    state = on_data(run, args, kwargs, init_key, starts)
+    if any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(svi.constrain_fn.args)):
+        return svi.init(init_key, *args, init_params=starts, **kwargs)
+    return state
 
 
 def _batch_size(problem, batch_size) -> int | None:

@@ -15,6 +15,7 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 
+from numpyro_sgp._programs import on_data
 from numpyro_sgp.diagnostics import to_arviz
 from numpyro_sgp.distributions import FunctionSamples, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
@@ -506,14 +507,16 @@ def _bound(svi, params, args, kwargs) -> tuple[float, float]:
     """The bound with these arguments, and its standard error."""
     args, kwargs = as_arrays(svi.model, args, kwargs)
 
-    @jax.jit
-    def bound(key):
-        loss = svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
-        return -sum(jax.tree.leaves(loss))  # by site where the loss has sum_sites=False
+    def bounds(args, kwargs, params, keys):
+        def bound(key):
+            loss = svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
+            return -sum(jax.tree.leaves(loss))  # by site where it has sum_sites=False
+
+        return jax.lax.map(bound, keys)
 
     keys = jax.random.split(jax.random.key(0), _NUM_BOUND_KEYS)
-    found = [float(bound(key)) for key in keys[:2]]
+    found = np.asarray(on_data(bounds, args, kwargs, params, keys[:2]), float)
     if found[0] == found[1]:
-        return found[0], 0.0
-    found += [float(bound(key)) for key in keys[2:]]
+        return float(found[0]), 0.0
+    found = np.append(found, on_data(bounds, args, kwargs, params, keys[2:]))
     return float(np.mean(found)), float(np.std(found, ddof=1) / np.sqrt(len(found)))

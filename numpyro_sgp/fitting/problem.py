@@ -1,6 +1,7 @@
 """A model, a guide and data as a loss of unconstrained parameters, whole or by batches."""
 
 import copy
+import functools
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from jax import Array
 from numpyro.infer.svi import SVI, SVIState
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_sgp._programs import join_static, split_static
+from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.families import Family
 from numpyro_sgp.guides.points import points_of
@@ -27,6 +28,20 @@ def as_plain_arrays(model, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return np.asarray(leaf) if is_frame(leaf) else leaf
 
     return jax.tree.map(plain, (args, kwargs), is_leaf=is_frame)
+
+
+def constrained(svi: SVI, free: dict) -> dict:
+    """Constrained parameters, by one program."""
+    return shared(svi.constrain_fn, briefly=True)(free)
+
+
+def unconstrained(svi: SVI, params: dict) -> dict:
+    """The inverse of :func:`constrained`, of some parameters."""
+    return shared(functools.partial(svi.constrain_fn, invert=True), briefly=True)(params)
+
+
+#: Work of all rows (:meth:`Problem.work`) below which programs are compiled briefly.
+_SMALL = 2e6
 
 
 class Problem:
@@ -57,6 +72,16 @@ class Problem:
                 lambda key: self.loss(self.free, key, self.arrays), key=jax.random.key(0)
             )
         )
+
+    @functools.cached_property
+    def params(self) -> dict:
+        """Constrained starting values."""
+        return constrained(self.svi, self.free)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether to compile a program of all rows takes longer than to run it."""
+        return self.work(self.num_rows) < _SMALL
 
     @property
     def all_natural(self) -> bool:
@@ -95,14 +120,13 @@ class Problem:
         standard error of that: by the mean over so many keys.
         """
 
-        @jax.jit
         def gains(before, after, arrays):
             def one(key):
                 return self.loss(before, key, arrays) - self.loss(after, key, arrays)
 
             return jax.lax.map(one, jax.random.split(key, number))
 
-        found = np.asarray(gains(self.free, free, self.arrays), float)
+        found = np.asarray(shared(gains)(self.free, free, self.arrays), float)
         return float(found.mean()), float(found.std(ddof=1) / np.sqrt(number))
 
     def _batch_size(self, arrays) -> int:

@@ -6,12 +6,16 @@ L-BFGS from the same starts ends: with 30 columns of which three count, hundreds
 above it, most often after a plateau of some 200 steps.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from numpyro_sgp._programs import on_data, shared
 from numpyro_sgp.fitting.batches import CHUNK, start, steps
+from numpyro_sgp.fitting.problem import unconstrained
 from numpyro_sgp.kernels.stationary import Stationary
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.rows import origins, union
@@ -45,8 +49,7 @@ def race(problem, candidates: list[dict], key) -> list[dict]:
     others = jnp.full(chunk, _RATE, dtype)
     scales = problem.scales()
 
-    @jax.jit
-    def go_on(states, arrays):
+    def run_on(states, arrays):
         batch = arrays if rows is None else problem.rows(arrays, rows)
 
         def run(state):
@@ -57,13 +60,22 @@ def race(problem, candidates: list[dict], key) -> list[dict]:
         # can block each other on two cores (jaxlib 0.10).
         return jax.lax.map(run, states)
 
+    go_on = shared(run_on, problem.is_small)
     begun = [start(problem, free, key) for free in candidates]
-    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *begun)
+    states = jax.tree.map(lambda *leaves: _stacked(leaves), *begun)
     for _ in range(number // chunk):
         states, losses = go_on(states, problem.arrays)
     losses = np.asarray(losses, float)
     order = [i for i in np.argsort(losses) if np.isfinite(losses[i])] or [0]
-    return [jax.tree.map(lambda leaf, i=i: leaf[i], states.good.free) for i in order]
+    ends = jax.tree.map(np.asarray, states.good.free)
+    return [jax.tree.map(lambda leaf, i=i: jnp.asarray(leaf[i]), ends) for i in order]
+
+
+def _stacked(leaves):
+    """One array of several, on the host where nothing is compiled for it."""
+    if jnp.issubdtype(leaves[0].dtype, jax.dtypes.prng_key):
+        return jnp.stack(leaves)
+    return jnp.asarray(np.stack([np.asarray(leaf) for leaf in leaves]))
 
 
 def lengthscale_starts(problem) -> list[dict]:
@@ -71,13 +83,13 @@ def lengthscale_starts(problem) -> list[dict]:
     The start with the lengthscales of stationary kernels at each of :data:`SCALES`, as far
     as they are parameters of their own; beside the start itself, which is the first.
     """
-    free, svi = problem.free, problem.svi
+    free = problem.free
     names = [n for n in free if n not in problem.guide.roles()]
     fed = _lengthscales(problem, names)
     found = [free]
     if not fed:
         return found
-    params = svi.constrain_fn(free)
+    params = problem.params
     for scale in SCALES:
         moved = {}
         for name, (lengthscale, sd) in fed.items():
@@ -89,7 +101,7 @@ def lengthscale_starts(problem) -> list[dict]:
             else:
                 ratio = np.exp(np.mean(np.log(target)) - np.mean(np.log(lengthscale)))
             moved[name] = jnp.asarray(value * ratio, free[name].dtype)
-        start = {**free, **svi.constrain_fn(moved, invert=True)}
+        start = {**free, **unconstrained(problem.svi, moved)}
         if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(start)):
             found.append(start)
     return found
@@ -100,10 +112,9 @@ def _lengthscales(problem, names) -> dict:
     Parameters that lengthscales are made of, and nothing else: the lengthscale and the
     standard deviations of the columns that it is of.
     """
-    guide, params = problem.guide, problem.svi.constrain_fn(problem.free)
-    args, kwargs, places = problem.args, problem.kwargs, {}
+    guide, params, places = problem.guide, problem.params, {}
 
-    def run(given):
+    def run(args, kwargs, given):
         data, seen = {**params, **given}, {}
 
         def at_site(site):
@@ -120,9 +131,8 @@ def _lengthscales(problem, names) -> dict:
 
     rest = {name: params[name] for name in names}
     try:
-        labels = origins(run, rest)
-        with jax.ensure_compile_time_eval():
-            values = {k: np.asarray(v) for k, v in run(rest).items()}
+        labels = origins(partial(run, problem.args, problem.kwargs), rest)
+        values = on_data(run, problem.args, problem.kwargs, rest)
     except NotImplementedError:  # a base guide without a median
         return {}
     fed = {}
@@ -132,7 +142,7 @@ def _lengthscales(problem, names) -> dict:
         sd = np.std(X if dims is None else X[:, dims], axis=0)
         names = union(origin)
         if len(names) == 1:
-            fed[next(iter(names))] = values[label], sd
+            fed[next(iter(names))] = np.asarray(values[label]), sd
     return fed
 
 

@@ -52,6 +52,7 @@ def train_whole(
         natural=bool(problem.natural) or suits_natural(svi),
         families=problem.natural,
         scales=problem.scales(),
+        briefly=problem.is_small,
     )
 
     def train() -> tuple[Trained, bool]:

@@ -217,6 +217,16 @@ class _Approximation:
         """
         return points
 
+    def inducing_factor(self, kernel: Any, points: tuple[Array, ...]) -> Array:
+        """
+        The Cholesky factor of K_uu over the sets that are factorised; NaN without one.
+
+        :param kernel: a kernel.
+        :param points: inducing points of each set.
+        """
+        Kuu = inducing_covariance(kernel, self.factorised(points))
+        return jittered_cholesky(Kuu, self.jitter)[0]
+
     def start(self, prior: GaussianProcess, points: tuple[Array, ...]) -> dict[str, Param]:
         """
         The parameters at a site as they start, with q(u) at the prior, but for its scale.
@@ -226,8 +236,7 @@ class _Approximation:
         """
 
         def factor():
-            Kuu = inducing_covariance(prior.kernel, self.factorised(points))
-            return jittered_cholesky(Kuu, self.jitter)[0]
+            return self.inducing_factor(prior.kernel, points)
 
         at = Start(
             prior.batch_shape,

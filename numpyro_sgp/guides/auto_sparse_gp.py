@@ -11,12 +11,13 @@ from numpyro import handlers
 from numpyro.infer import autoguide
 from numpyro.util import not_jax_tracer
 
-from numpyro_sgp._programs import mapped
+from numpyro_sgp._programs import mapped, without_leaks
 from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
 from numpyro_sgp.guides.approximations import check_approximations
 from numpyro_sgp.guides.identity import check_params
-from numpyro_sgp.guides.messengers import Drawn, Params, Plates, run_model
+from numpyro_sgp.guides.messengers import Drawn, FirstRows, Params, Plates, run_model
+from numpyro_sgp.guides.point_guide import PointGuide
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.guides.reports import report, verdicts
 from numpyro_sgp.guides.setup import Setup, prepare, starting_values
@@ -145,6 +146,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         #: What was given for it: a class, or a function from a model to a guide.
         self.base_guide_given = base_guide
         is_class = isinstance(getattr(base_guide, "func", base_guide), type)
+        base_guide = PointGuide if base_guide is autoguide.AutoDelta else base_guide
         if is_class:
             options = {} if init_loc_fn is None else {"init_loc_fn": init_loc_fn}
             base_guide = functools.partial(base_guide, prefix=prefix, **options)
@@ -168,7 +170,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         starts = None
         if base_key is not None and not (is_new and not_jax_tracer(base_key)):
             made_of = self.model, self._make_base, base_key, args, kwargs
-            starts = functools.cache(lambda: starting_values(self._setup, *made_of))
+            given = starting_values, self._setup, *made_of
+            starts = functools.cache(lambda: without_leaks(*given))
         values, plates = {}, Plates()
         with Params(self._setup.shapes, starts) as params:
             if self.base_guide is not None:
@@ -177,17 +180,22 @@ class AutoSparseGP(autoguide.AutoGuide):
             values = {name: values[name] for name in self.known().latents}
             rng_key = numpyro.prng_key()
             posterior_at = self._setup.posteriors(self.natural_rate)
+            # Where no optimiser or result has given parameters yet, SVI.init wants values
+            # of the right shape only: a joint draw would cost O(N^3), a draw of rows time.
+            started = {
+                name
+                for name, site in self._setup.sites.items()
+                if not params.started.isdisjoint(site.names.values())
+            }
+            model = FirstRows(self.model) if started else self.model
 
             def at_site(site):
                 posterior = posterior_at(site)
-                # Where no optimiser or result has given parameters yet, SVI.init wants a
-                # value of the right shape only, and a joint draw would cost O(N^3).
-                names = self._setup.sites[site["name"]].names.values()
-                starts_here = not params.started.isdisjoint(names)
+                starts_here = site["name"] in started
                 return posterior, messages.prior_mean(site) if starts_here else None
 
             found = {**values, **plates.values}
-            f = run_model(self.model, at_site, found, rng_key, args, kwargs)
+            f = run_model(model, at_site, found, rng_key, args, kwargs)
         return {**values, **f}
 
     # ---- set-up -------------------------------------------------------------------
@@ -204,6 +212,25 @@ class AutoSparseGP(autoguide.AutoGuide):
         """
         if self._setup is None:
             self._keep(self._prepare_alone(args, kwargs))
+
+    def starts(self, rng_key, args, kwargs) -> dict:
+        """
+        Starting values of the guide's parameters, constrained, by name; it is set up if it
+        has not been.
+
+        :param rng_key: key of the base guide's first run.
+        :param args: tuple of the arguments of the model, with the training data.
+        :param kwargs: dict of its keyword arguments.
+        """
+        args, kwargs = as_arrays(self.model, args, kwargs)
+        if self._setup is None:
+            with handlers.block():
+                self._keep(self._prepare(rng_key, args, kwargs))
+            return self._setup.starts
+        made_of = self.model, self._make_base, rng_key, args, kwargs
+        with handlers.block():
+            new = without_leaks(starting_values, self._setup, *made_of)
+        return self._setup.starts | new
 
     def setup_state(self) -> dict:
         """What :meth:`setup_from` needs, arrays by name: it is not in the parameters."""
@@ -231,7 +258,7 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     def _prepare(self, base_key, args, kwargs, saved=None) -> Setup:
         made_of = self.model, self.approximation, self._make_base, self.prefix
-        return prepare(*made_of, base_key, args, kwargs, saved)
+        return without_leaks(prepare, *made_of, base_key, args, kwargs, saved)
 
     def _prepare_alone(self, args, kwargs, saved=None) -> Setup:
         args, kwargs = as_arrays(self.model, args, kwargs)

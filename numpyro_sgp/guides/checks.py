@@ -5,7 +5,8 @@ import copy
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgp.guides.messengers import OnePlateEach
+from numpyro_sgp._programs import on_data
+from numpyro_sgp.guides.messengers import FirstRows, OnePlateEach
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import Coupling, find_coupling, log_likelihood
 from numpyro_sgp.tracing.curvature import check_gaussian
@@ -17,8 +18,14 @@ def checked_trace(model, args, kwargs) -> dict:
 
     :raises ValueError: if no guide can be made for it.
     """
-    at_mean = messages.at_prior_mean
-    trace = messages.trace_of(OnePlateEach(model), args, kwargs, at_site=at_mean)
+
+    def run(args, kwargs):
+        at_mean, model_here = messages.at_prior_mean, OnePlateEach(FirstRows(model))
+        trace = messages.trace_of(model_here, args, kwargs, at_site=at_mean)
+        return trace, checks.valid_arguments(trace)
+
+    trace, valid = on_data(run, args, kwargs)
+    checks.check_arguments(trace, valid)
     sample_sites = [s for s in trace.values() if s["type"] == "sample"]
     gp_sites = [s for s in sample_sites if messages.is_latent_gp(s)]
     observed = [s["name"] for s in sample_sites if messages.is_observed_gp(s)]

@@ -4,6 +4,7 @@ import functools
 from contextlib import nullcontext
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro import handlers
 from numpyro.primitives import Messenger
@@ -103,7 +104,7 @@ class FirstRows(Messenger):
             size, subsample_size = msg["args"]
             if subsample_size not in (None, size):
                 numpyro.prng_key()  # that of the draw, so that later ones have theirs
-                msg["value"] = jnp.arange(subsample_size)
+                msg["value"] = jnp.asarray(np.arange(subsample_size))
 
 
 class OnePlateEach(Messenger):

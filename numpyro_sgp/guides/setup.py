@@ -12,6 +12,7 @@ from numpyro import handlers
 from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._programs import on_data, one_program
 from numpyro_sgp.families import Param
 from numpyro_sgp.guides.checks import (
     assigned,
@@ -22,8 +23,6 @@ from numpyro_sgp.guides.checks import (
 from numpyro_sgp.guides.identity import describe, shape_and_dtype
 from numpyro_sgp.guides.messengers import FirstRows, WithoutGPs, run_model
 from numpyro_sgp.guides.reports import check_cholesky
-from numpyro_sgp.inducing.covariances import inducing_covariance
-from numpyro_sgp.linalg import jittered_cholesky
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import Coupling
 from numpyro_sgp.tracing.row_indices import check_row_indices
@@ -81,6 +80,7 @@ class Setup:
     :param base_guide: their guide; None if there are none.
     :param trace: sample and deterministic sites of the model.
     :param shapes: :class:`jax.ShapeDtypeStruct` (or trees of them) of all parameters.
+    :param starts: starting values of the guide's parameters.
     :param arguments: the model's ``(args, kwargs)``; None where they are of a minibatch.
     :param takes_rows: whether rows of arrays are taken by the index of a plate.
     :param coupling: which rows the likelihood, and other GP sites, tie together.
@@ -92,6 +92,7 @@ class Setup:
     base_guide: object
     trace: dict
     shapes: dict
+    starts: dict
     arguments: tuple | None
     takes_rows: bool
     coupling: Coupling
@@ -196,15 +197,21 @@ def prepare(
         )
         subsampled, found = bool(subsample_plate_sizes(trace)), {}
         for name in gp_sites:
-            run = _prior(model, name, values, found, args, kwargs)
             option = approximations[name]
-            found[name] = _start(name, run, option, prefix, subsampled, saved)
+            check_rows(name, messages.unwrap(trace[name]["fn"])[0], option, subsampled)
+            num = _num_batches(name, trace, option) if subsampled else 0
+            if values or found or num:
+                prior, X = _prior(model, name, values, found, args, kwargs, num)
+            else:  # that of the trace
+                prior = messages.unwrap(trace[name]["fn"])[0]
+                X = prior.X.reshape(-1, prior.X.shape[-1])
+            found[name] = _start(name, prior, np.asarray(X), option, prefix, saved)
         coupling = check_likelihood(model, trace, found, values, args, kwargs)
-    params = {name: s["value"] for name, s in trace.items() if s["type"] == "param"}
-    params |= base_params
+    of_model = {name: s["value"] for name, s in trace.items() if s["type"] == "param"}
+    starts = dict(base_params)
     for site in found.values():
-        params |= site.values(trained=True)
-    shapes = jax.tree.map(shape_and_dtype, params)
+        starts |= site.values(trained=True)
+    shapes = jax.tree.map(shape_and_dtype, of_model | starts)
     points = {name: site.points for name, site in found.items()}
     description = describe(trace, approximations, points, shapes)
     text = json.dumps(description, sort_keys=True)
@@ -215,6 +222,7 @@ def prepare(
         # What pickles, and what NumPyro's tools ask of a guide.
         trace={k: s for k, s in trace.items() if s["type"] in ("sample", "deterministic")},
         shapes=shapes,
+        starts=starts,
         arguments=None if subsampled else (args, kwargs),
         takes_rows=takes_rows,
         coupling=coupling,
@@ -239,8 +247,8 @@ def starting_values(setup: Setup, model, make_base, rng_key, args, kwargs) -> di
     plates = {name: s["value"] for name, s in trace.items() if s["type"] == "plate"}
     given, found = {**values, **plates}, {}
     for name, site in setup.sites.items():
-        prior = _prior(model, name, given, found, args, kwargs)(jax.random.key(0))
-        initial = site.approximation.start(prior, site.points)
+        prior, _ = _prior(model, name, given, found, args, kwargs)
+        initial, _ = _begin(site.approximation, prior, site.points)
         found[name] = replace(site, initial=initial)
         starts |= {site.names[k]: param.value for k, param in initial.items()}
     return starts
@@ -257,64 +265,72 @@ def _new_base(model, make_base, gp_sites, others, rng_key, args, kwargs):
     return guide, {name: values[name] for name in others}, params
 
 
-def _prior(model, name, values, before: dict[str, SiteSetup], args, kwargs):
+def _prior(model, name, values, before: dict[str, SiteSetup], args, kwargs, num_batches=0):
     """
-    From a random key to the prior of a GP site.
+    The prior of a GP site, by one program.
 
     :param values: of the other latents.
     :param before: the GP sites before it.
+    :param num_batches: of subsampled rows that inducing points are chosen from; zero for
+        all rows.
+    :return: the process, and the inputs to choose from, shape ``(N, D)``.
     """
-    found = {}
+    starts = {
+        k: ({name: param.value for name, param in start.initial.items()}, start.constants)
+        for k, start in before.items()
+    }
 
-    def at_site(site):
-        if site["name"] in before:
-            start = before[site["name"]]
-            prior, reinterpreted = messages.unwrap(site["fn"])
-            params = {name: param.value for name, param in start.initial.items()}
-            params |= start.constants
-            posterior = start.approximation.posterior(prior, params)
-            draw = posterior.sample_parametric(jax.random.key(1))
-            return messages.rewrap(posterior, reinterpreted), draw
-        if site["name"] == name:
-            found["prior"] = messages.unwrap(site["fn"])[0]
-        return site["fn"], messages.prior_mean(site)
+    def run(args, kwargs, values, starts):
+        found = {}
 
-    def run(rng_key):
-        with handlers.block():
-            run_model(model, at_site, values, rng_key, args, kwargs)
-        return found["prior"]
+        def at_site(site):
+            if site["name"] in before:
+                approximation = before[site["name"]].approximation
+                prior, reinterpreted = messages.unwrap(site["fn"])
+                params, constants = starts[site["name"]]
+                posterior = approximation.posterior(prior, {**params, **constants})
+                draw = posterior.sample_parametric(jax.random.key(1))
+                return messages.rewrap(posterior, reinterpreted), draw
+            if site["name"] == name:
+                found["prior"] = messages.unwrap(site["fn"])[0]
+            return site["fn"], messages.prior_mean(site)
 
-    return run
+        def prior_at(rng_key):
+            with handlers.block():
+                run_model(model, at_site, values, rng_key, args, kwargs)
+            return found["prior"]
 
-
-def _start(name, run, approximation, prefix, subsampled, saved) -> SiteSetup:
-    """
-    A GP site, with inducing points that are chosen among its inputs if none are saved.
-
-    :param run: from a random key to its prior.
-    """
-    prior = run(jax.random.key(0))
-    check_rows(name, prior, approximation, subsampled)
-    X = prior.X.reshape(-1, prior.X.shape[-1])
-    if subsampled:
-        wanted = max(10 * approximation.num_points, 2_000)
-        num_batches = int(np.clip(-(-wanted // len(X)), 1, _MAX_SETUP_BATCHES))
+        prior = prior_at(jax.random.key(0))
+        if not num_batches:
+            return prior, prior.X
         keys = jax.random.split(jax.random.key(0), num_batches)
-        X = jax.lax.map(lambda key: run(key).X, keys).reshape(-1, X.shape[-1])
-    X = np.asarray(X)
+        return prior, jax.lax.map(lambda key: prior_at(key).X, keys)
+
+    prior, X = on_data(run, args, kwargs, values, starts)
+    return prior, X.reshape(-1, X.shape[-1])
+
+
+def _num_batches(name, trace, approximation) -> int:
+    """How many batches of rows inducing points are chosen from."""
+    num_rows = np.prod(messages.unwrap(trace[name]["fn"])[0].X.shape[:-1])
+    wanted = max(10 * approximation.num_points, 2_000)
+    return int(np.clip(-(-wanted // num_rows), 1, _MAX_SETUP_BATCHES))
+
+
+def _start(name, prior, X, approximation, prefix, saved) -> SiteSetup:
+    """A GP site, with inducing points that are chosen among X if none are saved."""
     if saved is None:
         try:
             points = approximation.initial_points(prior, X)
         except ValueError as error:
             raise ValueError(f"GP site '{name}': {error}") from error
         constants = approximation.constants(X)
-        initial = approximation.start(prior, points)
-        Kuu = inducing_covariance(prior.kernel, approximation.factorised(points))
-        check_cholesky(name, jittered_cholesky(Kuu, approximation.jitter)[0])
+        initial, factor = _begin(approximation, prior, points)
+        check_cholesky(name, factor)
     else:
         values, constants = _saved_at(name, prior, approximation, saved)
         points = approximation.points_in(values)
-        initial = approximation.start(prior, points)
+        initial, _ = _begin(approximation, prior, points)
         if initial.keys() != values.keys():
             raise ValueError(
                 f"GP site '{name}' was saved with the values {sorted(values)}, but "
@@ -331,6 +347,18 @@ def _start(name, run, approximation, prefix, subsampled, saved) -> SiteSetup:
         kernel=prior.kernel,
         X=X,
     )
+
+
+def _begin(approximation, prior, points):
+    """How the values of a site start, and the factor of K_uu."""
+
+    def run(prior, points):
+        started = approximation.start(prior, points)
+        initial = {name: (p.value, p.constraint, p.role) for name, p in started.items()}
+        return initial, approximation.inducing_factor(prior.kernel, points)
+
+    initial, factor = one_program(run, prior, points)
+    return {name: Param(*parts) for name, parts in initial.items()}, factor
 
 
 def _saved_at(name, prior, approximation, saved):

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_sgp._programs import shared
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.tracing.coupling import feeding, log_likelihood
 from numpyro_sgp.tracing.curvature import row_precisions
@@ -41,7 +41,7 @@ def check_log_concave(
             f"GP site '{site}'{why}, so that bound='lc', for log-concave likelihoods of "
             "one row at a time, may not be a bound. Use bound='relaxed' or bound='fr'."
         )
-    precisions = jax.jit(
+    precisions = shared(
         lambda f: row_precisions(lambda f: log_likelihood(trace_at(f), shapes), f, [site])
     )
     rng, found, moments, orders = np.random.default_rng(0), [], {}, {}

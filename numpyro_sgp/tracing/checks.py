@@ -47,6 +47,38 @@ def check_inputs(name: str, prior: GaussianProcess) -> None:
             check_kernel(name, prior.kernel, prior.X)
 
 
+def valid_arguments(trace) -> dict[str, dict[str, jax.Array]]:
+    """
+    Whether the arguments of the distributions of a trace are in their ranges, by site and
+    argument: NumPyro's check, which passes over what is traced.
+    """
+    found: dict[str, dict[str, jax.Array]] = {}
+    for name, site in trace.items():
+        fn = messages.innermost(site["fn"]) if site["type"] == "sample" else None
+        if not getattr(fn, "_validate_args", False):
+            continue
+        for argument, value in fn.get_args().items():
+            constraint = fn.arg_constraints[argument]
+            if not dist.constraints.is_dependent(constraint):
+                found.setdefault(name, {})[argument] = jnp.all(constraint(value))
+    return found
+
+
+def check_arguments(trace, valid) -> None:
+    """
+    :param valid: of :func:`valid_arguments`.
+    :raises ValueError: naming a site and an argument that is out of range.
+    """
+    for name, of_site in valid.items():
+        for argument, is_valid in of_site.items():
+            if not_jax_tracer(is_valid) and not np.all(is_valid):
+                fn = messages.innermost(trace[name]["fn"])
+                raise ValueError(
+                    f"Site '{name}': the {argument} of {type(fn).__name__} is not in its "
+                    f"range ({fn.arg_constraints[argument]}) at the starting values."
+                )
+
+
 def check_plates(trace) -> None:
     """
     A GP site inside a data plate would become one process for each row.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_sgp._programs import shared
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.curvature import row_curvature
 from numpyro_sgp.tracing.rows import origins
@@ -140,11 +141,11 @@ def mixes_rows(
     for name, shape in shapes.items():
         if names is not None and name not in names:
             continue
-        product = jax.jit(
-            lambda f, s, name=name: (
-                row_curvature(log_density, f, name, s, together=name in coupled) / s
-            )
-        )
+
+        def product(f, s, name=name):
+            return row_curvature(log_density, f, name, s, together=name in coupled) / s
+
+        product = shared(product, briefly=True)
         mixed: np.ndarray | bool = True
         for f in places:
             try:

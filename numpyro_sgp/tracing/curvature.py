@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_sgp._programs import shared
+
 
 def row_curvature(
     log_density: Callable[[dict[str, Array]], Array],
@@ -65,7 +67,7 @@ def check_gaussian(log_density, shapes: dict[str, tuple], dtype, names) -> None:
     """
     rng = np.random.default_rng(0)
 
-    precisions = jax.jit(lambda f: row_precisions(log_density, f, names))
+    precisions = shared(lambda f: row_precisions(log_density, f, names), briefly=True)
 
     def found():
         f = {k: jnp.asarray(rng.normal(size=s), dtype) for k, s in shapes.items()}

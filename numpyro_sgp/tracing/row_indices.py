@@ -1,6 +1,8 @@
 """Whether arrays that a model takes rows of, ``y[idx]``, have as many as their plate."""
 
+import functools
 import weakref
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import jax
@@ -11,6 +13,7 @@ from numpyro import handlers
 from numpyro.infer import init_to_sample
 from numpyro.primitives import Messenger
 
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions.arguments import named_arguments
 from numpyro_sgp.tracing import messages
 
@@ -22,6 +25,7 @@ _PLATE_INDEX.def_abstract_eval(
 _SAME = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze")
 _CALLS = ("jit", "pjit", "closed_call", "checkpoint", "custom_jvp_call", "custom_vjp_call")
 _NEVER = object()  # whether an index is negative
+_MADE = object()  # an array made of data
 _CHECKED = weakref.WeakKeyDictionary()
 
 
@@ -56,14 +60,18 @@ def check_row_indices(model, args, kwargs) -> bool:
 
 
 def _check(model, args, kwargs):
-    def run(flag):
+    def run(flag, known=nullcontext):
         at_mean = messages.AtGPSites(messages.at_prior_mean)
         with handlers.block(), at_mean, handlers.substitute(substitute_fn=_start):
-            with handlers.seed(rng_seed=0), _Mark(flag), jax.ensure_compile_time_eval():
+            with handlers.seed(rng_seed=0), _Mark(flag), known():
                 model(*args, **kwargs)
 
     try:
-        closed = jax.make_jaxpr(run)(True)
+        try:
+            closed = jax.make_jaxpr(run)(True)
+        except NEEDS_KNOWN_DATA:  # of what it computes from its data
+            run = functools.partial(run, known=jax.ensure_compile_time_eval)
+            closed = jax.make_jaxpr(run)(True)
     except Exception:  # it runs with known indices only, or will fail and tell why
         return None
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
@@ -145,7 +153,7 @@ def _taken(jaxpr, known, constants):
 
     :param known: what is known of the variables: an :class:`_Index`, :data:`_NEVER`, or a
         list of what is known of the columns; added to.
-    :param constants: arrays by variable.
+    :param constants: arrays by variable, :data:`_MADE` for those made of others; added to.
     """
 
     def of(atom):
@@ -160,12 +168,14 @@ def _taken(jaxpr, known, constants):
         if name == _PLATE_INDEX.name:
             known[eqn.outvars[0]] = _Index(params["plate"], params["size"])
         elif not any(v is not None for v in found):
+            if all(value(atom) is not None for atom in inputs):
+                constants |= dict.fromkeys(eqn.outvars, _MADE)
             continue
         elif name in _SAME and not isinstance(found[0], list):
             known[eqn.outvars[0]] = found[0]
         elif name == "lt" and isinstance(found[0], _Index):
             zero = value(inputs[1])
-            if zero is not None and not np.any(zero):
+            if zero is not None and zero is not _MADE and not np.any(zero):
                 known[eqn.outvars[0]] = _NEVER
         elif name == "select_n" and found[0] is _NEVER:
             known[eqn.outvars[0]] = found[1]

@@ -11,7 +11,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro.primitives import Messenger
 from scipy.optimize import OptimizeResult, minimize
 
-from numpyro_sgp._programs import NEEDS_KNOWN_DATA
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, shared
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.tracing import checks
 from numpyro_sgp.training.natural_gradients import (
@@ -42,9 +42,20 @@ class Descent:
         :func:`~numpyro_sgp.training.natural_gradients.natural_families`; all if None.
     :param scales: what a step of length one is in each parameter, arrays (or trees of
         them) like the parameters, by name; ones where left out.
+    :param briefly: whether the program is to be compiled soon rather than to run fast.
     """
 
-    def __init__(self, svi, state, args, kwargs, natural=False, families=None, scales=None):
+    def __init__(
+        self,
+        svi,
+        state,
+        args,
+        kwargs,
+        natural=False,
+        families=None,
+        scales=None,
+        briefly=False,
+    ):
         self.svi, self.args, self.kwargs = svi, args, kwargs
         _check_fixed(svi.guide, natural)
         self.free = svi.optim.get_params(state.optim_state)
@@ -91,7 +102,7 @@ class Descent:
                 return out["loss"], (out["mutable_state"], q, count)
 
         self._value_and_grad_of = jax.value_and_grad(loss, has_aux=True)
-        self._value_and_grad = jax.jit(self._value_and_grad_of)
+        self._value_and_grad = shared(self._value_and_grad_of, briefly)
 
     @property
     def start_params(self) -> dict:
@@ -113,7 +124,7 @@ class Descent:
         except NEEDS_KNOWN_DATA:  # a model that looks at its data, as it may in svi.run
             data, traced = self._data, self._value_and_grad_of
             self._data = []
-            self._value_and_grad = jax.jit(lambda x, _: traced(x, data))
+            self._value_and_grad = shared(lambda x, _: traced(x, data))
             value, gradient = self.evaluate(self.x)
         if self.gradient is None:
             parts = self._unravel(jnp.asarray(gradient, self._dtype))

@@ -1,0 +1,72 @@
+"""The guide for latents beside GP sites that are held at points."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer.autoguide import AutoDelta
+from numpyro.infer.util import potential_energy
+from numpyro.primitives import Messenger
+from numpyro.util import not_jax_tracer
+
+from numpyro_sgp._programs import on_data
+from numpyro_sgp.tracing import messages
+
+
+class PointGuide(AutoDelta):
+    """
+    ``AutoDelta``, of which the first run (values of latents at which density and gradient
+    are finite) is one compiled program instead of one for each operation. Where that finds
+    no such values at once, or rows of latents are subsampled, it is that of ``AutoDelta``.
+    """
+
+    def _setup_prototype(self, *args, **kwargs):
+        key = numpyro.prng_key()
+        with handlers.block():
+            trace, valid = on_data(self._first_run, args, kwargs, key)
+        sampled = messages.latents(trace)
+        frames = {f.name: f for s in sampled.values() for f in s["cond_indep_stack"]}
+        sizes = {k: s["args"][0] for k, s in trace.items() if s["type"] == "plate"}
+        fine = not_jax_tracer(valid) and np.all(valid)
+        if not fine or any(sizes[k] != f.size for k, f in frames.items()):
+            with _Key(key):
+                return super()._setup_prototype(*args, **kwargs)
+        self.prototype_trace = trace
+        self._prototype_frames, self._prototype_frame_full_sizes = frames, sizes
+        self._init_locs = {name: site["value"] for name, site in sampled.items()}
+        self._event_dims = {name: site["fn"].event_dim for name, site in sampled.items()}
+        return None
+
+    def _first_run(self, args, kwargs, key):
+        """The model's trace at the starting values, and whether they are fine."""
+        # The key that NumPyro's search would begin with.
+        seeded = handlers.seed(self.model, jax.random.split(key)[1])
+        start = handlers.substitute(seeded, substitute_fn=self.init_loc_fn)
+        trace = messages.trace_of(start, args, kwargs, key)
+        sampled = messages.latents(trace)
+        free = {
+            name: biject_to(site["fn"].support).inv(site["value"])
+            for name, site in sampled.items()
+        }
+        energy = jax.value_and_grad(
+            lambda free: potential_energy(seeded, args, kwargs, free)
+        )
+        finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(energy(free))]
+        for name in set(trace) - set(sampled):
+            if trace[name]["type"] != "plate":
+                del trace[name]
+        return trace, jnp.stack(finite)
+
+
+class _Key(Messenger):
+    """Gives the next key."""
+
+    def __init__(self, key):
+        self.key = key
+        super().__init__()
+
+    def process_message(self, msg):
+        if msg["type"] == "prng_key":
+            msg["value"] = self.key
