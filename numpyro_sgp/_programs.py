@@ -3,6 +3,7 @@
 import hashlib
 import weakref
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 
 import jax
@@ -12,6 +13,7 @@ from numpyro.distributions import Distribution
 _PROGRAMS = weakref.WeakKeyDictionary()
 _COMPILED: OrderedDict = OrderedDict()  # by what they are compiled from
 _KEPT = 256  # of these, those used last
+_BESIDE = ThreadPoolExecutor(2, "compile")
 _BY_OPERATION: ContextVar[bool] = ContextVar("by_operation", default=False)
 
 
@@ -58,13 +60,22 @@ class shared:  # noqa: N801, as jax.jit
         leaves, structure = jax.tree.flatten(args)
         if any(map(_is_traced, leaves)):
             return self._fn(*args)
+        program, out = self._known(leaves, structure)
+        return jax.tree.unflatten(out, program.result()(*leaves))
+
+    def prepare(self, *args) -> None:
+        """Traces the program for such arguments; a thread beside this one compiles it."""
+        leaves, structure = jax.tree.flatten(args)
+        if not any(map(_is_traced, leaves)):
+            self._known(leaves, structure, beside=True)
+
+    def _known(self, leaves, structure, beside=False):
         key = structure, tuple(map(_seen, leaves)), jax.config.jax_enable_x64
         if key not in self._programs:
-            self._programs[key] = self._compile(leaves, structure)
-        program, out = self._programs[key]
-        return jax.tree.unflatten(out, program(*leaves))
+            self._programs[key] = self._compile(leaves, structure, beside)
+        return self._programs[key]
 
-    def _compile(self, leaves, structure):
+    def _compile(self, leaves, structure, beside):
         out = None
 
         def run(*leaves):
@@ -77,15 +88,24 @@ class shared:  # noqa: N801, as jax.jit
         main = text[text.index("@main(") :].split("->")[0]
         # What is not in the text cannot be told apart by it.
         if "callback" in text or "__elided__" in text or main.count("%arg") != len(leaves):
-            return lowered.compile(self._options), out
+            return _start(lowered, self._options, beside), out
         told = text, [_seen(leaf) for leaf in leaves], self._options
         key = hashlib.sha256(repr(told).encode()).digest()
         if key not in _COMPILED:
-            _COMPILED[key] = lowered.compile(self._options)
+            _COMPILED[key] = _start(lowered, self._options, beside)
         _COMPILED.move_to_end(key)
         while len(_COMPILED) > _KEPT:
             _COMPILED.popitem(last=False)
         return _COMPILED[key], out
+
+
+def _start(lowered, options, beside) -> Future:
+    """Begins to compile, in this thread or in one beside it."""
+    if beside:
+        return _BESIDE.submit(lowered.compile, options)
+    done: Future = Future()
+    done.set_result(lowered.compile(options))
+    return done
 
 
 def _seen(leaf):

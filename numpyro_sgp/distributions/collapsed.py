@@ -24,7 +24,7 @@ from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.kernels.base import broadcasts_to
-from numpyro_sgp.linalg import jittered_cholesky, solve_lower, whitened_solve
+from numpyro_sgp.linalg import diagonal_of, jittered_cholesky, solve_lower, whitened_solve
 from numpyro_sgp.linalg.row_blocks import consecutive_blocks
 
 _COLUMNS = 512  # columns of K_ff held in memory where a bound streams them
@@ -735,7 +735,7 @@ class CollapsedCG(CollapsedSVGP):
 
 def _log_det(L) -> Array:
     """Half the log-determinant of L L'."""
-    return jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
+    return jnp.sum(jnp.log(diagonal_of(L)), axis=-1)
 
 
 def _square(L, x) -> Array:

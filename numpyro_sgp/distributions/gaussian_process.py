@@ -16,7 +16,7 @@ from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.arguments import as_numbers
 from numpyro_sgp.kernels import as_kernel
 from numpyro_sgp.kernels.base import broadcasts_to
-from numpyro_sgp.linalg import jittered_cholesky, solve_lower
+from numpyro_sgp.linalg import diagonal_of, jittered_cholesky, solve_lower
 from numpyro_sgp.means import Constant, as_mean
 
 
@@ -192,7 +192,7 @@ class GaussianProcess(dist.Distribution):
         """
         L = self.scale_tril()
         white = solve_lower(L, (value - self.mean)[..., None])[..., 0]
-        log_det = jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
+        log_det = jnp.sum(jnp.log(diagonal_of(L)), axis=-1)
         constant = 0.5 * self.event_shape[0] * jnp.log(2 * jnp.pi).astype(L.dtype)
         return -0.5 * jnp.sum(white**2, axis=-1) - log_det - constant
 

@@ -13,7 +13,7 @@ from numpyro.distributions.util import validate_sample
 
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.function_samples import FunctionSamples, draw_functions
-from numpyro_sgp.linalg import jittered_cholesky, solve_lower
+from numpyro_sgp.linalg import diagonal_of, jittered_cholesky, solve_lower
 
 
 class GPPosterior(dist.Distribution):
@@ -285,7 +285,7 @@ def gaussian_log_prob(centred: Array, L: Array) -> Array:
     L = jnp.broadcast_to(L, (*shape, *L.shape[-2:]))
     centred = jnp.broadcast_to(centred, (*shape, centred.shape[-1]))
     white = solve_lower(L, centred[..., None])[..., 0]
-    log_det = jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
+    log_det = jnp.sum(jnp.log(diagonal_of(L)), axis=-1)
     constant = 0.5 * centred.shape[-1] * jnp.log(2 * jnp.pi).astype(L.dtype)
     return -0.5 * jnp.sum(white**2, axis=-1) - log_det - constant
 

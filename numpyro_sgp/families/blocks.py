@@ -13,7 +13,7 @@ from numpyro.distributions import biject_to, constraints
 
 from numpyro_sgp.families.base import QU, Factors, Family, Param, Sets, Shape, Start
 from numpyro_sgp.families.constraint import lower_triangular
-from numpyro_sgp.linalg import solve_lower, triangular_product
+from numpyro_sgp.linalg import diagonal_of, solve_lower, triangular_product
 
 _HALVINGS = 20
 _MOST_GROWTH = 4.0  # of a variance in one natural step
@@ -116,7 +116,7 @@ class Block:
         if self.is_diagonal:
             diagonal, trace = self._root, jnp.sum(self._root**2, axis=-1)
         else:
-            diagonal = jnp.diagonal(self._root, axis1=-2, axis2=-1)
+            diagonal = diagonal_of(self._root)
             trace = jnp.sum(self._root**2, axis=(-2, -1))
         log_det = jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1)
         return 0.5 * (trace + mahalanobis - self.size) - log_det
@@ -349,8 +349,8 @@ def gaussian_step(mu, free, to_mu, to_free, rate):
     transform = biject_to(lower_triangular)
     P = transform(free)
     eye = jnp.eye(free.shape[-1], dtype=free.dtype)
-    diagonal = jnp.diagonal(free, axis1=-2, axis2=-1)
-    slope = jnp.diagonal(to_free, axis1=-2, axis2=-1) / jax.nn.sigmoid(diagonal)
+    diagonal = diagonal_of(free)
+    slope = diagonal_of(to_free) / jax.nn.sigmoid(diagonal)
     to_P = jnp.tril(to_free, -1) + slope[..., None] * eye
     # With P P' = S: P' (dL/dS) P = (phi + phi') / 2, phi the lower triangle of P' dL/dP
     # with half the diagonal, so the new precision is P^-T (I + rate (phi + phi')) P^-1.
@@ -384,13 +384,14 @@ def _safe(rate, sqrt, stepped, variance):
 
     def go_on(carry):
         count, _, new = carry
-        return (count < _HALVINGS) & ~fits(new)
+        return (count <= _HALVINGS) & ~fits(new)
 
     def halve(carry):
         count, rate, _ = carry
         return count + 1, 0.5 * rate, stepped(0.5 * rate)
 
-    start = jnp.zeros((), jnp.int32), rate, stepped(rate)
+    # The first attempt is in the loop too: the program has one.
+    start = jnp.zeros((), jnp.int32), 2.0 * rate, jnp.full_like(sqrt, jnp.nan)
     _, rate, new = lax.while_loop(go_on, halve, start)
     done = fits(new)
     return jnp.where(done, rate, 0.0), jnp.where(done, new, sqrt)

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import ParameterFreeTransform, biject_to
 
+from numpyro_sgp.linalg import diagonal_of
+
 
 class _LowerTriangular(constraints.ParameterFreeConstraint):
     """Lower triangular matrices with a positive diagonal."""
@@ -13,7 +15,7 @@ class _LowerTriangular(constraints.ParameterFreeConstraint):
 
     def __call__(self, x):
         lower = jnp.all(jnp.triu(x, 1) == 0, axis=(-2, -1))
-        return lower & jnp.all(jnp.diagonal(x, axis1=-2, axis2=-1) > 0, axis=-1)
+        return lower & jnp.all(diagonal_of(x) > 0, axis=-1)
 
     def feasible_like(self, prototype):
         return jnp.broadcast_to(
@@ -40,7 +42,7 @@ class LowerTriangularTransform(ParameterFreeTransform):
         return _backward(y)
 
     def log_abs_det_jacobian(self, x, y, intermediates=None):
-        diagonal = jnp.diagonal(x, axis1=-2, axis2=-1)
+        diagonal = diagonal_of(x)
         return -jnp.sum(jax.nn.softplus(-diagonal), axis=-1)
 
     def forward_shape(self, shape):
@@ -52,13 +54,13 @@ class LowerTriangularTransform(ParameterFreeTransform):
 
 @jax.jit  # SVI.init takes transforms operation by operation
 def _forward(x):
-    diagonal = jnp.diagonal(x, axis1=-2, axis2=-1)
+    diagonal = diagonal_of(x)
     return _with_diagonal(x, jax.nn.softplus(diagonal))
 
 
 @jax.jit
 def _backward(y):
-    diagonal = jnp.diagonal(y, axis1=-2, axis2=-1)
+    diagonal = diagonal_of(y)
     return _with_diagonal(y, diagonal + jnp.log(-jnp.expm1(-diagonal)))
 
 

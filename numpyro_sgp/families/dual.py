@@ -187,15 +187,16 @@ def _share(G, rate):
 
     def go_on(carry):
         count, _, fit = carry
-        return (count < _HALVINGS) & ~jnp.all(fit)
+        return (count <= _HALVINGS) & ~jnp.all(fit)
 
     def halve(carry):
         count, share, fit = carry
         share = jnp.where(fit, share, 0.5 * share)
         return count + 1, share, fits(share)
 
-    share = jnp.ones(G.shape[:-2], G.dtype)
-    start = jnp.zeros((), jnp.int32), share, fits(share)
+    # The first attempt is in the loop too: the program has one.
+    twice = jnp.full(G.shape[:-2], 2.0, G.dtype)
+    start = jnp.zeros((), jnp.int32), twice, jnp.zeros(twice.shape, bool)
     return lax.while_loop(go_on, halve, start)[1]
 
 

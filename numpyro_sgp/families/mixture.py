@@ -11,7 +11,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_sgp.families.base import QU, Factors, Family, Param, Sets, Shape, Start
 from numpyro_sgp.families.blocks import Block, BlockGaussian, Full
-from numpyro_sgp.linalg import solve_lower
+from numpyro_sgp.linalg import diagonal_of, solve_lower
 
 ENTROPIES = ("pairwise", "jensen", "monte_carlo")
 
@@ -94,7 +94,7 @@ def _sum_batch(x):
 def _half_log_det(block):
     diagonal = block.sqrt
     if not block.is_diagonal:
-        diagonal = jnp.diagonal(block.sqrt, axis1=-2, axis2=-1)
+        diagonal = diagonal_of(block.sqrt)
     return jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1)
 
 
@@ -112,7 +112,7 @@ def _pairs(block):
         S = jnp.einsum("...mk,...nk->...mn", block.sqrt, block.sqrt)
         L = jnp.linalg.cholesky(S[:, None] + S[None])
         quadratic = jnp.sum(solve_lower(L, difference[..., None]) ** 2, axis=(-2, -1))
-        diagonal = jnp.diagonal(L, axis1=-2, axis2=-1)
+        diagonal = diagonal_of(L)
         half_log_det = jnp.sum(jnp.log(diagonal), axis=-1)
     num = block.mu.shape[0]
     return (

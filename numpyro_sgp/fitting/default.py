@@ -22,12 +22,12 @@ from numpyro_sgp.fitting.grow import grow, with_points
 from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, constrained, unconstrained
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.starts import (
+    Race,
     lengthscale_starts,
-    race,
     random_starts,
     with_drawn_means,
 )
-from numpyro_sgp.fitting.whole import train_whole
+from numpyro_sgp.fitting.whole import descent_of, train_whole
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.approximations import check_approximations
 
@@ -193,39 +193,46 @@ def _train(
     :param start: values of parameters that are known already, in place of the race.
     :param before: a fit of this guide to go on from.
     """
-    for_init, for_starts, for_race, for_training = jax.random.split(rng_key, 4)
+    for_init, for_guide, for_starts, for_race, for_training = jax.random.split(rng_key, 5)
     if before is None:
         guide.take_natural_gradients(1.0)
         svi = SVI(guide.model, guide, optax.adam(0.01), loss)
-        state = _initial_state(svi, for_init, args, kwargs)
+        state = _initial_state(svi, for_init, for_guide, args, kwargs)
     else:
         svi = before.svi
         free = unconstrained(svi, before.params)
         state = SVIState(svi.optim.init(free), None, for_init)
     problem = Problem(svi, state, args, kwargs)
     size = _batch_size(problem, batch_size)
+    whole = not problem.random and size is None
+    race, descent = None, None if before is None else before.descent
     if before is not None:
         starts = [problem.free]
-    elif start is None:
+    elif start is not None:
+        known = {name: v for name, v in start.items() if name in problem.free}
+        starts = [{**problem.free, **unconstrained(svi, known)}]
+    else:
         starts = lengthscale_starts(problem)
         starts += random_starts(problem, for_starts, restarts - 1)
         if problem.natural:  # fast steps of Adam make components of a mixture collapse
             starts.append(with_drawn_means(problem, for_race))
-            starts = race(problem, starts, for_race)
-    else:
-        known = {name: v for name, v in start.items() if name in problem.free}
-        starts = [{**problem.free, **unconstrained(svi, known)}]
+            race = Race(problem, len(starts))
+            race.prepare(for_race)
+    if whole and descent is None:
+        descent = descent_of(problem, problem.free, for_training)
+        descent.prepare()
+    if race is not None:
+        starts = race(starts, for_race)
     with tqdm(disable=not progress_bar) as bar:
 
         def show(count, loss):
             bar.update(count - bar.n)
             bar.set_postfix_str(f"ELBO: {-loss:.6g}", refresh=False)
 
-        if problem.random or size is not None:
+        if not whole:
             found = train_batches(problem, starts[0], for_training, limits, size, show)
         else:
             few = int(np.clip(SEVERAL / problem.work(problem.num_rows), 1, 3))
-            descent = None if before is None else before.descent
             given = problem, starts[:few], for_training, limits, show
             found = train_whole(*given, seed=0, descent=descent)
     return Fitted(
@@ -243,9 +250,8 @@ def _train(
     )
 
 
-def _initial_state(svi, rng_key, args, kwargs) -> SVIState:
-    """``svi.init(rng_key, *args, **kwargs)`` by a few programs."""
-    init_key, guide_key = jax.random.split(rng_key)
+def _initial_state(svi, init_key, guide_key, args, kwargs) -> SVIState:
+    """``svi.init(init_key, *args, **kwargs)`` by a few programs."""
     starts = svi.guide.starts(guide_key, args, kwargs)
 
     def run(args, kwargs, key, starts):

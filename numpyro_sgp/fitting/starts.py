@@ -29,53 +29,54 @@ _FEWEST = 10  # steps
 _WORK = 1.5e10  # multiplications of M x M matrices with all rows, over steps and candidates
 
 
-def race(problem, candidates: list[dict], key) -> list[dict]:
+class Race:
     """
-    Trains all candidates for some hundred steps (fewer where these are long), in one
-    program.
+    Trains starts for some hundred steps (fewer where these are long), by one program.
 
-    :param candidates: unconstrained parameters.
-    :return: where they stand, the best first; those without a finite loss are left out,
-        unless there are no others.
+    :param problem: what is trained.
+    :param number: how many starts there will be.
     """
-    rows, dtype = None, jnp.result_type(float)
-    if problem.plates and problem.num_rows > _ROWS:
-        rng = np.random.default_rng(0)
-        rows = jnp.asarray(rng.choice(problem.num_rows, _ROWS, replace=False))
-    work = problem.work(problem.num_rows if rows is None else _ROWS)
-    number = int(np.clip(_WORK / (len(candidates) * work), _FEWEST, _CHUNKS * CHUNK))
-    chunk = min(number, CHUNK)
-    natural = jnp.full(chunk, 0.3 if problem.random else 1.0, dtype)
-    others = jnp.full(chunk, _RATE, dtype)
-    scales = problem.scales()
 
-    def run_on(states, arrays):
-        batch = arrays if rows is None else problem.rows(arrays, rows)
+    def __init__(self, problem, number: int):
+        self.problem, self._rows, dtype = problem, None, jnp.result_type(float)
+        if problem.plates and problem.num_rows > _ROWS:
+            rng = np.random.default_rng(0)
+            self._rows = jnp.asarray(rng.choice(problem.num_rows, _ROWS, replace=False))
+        work = problem.work(problem.num_rows if self._rows is None else _ROWS)
+        count = int(np.clip(_WORK / (number * work), _FEWEST, _CHUNKS * CHUNK))
+        chunk = min(count, CHUNK)
+        self._chunks = count // chunk
+        rates = (0.3 if problem.random else 1.0), _RATE
+        self._rates = tuple(jnp.asarray(np.full(chunk, rate, dtype)) for rate in rates)
+        self._go_on = shared(self._steps)
 
-        def run(state):
-            state, losses = steps(problem, state, batch, scales, None, natural, others)
-            return state, jnp.nanmean(losses[-5:])
+    def prepare(self, key) -> None:
+        """Begins to compile beside what else is done."""
+        self._go_on.prepare(*self._given(start(self.problem, self.problem.free, key)))
 
-        # One after another: side by side costs as much, and batches of LAPACK's calls
-        # can block each other on two cores (jaxlib 0.10).
-        return jax.lax.map(run, states)
+    def __call__(self, starts: list[dict], key) -> list[dict]:
+        """
+        Where unconstrained starting values end, the best first; those without a finite loss
+        are left out, unless there are no others.
+        """
+        ends, losses = [], []
+        # One after another: side by side costs as much, and batches of LAPACK's calls can
+        # block each other on two cores (jaxlib 0.10).
+        for free in starts:
+            state = start(self.problem, free, key)
+            for _ in range(self._chunks):
+                state, found = self._go_on(*self._given(state))
+            ends.append(state.good.free)
+            losses.append(float(np.nanmean(np.asarray(found, float)[-5:])))
+        order = [i for i in np.argsort(losses) if np.isfinite(losses[i])] or [0]
+        return [ends[i] for i in order]
 
-    go_on = shared(run_on, problem.is_small)
-    begun = [start(problem, free, key) for free in candidates]
-    states = jax.tree.map(lambda *leaves: _stacked(leaves), *begun)
-    for _ in range(number // chunk):
-        states, losses = go_on(states, problem.arrays)
-    losses = np.asarray(losses, float)
-    order = [i for i in np.argsort(losses) if np.isfinite(losses[i])] or [0]
-    ends = jax.tree.map(np.asarray, states.good.free)
-    return [jax.tree.map(lambda leaf, i=i: jnp.asarray(leaf[i]), ends) for i in order]
+    def _given(self, state):
+        return state, self.problem.arrays, self.problem.scales(), self._rows, *self._rates
 
-
-def _stacked(leaves):
-    """One array of several, on the host where nothing is compiled for it."""
-    if jnp.issubdtype(leaves[0].dtype, jax.dtypes.prng_key):
-        return jnp.stack(leaves)
-    return jnp.asarray(np.stack([np.asarray(leaf) for leaf in leaves]))
+    def _steps(self, state, arrays, scales, rows, natural, others):
+        batch = arrays if rows is None else self.problem.rows(arrays, rows)
+        return steps(self.problem, state, batch, scales, None, natural, others)
 
 
 def lengthscale_starts(problem) -> list[dict]:
@@ -157,12 +158,17 @@ def with_drawn_means(problem, key) -> dict:
     The start with means of q(u) drawn from the prior: off the saddle at which natural steps
     stay where a likelihood is the same for f and -f.
     """
-    free = dict(problem.free)
-    for i, name in enumerate(problem.profiled):
+    free, rng = dict(problem.free), _generator(key)
+    for name in problem.profiled:
         if name.endswith("_mu"):
-            own, mean = jax.random.fold_in(key, i), free[name]
-            free[name] = jax.random.normal(own, mean.shape, mean.dtype)
+            draw = rng.normal(size=free[name].shape)
+            free[name] = jnp.asarray(draw.astype(free[name].dtype))
     return free
+
+
+def _generator(key) -> np.random.Generator:
+    """NumPy's, for which nothing is compiled, by a key."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
 
 
 def random_starts(problem, key, number: int) -> list[dict]:
@@ -175,10 +181,10 @@ def random_starts(problem, key, number: int) -> list[dict]:
     inducing = {name: sizes[name] for name in sizes if roles.get(name) == "inducing"}
     sizes |= jax.tree.map(lambda sd: 0.1 * sd, inducing)
     flat_sizes, unravel = ravel_pytree(sizes)
-    for i in range(number):
-        of_means, own = jax.random.split(jax.random.fold_in(key, i))
-        moves = unravel(flat_sizes * jax.random.normal(own, flat_sizes.shape))
-        start = with_drawn_means(problem, of_means)
+    for own in jax.random.split(key, number) if number else ():
+        draw = _generator(own).normal(size=flat_sizes.shape)
+        moves = unravel(flat_sizes * draw.astype(flat_sizes.dtype))
+        start = with_drawn_means(problem, own)
         for name, move in moves.items():
             start[name] = jax.tree.map(
                 lambda p, m: p + m.astype(p.dtype), start[name], move

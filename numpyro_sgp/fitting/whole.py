@@ -19,6 +19,21 @@ _FEWEST = 10  # iterations before what is left can be told from them
 ANEW = 2e9
 
 
+def descent_of(problem, free: dict, key) -> Descent:
+    """The loss of all rows as a function of one vector, q(u) at its optimum."""
+    svi = problem.svi
+    return Descent(
+        svi,
+        SVIState(svi.optim.init(free), None, key),
+        problem.args,
+        {**problem.kwargs, **svi.static_kwargs},
+        natural=bool(problem.natural) or suits_natural(svi),
+        families=problem.natural,
+        scales=problem.scales(),
+        briefly=problem.is_small,
+    )
+
+
 def train_whole(
     problem,
     starts: list[dict],
@@ -43,17 +58,7 @@ def train_whole(
         steps and evaluations are cheap; None for none of that.
     :param descent: that of a training before, of the same problem.
     """
-    svi = problem.svi
-    descent = descent or Descent(
-        svi,
-        SVIState(svi.optim.init(starts[0]), None, key),
-        problem.args,
-        {**problem.kwargs, **svi.static_kwargs},
-        natural=bool(problem.natural) or suits_natural(svi),
-        families=problem.natural,
-        scales=problem.scales(),
-        briefly=problem.is_small,
-    )
+    descent = descent or descent_of(problem, starts[0], key)
 
     def train() -> tuple[Trained, bool]:
         stopped, limited = _iterate(descent, limits, show)

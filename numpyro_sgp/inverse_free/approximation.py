@@ -24,7 +24,13 @@ from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.inverse_free.iterations import inverse_root
 from numpyro_sgp.inverse_free.log_concave import check_log_concave
 from numpyro_sgp.inverse_free.posterior import BOUNDS, InverseFreePosterior
-from numpyro_sgp.linalg import jittered_cholesky, matmul, solve_lower, with_jitter
+from numpyro_sgp.linalg import (
+    diagonal_of,
+    jittered_cholesky,
+    matmul,
+    solve_lower,
+    with_jitter,
+)
 
 KL = ("exact", "stochastic")
 STARTS = ("inverse", "scaled", "small", "random")
@@ -227,7 +233,7 @@ class InverseFreeSVGP(SVGP):
         K = with_jitter(Kuu, self.jitter)
         if self.bound == "relaxed":
             # Of the mean variance: that at a single point may be zero.
-            noise = _NOISE * jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
+            noise = _NOISE * jnp.mean(diagonal_of(K), axis=-1)
             noise, shape = noise[..., None], (*batch, size)
             if self.covariance == "full":
                 noise = jnp.sqrt(noise)[..., None] * jnp.eye(size, dtype=dtype)
@@ -349,7 +355,7 @@ class InverseFreeSVGP(SVGP):
 
 def _positive(L):
     """The root of the same matrix with a positive diagonal."""
-    diagonal = jnp.diagonal(L, axis1=-2, axis2=-1)
+    diagonal = diagonal_of(L)
     return L * jnp.where(diagonal < 0, -1.0, 1.0).astype(L.dtype)[..., None, :]
 
 

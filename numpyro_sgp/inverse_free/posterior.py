@@ -21,7 +21,7 @@ from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.inverse_free.iterations import InverseRoot, inverse_root
 from numpyro_sgp.inverse_free.log_det import log_det
-from numpyro_sgp.linalg import jittered_cholesky, matmul, with_jitter
+from numpyro_sgp.linalg import diagonal_of, jittered_cholesky, matmul, with_jitter
 
 BOUNDS = ("relaxed", "lc", "fr")
 # What preconditions determinants need not be accurate, but better than any start of T:
@@ -393,7 +393,7 @@ def _sum(A):
 
 def _log_det(L):
     """Of triangular matrices."""
-    return jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
+    return jnp.sum(jnp.log(diagonal_of(L)), axis=-1)
 
 
 def _drawn_log_det(key, K, preconditioner, num_probes):

@@ -8,10 +8,16 @@ from numpyro_sgp.linalg.cholesky import (
     with_jitter,
 )
 from numpyro_sgp.linalg.quadrature import gauss_hermite, tensor_grid
-from numpyro_sgp.linalg.triangular import matmul, solve_lower, triangular_product
+from numpyro_sgp.linalg.triangular import (
+    diagonal_of,
+    matmul,
+    solve_lower,
+    triangular_product,
+)
 
 __all__ = [
     "default_jitter",
+    "diagonal_of",
     "gauss_hermite",
     "jittered_cholesky",
     "matmul",

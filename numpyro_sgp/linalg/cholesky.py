@@ -9,7 +9,12 @@ from jax import Array, lax
 from jax.sharding import AxisType, PartitionSpec
 from jax.typing import DTypeLike
 
-from numpyro_sgp.linalg.triangular import half_congruence, solve_lower, triangular_product
+from numpyro_sgp.linalg.triangular import (
+    diagonal_of,
+    half_congruence,
+    solve_lower,
+    triangular_product,
+)
 
 # First jitter tried, and the largest, both relative to the kernel's mean diagonal. In
 # float32 the rounding error of a kernel matrix of a few hundred points is near 1e-5.
@@ -61,7 +66,7 @@ def with_jitter(K: Array, jitter: float | None = None) -> Array:
     jitter, _ = _checked_range(jitter, K.dtype)
     if jitter == 0:
         return K
-    scale = jitter * jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
+    scale = jitter * jnp.mean(diagonal_of(K), axis=-1)
     return K + scale[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
 
 
@@ -93,7 +98,7 @@ def jittered_cholesky(
     """
     jitter, largest = _checked_range(jitter, K.dtype)
     if scale is None:
-        scale = jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
+        scale = jnp.mean(diagonal_of(K), axis=-1)
     scale = jnp.broadcast_to(scale, K.shape[:-2]).astype(K.dtype)
     L, level = _cholesky_retry(K, scale, jitter, largest)
     return L, level * scale
@@ -151,7 +156,7 @@ def whitened_solve(
     True
     """
     jitter, largest = _checked_range(jitter, K.dtype)
-    scale = jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
+    scale = jnp.mean(diagonal_of(K), axis=-1)
     L, level, A = _whitened(K, scale, B, jitter, largest)
     return L, level * scale, A
 
@@ -184,20 +189,22 @@ def _search(K, scale, jitter, largest):
         return lax.linalg.cholesky(_T(A), symmetrize_input=False)
 
     def failed(L):
-        return ~jnp.all(jnp.isfinite(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
+        return ~jnp.all(jnp.isfinite(diagonal_of(L)), axis=-1)
 
     def again(state):
-        L, level = state
+        L, level, _ = state
         return jnp.any(failed(L) & (level < 0.99 * largest))
 
-    def retry(state):
-        L, level = state
+    def attempt(state):
+        L, level, following = state
+        level = jnp.where(failed(L), following, level)
         more = jnp.minimum(jnp.maximum(10 * level, first), largest)
-        level = jnp.where(failed(L), more.astype(level.dtype), level)
-        return factor(level), level
+        return factor(level), level, more.astype(level.dtype)
 
+    # The first attempt is in the loop too: the program has one factorisation.
     level = jnp.full(scale.shape, jitter, K.dtype)
-    return lax.while_loop(again, retry, (factor(level), level))
+    begin = jnp.full(K.shape, jnp.nan, K.dtype), jnp.zeros_like(level), level
+    return lax.while_loop(again, attempt, begin)[:2]
 
 
 def _solve_columns(L, B):

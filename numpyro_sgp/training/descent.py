@@ -21,7 +21,6 @@ from numpyro_sgp.training.natural_gradients import (
     pseudo_data_names,
 )
 
-_DATA_SIZE = 256  # numbers in an array of data, rather than an option
 _NATURAL_STEPS = 50  # before each evaluation, at most
 _NATURAL_TOL = 1e-11  # of the loss
 _NATURAL_NATS = 1e-6  # what a step gains where q(u) has arrived
@@ -103,6 +102,11 @@ class Descent:
 
         self._value_and_grad_of = jax.value_and_grad(loss, has_aux=True)
         self._value_and_grad = shared(self._value_and_grad_of, briefly)
+
+    def prepare(self) -> None:
+        """Begins to compile beside what else is done."""
+        with suppress(*NEEDS_KNOWN_DATA):
+            self._value_and_grad.prepare(np.asarray(self.x, self._dtype), self._data)
 
     @property
     def start_params(self) -> dict:
@@ -272,7 +276,7 @@ def _profile(svi, free, loss_key, families):
 
 
 def _is_data(leaf) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray) and np.size(leaf) >= _DATA_SIZE
+    return isinstance(leaf, jax.Array | np.ndarray) and np.ndim(leaf) > 0
 
 
 def _check_fixed(guide, natural):
