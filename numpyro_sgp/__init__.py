@@ -46,8 +46,10 @@ from numpyro_sgp.linalg.row_blocks import neighbour_blocks
 from numpyro_sgp.mcmc import EllipticalSlice, WhitenReparam, sparsify, whiten
 from numpyro_sgp.predictive import (
     GPPredictive,
+    Marginals,
     Prediction,
     Predictions,
+    Predictor,
     log_predictive_density,
     predict,
 )
@@ -87,10 +89,12 @@ __all__ = [
     "InverseFreePosterior",
     "InverseFreeSVGP",
     "MarginalGP",
+    "Marginals",
     "MixtureSVGP",
     "MonteCarlo",
     "Prediction",
     "Predictions",
+    "Predictor",
     "ScoreFunction",
     "SmoothedPoints",
     "SparsePosterior",

@@ -297,6 +297,16 @@ def test_marginals_at_a_row_do_not_depend_on_other_rows(case):
     assert_allclose(among.variance[:1], alone.variance, rtol=1e-9)
 
 
+@every_case
+def test_what_a_predictor_keeps_gives_the_same_marginals(case):
+    fit = fit_of(case)
+    params = fit.some_params()
+    q = fit.guide.posterior(params, X_NEW)["f"]
+    found = sgp.Predictor(fit.guide, params, batch_size=1)(X_NEW)["f"]
+    assert_allclose(found.mean, q.mean, rtol=1e-8, atol=1e-10)
+    assert_allclose(found.variance, q.variance, rtol=1e-7)
+
+
 # ---- precision, refusals ---------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from numpyro_sgp.distributions.collapsed import (
 )
 from numpyro_sgp.distributions.function_samples import FunctionSamples
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
+from numpyro_sgp.distributions.kept_posterior import Kept, KeptPosterior, keep
 from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 
@@ -23,6 +24,9 @@ __all__ = [
     "FunctionSamples",
     "GPPosterior",
     "GaussianProcess",
+    "Kept",
+    "KeptPosterior",
     "MarginalGP",
     "SparsePosterior",
+    "keep",
 ]

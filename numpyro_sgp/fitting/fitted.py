@@ -26,7 +26,12 @@ from numpyro_sgp.fitting.log_score import LogScore
 from numpyro_sgp.fitting.plots import draw
 from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.guides import AutoSparseGP
-from numpyro_sgp.predictive import Predictions, log_predictive_density, predict
+from numpyro_sgp.predictive import (
+    Predictions,
+    Predictor,
+    log_predictive_density,
+    predict,
+)
 from numpyro_sgp.training.descent import Descent
 
 if TYPE_CHECKING:
@@ -224,6 +229,15 @@ class Fitted:
             batch_size=batch_size,
             **kwargs,
         )
+
+    def predictor(self, batch_size: int = 1000) -> Predictor:
+        """
+        For marginal means and variances of f at many inputs, or many times; see
+        :class:`~numpyro_sgp.Predictor`.
+
+        :param batch_size: rows done at a time.
+        """
+        return Predictor(self.guide, self.params, batch_size)
 
     def log_score(
         self,

@@ -12,7 +12,7 @@ from numpyro.infer import autoguide
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._programs import mapped, without_leaks
-from numpyro_sgp.distributions import SparsePosterior
+from numpyro_sgp.distributions import KeptPosterior, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
 from numpyro_sgp.guides.approximations import check_approximations
 from numpyro_sgp.guides.identity import check_params
@@ -226,11 +226,11 @@ class AutoSparseGP(autoguide.AutoGuide):
         if self._setup is None:
             with handlers.block():
                 self._keep(self._prepare(rng_key, args, kwargs))
-            return self._setup.starts
+            return self.known().starts
         made_of = self.model, self._make_base, rng_key, args, kwargs
         with handlers.block():
-            new = without_leaks(starting_values, self._setup, *made_of)
-        return self._setup.starts | new
+            new = without_leaks(starting_values, self.known(), *made_of)
+        return self.known().starts | new
 
     def setup_state(self) -> dict:
         """What :meth:`setup_from` needs, arrays by name: it is not in the parameters."""
@@ -407,7 +407,7 @@ class AutoSparseGP(autoguide.AutoGuide):
         return self.posterior_at(params, args, kwargs, base_key, inner_key)[0]
 
     def posterior_at(
-        self, params: dict, args, kwargs, rng_key=None, inner_key=None
+        self, params: dict, args, kwargs, rng_key=None, inner_key=None, kept=None
     ) -> tuple[dict, dict]:
         """
         As :meth:`posterior`, with the draws of the latents beside f and those at GP sites
@@ -418,6 +418,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         :param kwargs: dict of its keyword arguments.
         :param rng_key: key for a draw of the other latents; None for their medians.
         :param inner_key: key for draws at GP sites; None for their means.
+        :param kept: :class:`~numpyro_sgp.distributions.Kept` of GP sites, for the same
+            parameters and values of the other latents.
         :return: the distributions, and the values of GP sites at which those that follow
             are, in the shape of the sites.
         """
@@ -428,7 +430,10 @@ class AutoSparseGP(autoguide.AutoGuide):
         def at_site(site):
             checks.check_inputs(site["name"], messages.unwrap(site["fn"])[0])
             fn = posterior_here(site)
-            posterior, _ = messages.unwrap(fn)
+            posterior, reinterpreted = messages.unwrap(fn)
+            if kept and site["name"] in kept:
+                posterior = KeptPosterior(posterior, kept[site["name"]])
+                fn = messages.rewrap(posterior, reinterpreted)
             report(site["name"], posterior, self.approximations[site["name"]])
             if inner_key is None:
                 f = posterior.mean

@@ -29,7 +29,7 @@ class MixtureParts:
     :param num_draws: number of draws, if there is something to draw.
     """
 
-    def __init__(self, guide, params, args, kwargs, rng_key, num_draws):
+    def __init__(self, guide, params, args, kwargs, rng_key, num_draws, kept=None):
         if guide.couples_rows:
             raise ValueError(TIED)
         if num_draws < 1:
@@ -44,7 +44,8 @@ class MixtureParts:
         ]
         self._draws_others = guide.draws_others(params, args, kwargs)
         base_key = self.key if self._draws_others else None
-        found, _ = guide.posterior_at(params, args, kwargs, base_key)
+        self._kept = None if self._draws_others else kept
+        found, _ = guide.posterior_at(params, args, kwargs, base_key, kept=self._kept)
         #: Marginals of each GP site at one draw of the other latents, and that draw.
         self.posteriors = _alone(found)
         self.others = guide.others_at(params, args, kwargs, base_key)
@@ -73,7 +74,7 @@ class MixtureParts:
         """
         base_key = keys[1] if self._draws_others else None
         where = self.params, self.args, self.kwargs, base_key
-        found, values = self.guide.posterior_at(*where, inner_key=keys[0])
+        found, values = self.guide.posterior_at(*where, keys[0], self._kept)
         given = {name: values[name] for name in found if name not in self.last}
         return _alone(found), given, self.guide.others_at(*where)
 

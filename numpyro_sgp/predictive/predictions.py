@@ -11,11 +11,14 @@ from jax import Array
 from numpyro_sgp._programs import (
     NEEDS_KNOWN_DATA,
     all_static,
+    join_static,
     program,
     split_static,
 )
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
+from numpyro_sgp.predictive.marginals import kept_of
 from numpyro_sgp.predictive.responses import predict_rows
+from numpyro_sgp.predictive.row_batches import number_of_rows, row_batches
 
 _SHOWN = 5  # rows in a repr
 
@@ -91,6 +94,7 @@ def predict(
     num_draws: int = 100,
     rng_key: Array | None = None,
     batch_size: int = 10_000,
+    kept: dict | None = None,
     **kwargs,
 ) -> Predictions:
     r"""
@@ -124,6 +128,8 @@ def predict(
     :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
     :param batch_size: rows done at a time: where arguments of the model are arrays with
         more rows, all that have as many as the first one are cut.
+    :param kept: of a :class:`~numpyro_sgp.Predictor` of the same guide and parameters,
+        ``predictor.kept``: what need not be computed again.
     :return: a :class:`Prediction` for each GP site and each response.
     :raises ValueError: if the likelihood ties rows together, a response depends on another
         one that is not given, levels are not between 0 and 1, or ``guide.posterior`` raises
@@ -159,7 +165,9 @@ def predict(
     options = levels, num_draws
     found = None
     if not any(is_frame(leaf) for leaf in jax.tree.leaves((args, kwargs))):
-        found = _in_batches(guide, params, rng_key, (args, kwargs), options, batch_size)
+        found = _in_batches(
+            guide, params, rng_key, (args, kwargs), options, batch_size, kept
+        )
     if found is None:
         found = _all_at_once(guide, params, rng_key, (args, kwargs), options)
     if not all(np.isfinite(p.mean).all() for p in found.values() if p.mean is not None):
@@ -167,25 +175,20 @@ def predict(
     return Predictions(found)
 
 
-def _in_batches(guide, params, rng_key, given, options, batch_size):
+def _in_batches(guide, params, rng_key, given, options, batch_size, kept):
     """By a program of so many rows; None if the model needs known data."""
     arrays, static = split_static(given)
-    run, levels = program(guide, predict_rows), options[0]
-    num_rows = _num_rows(arrays)
-    cut = num_rows > batch_size
-    parts = []
-    for start in range(0, num_rows, batch_size) if cut else [0]:
-        batch = arrays
-        if cut:
-            rows = np.minimum(np.arange(start, start + batch_size), num_rows - 1)
-            batch = [a[rows] if np.shape(a)[:1] == (num_rows,) else a for a in arrays]
+    run, levels, parts = program(guide, predict_rows), options[0], []
+    for batch, count, size in row_batches(arrays, batch_size):
         try:
-            found = run(params, rng_key, batch, static=(static, *options))
+            if not parts and kept is None and count < number_of_rows(arrays):
+                where = join_static(batch, static)
+                if not guide.draws_others(params, *where):
+                    kept = kept_of(guide, params, *where)
+            found = run(params, rng_key, batch, kept, static=(static, *options))
         except NEEDS_KNOWN_DATA:  # a model that counts groups, say
             return None
-        keep = min(batch_size, num_rows - start) / batch_size if cut else 1.0
-        size = batch_size if cut else num_rows
-        parts.append(_read(found, guide.approximations, size, keep, levels))
+        parts.append(_read(found, guide.approximations, size, count / max(size, 1), levels))
     return {name: _joined([p[name] for p in parts]) for name in parts[0]}
 
 
@@ -193,13 +196,8 @@ def _all_at_once(guide, params, rng_key, given, options):
     """By a program of these arguments of the model alone."""
     static = all_static(given), *options
     run = jax.jit(lambda params, key: predict_rows(guide, params, key, [], static=static))
-    num_rows = _num_rows(jax.tree.leaves(given))
+    num_rows = number_of_rows(jax.tree.leaves(given))
     return _read(run(params, rng_key), guide.approximations, num_rows, 1.0, options[0])
-
-
-def _num_rows(leaves) -> int:
-    """Length of the first argument that is an array."""
-    return next((shape[0] for leaf in leaves if (shape := np.shape(leaf))), 0)
 
 
 def _read(found, gp_sites, num_rows, keep, levels) -> dict[str, Prediction]:

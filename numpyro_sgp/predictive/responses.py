@@ -54,16 +54,17 @@ def _rules(num_functions, num_draws):
     return several, several
 
 
-def predict_rows(guide, params, rng_key, arrays, *, static):
+def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
     """
     Mean, sd, quantiles and probabilities by site, each an array or None.
 
+    :param kept: of :func:`~numpyro_sgp.predictive.marginals.kept_of`.
     :param static: what of the model's arguments is no array, levels of the quantiles and
         the number of draws.
     """
     static, levels, num_draws = static
     args, kwargs = join_static(arrays, static)
-    parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws)
+    parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws, kept)
     last = [parts.posteriors[name] for name in parts.last]
     functions = sum(int(np.prod(q.batch_shape)) for q in last)
     rules = _rules(functions, len(parts.keys))

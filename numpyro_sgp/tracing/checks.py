@@ -54,7 +54,9 @@ def valid_arguments(trace) -> dict[str, dict[str, jax.Array]]:
     """
     found: dict[str, dict[str, jax.Array]] = {}
     for name, site in trace.items():
-        fn = messages.innermost(site["fn"]) if site["type"] == "sample" else None
+        if site["type"] != "sample":
+            continue
+        fn = messages.innermost(site["fn"])
         if not getattr(fn, "_validate_args", False):
             continue
         for argument, value in fn.get_args().items():

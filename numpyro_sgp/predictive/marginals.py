@@ -1,0 +1,149 @@
+"""Marginals of f at any number of rows, with what does not depend on them computed once."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from numpyro_sgp._programs import (
+    NEEDS_KNOWN_DATA,
+    join_static,
+    on_data,
+    program,
+    split_static,
+)
+from numpyro_sgp.distributions import Kept, SparsePosterior, keep
+from numpyro_sgp.distributions.arguments import as_arrays, is_frame
+from numpyro_sgp.predictive.row_batches import row_batches
+
+
+class Marginals(NamedTuple):
+    """
+    Of f at each row.
+
+    :param mean: shape ``batch_shape + (N,)``.
+    :param variance: the same shape.
+    """
+
+    mean: np.ndarray
+    variance: np.ndarray
+
+
+class Predictor:
+    r"""
+    Marginal means and variances of f at new inputs, as ``guide.posterior`` has them
+    (hyperparameters and other latents at their medians), for many calls: the factor of
+    K_uu and what else does not depend on the inputs is computed once, when first needed.
+
+    Rows are done ``batch_size`` at a time, fewer filled up to a power of two, so that a few
+    programs do for any number of them, in bounded memory. A batch of B rows costs its
+    kernel values, and one product of a triangular M x M with an M x B matrix where q(u) is
+    a Gaussian without coupling and smaller than the prior; else two products. (The
+    posteriors of :class:`~numpyro_sgp.InverseFreeSVGP` keep nothing.)
+
+    :param guide: an :class:`~numpyro_sgp.AutoSparseGP` that is set up.
+    :param params: its parameters.
+    :param batch_size: rows done at a time.
+    :raises ValueError: if parameters are not those of the guide.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+        >>> X = jnp.linspace(0.0, 6.0, 30)[:, None]
+        >>> data = X, jnp.sin(X[:, 0])
+        >>> fitted = sgp.fit(model, sgp.SVGP(5), data, progress_bar=False)
+        >>> predictor = fitted.predictor()
+        >>> predictor(jnp.linspace(0.0, 6.0, 2500)[:, None])["f"].mean.shape
+        (2500,)
+    """
+
+    def __init__(self, guide, params: dict, batch_size: int = 1000):
+        guide.check_params(params)
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be positive, got {batch_size}.")
+        self.guide, self.params, self.batch_size = guide, params, batch_size
+        #: By GP site what does not depend on inputs; None before the first call.
+        self.kept: dict | None = None
+
+    def __call__(self, *args, **kwargs) -> dict[str, Marginals]:
+        """
+        :param args: arguments of the model, ``X_new`` most often.
+        :return: for each GP site its marginals.
+        :raises ValueError: if the inputs do not fit the model.
+        """
+        args, kwargs = as_arrays(self.guide.model, args, kwargs)
+        given = args, kwargs
+        if any(is_frame(leaf) for leaf in jax.tree.leaves(given)):
+            return self._one_by_one(args, kwargs)
+        arrays, static = split_static(given)
+        run, parts = program(self.guide, _marginals), []
+        for batch, count, size in row_batches(arrays, self.batch_size):
+            try:
+                if self.kept is None:
+                    self.kept = kept_of(
+                        self.guide, self.params, *join_static(batch, static)
+                    )
+                found = run(self.params, batch, self.kept, static=static)
+            except NEEDS_KNOWN_DATA:  # a model that counts groups, say
+                return self._one_by_one(args, kwargs)
+            share = count / max(size, 1)
+            parts.append({k: [_first(v, share) for v in m] for k, m in found.items()})
+        return {
+            name: Marginals(
+                *(np.concatenate([part[name][i] for part in parts], -1) for i in (0, 1))
+            )
+            for name in parts[0]
+        }
+
+    def _one_by_one(self, args, kwargs):
+        """Operation by operation."""
+        found, _ = self.guide.posterior_at(self.params, args, kwargs)
+        return {
+            name: Marginals(np.asarray(q.mean), np.asarray(q.variance))
+            for name, q in found.items()
+        }
+
+
+def _marginals(guide, params, arrays, kept, *, static):
+    args, kwargs = join_static(arrays, static)
+    found, _ = guide.posterior_at(params, args, kwargs, kept=kept)
+    return {name: (q.mean, q.variance) for name, q in found.items()}
+
+
+def _first(values, share) -> np.ndarray:
+    """The rows that count."""
+    values = np.asarray(values)
+    return values[..., : round(share * values.shape[-1])]
+
+
+def kept_of(guide, params: dict, args, kwargs) -> dict:
+    """
+    By GP site what its marginals have in common at all inputs, where it is kept.
+
+    :param args: tuple of arguments of the model, with some inputs.
+    :param kwargs: dict of its keyword arguments.
+    """
+
+    def run(args, kwargs, params):
+        found, _ = guide.posterior_at(params, args, kwargs)
+        return {
+            name: (q.chol, q.jitter_used, q.q)
+            for name, q in found.items()
+            if type(q) is SparsePosterior
+        }
+
+    found = on_data(run, args, kwargs, params)
+    kept: dict[str, Kept] = {}
+    for name, factors in found.items():
+        if np.isfinite(factors[0]).all():
+            kept[name] = keep(*factors)
+        else:
+            guide.posterior(params, *args, **kwargs)  # which says why
+    return kept

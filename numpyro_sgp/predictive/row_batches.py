@@ -1,0 +1,34 @@
+"""Rows of a model's arguments in batches of few sizes, so that few programs do for all."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+_AS_THEY_ARE = 128  # rows that are not filled up
+
+
+def number_of_rows(leaves) -> int:
+    """Length of the first argument that is an array."""
+    return next((shape[0] for leaf in leaves if (shape := np.shape(leaf))), 0)
+
+
+def row_batches(arrays: list, batch_size: int) -> Iterator[tuple[list, int, int]]:
+    """
+    Batches of all arrays that have as many rows as the first one, the last one filled up by
+    its last row: to ``batch_size`` rows, or, of fewer in all, to a power of two.
+
+    :return: arrays, how many of the rows count, and how many there are.
+    """
+    num_rows = number_of_rows(arrays)
+    size = batch_size
+    if num_rows <= batch_size:
+        size = num_rows
+        if num_rows > _AS_THEY_ARE:
+            size = min(1 << (num_rows - 1).bit_length(), batch_size)
+    if size == num_rows:
+        yield arrays, num_rows, num_rows
+        return
+    for start in range(0, num_rows, size):
+        rows = np.minimum(np.arange(start, start + size), num_rows - 1)
+        batch = [a[rows] if np.shape(a)[:1] == (num_rows,) else a for a in arrays]
+        yield batch, min(size, num_rows - start), size

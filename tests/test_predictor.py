@@ -1,0 +1,148 @@
+"""What a predictor keeps, its batches and its precision."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpy.testing import assert_allclose
+from scipy.linalg import solve_triangular
+
+import numpyro_sgp as sgp
+from numpyro_sgp.distributions import keep
+from numpyro_sgp.families import Block, BlockGaussian
+from numpyro_sgp.predictive.row_batches import row_batches
+
+RNG = np.random.default_rng(0)
+M, D = 300, 4
+Z = RNG.normal(size=(M, D))
+X_NEW = RNG.normal(size=(700, D))
+
+
+def model(X, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern32(1.3, 2.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+
+def q_params(shrink, dtype):
+    """A q(u) whose variances are ``shrink`` of the prior's, or less."""
+    L = np.tril(0.02 * RNG.normal(size=(M, M))) + np.diag(RNG.uniform(0.2, 1.0, M))
+    sqrt = shrink * L / np.linalg.norm(L, 2)
+    found = {"f_auto_Z": Z, "f_auto_qu_mu": RNG.normal(size=M), "f_auto_qu_sqrt": sqrt}
+    return {name: jnp.asarray(value, dtype) for name, value in found.items()}
+
+
+def guide_of(dtype):
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=jnp.asarray(Z, dtype)))
+    X = jnp.asarray(X_NEW[:10], dtype)
+    guide.setup(X, jnp.zeros(10, dtype))
+    return guide
+
+
+def by_hand(params, jitter):
+    """Marginals in double precision, by dense linear algebra."""
+
+    def kernel(A, B):
+        r = np.sqrt(3.0 * ((A[:, None] - B) ** 2).sum(axis=-1)) / 2.0
+        return 1.3 * (1.0 + r) * np.exp(-r)
+
+    Z, mu, P = (np.asarray(params[f"f_auto_{k}"], float) for k in ("Z", "qu_mu", "qu_sqrt"))
+    L = np.linalg.cholesky(kernel(Z, Z) + jitter * np.eye(M))
+    A = solve_triangular(L, kernel(Z, X_NEW), lower=True)
+    return A.T @ mu, 1.3 - (A**2).sum(axis=0) + ((P.T @ A) ** 2).sum(axis=0)
+
+
+# Smaller than the prior; wider in a few directions; wider in most.
+@pytest.mark.parametrize("shrink", [0.9, 1.2, 30.0])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_marginals_are_those_of_dense_algebra(shrink, dtype):
+    params = q_params(shrink, dtype)
+    predictor = sgp.Predictor(guide_of(dtype), params, batch_size=256)
+    found = predictor(jnp.asarray(X_NEW, dtype))["f"]
+    kept = predictor.kept["f"]
+    assert (kept.root is None) == (shrink == 30.0)
+    assert kept.root is None or (kept.more.shape[0] > 0) == (shrink == 1.2)
+    mean, variance = by_hand(params, float(kept.jitter))
+    single = dtype == jnp.float32
+    assert found.mean.dtype == dtype and found.mean.shape == (700,)
+    # Rounding times the square root of the condition of K_uu, some 1e2.
+    assert_allclose(found.variance, variance, rtol=1e-4 if single else 1e-10)
+    assert_allclose(found.mean, mean, atol=2e-4 if single else 1e-10)
+
+
+def test_any_number_of_rows_takes_few_programs():
+    params, traced = q_params(0.9, jnp.float64), []
+
+    def counted(X, y=None):
+        traced.append(X.shape[0])
+        model(X, y)
+
+    guide = sgp.AutoSparseGP(counted, sgp.SVGP(inducing=jnp.asarray(Z)))
+    guide.setup(jnp.asarray(X_NEW[:10]), jnp.zeros(10))
+    predictor = sgp.Predictor(guide, params, batch_size=256)
+    whole = predictor(X_NEW)["f"]
+    traced.clear()
+    for count in (700, 300, 257, 256, 250, 200, 600):
+        found = predictor(X_NEW[:count])["f"]
+        assert_allclose(found.variance, whole.variance[:count], rtol=1e-12)
+    assert not traced
+    predictor(X_NEW[:100])  # as they are
+    assert set(traced) == {100}
+
+
+def test_batches_have_all_rows_once():
+    for num_rows in (0, 1, 5, 127, 128, 129, 200, 256, 1000, 1001):
+        X, other = np.arange(num_rows)[:, None], np.zeros((2, 2))
+        parts = list(row_batches([X, other, 3.0], 256))
+        rows = np.concatenate([batch[0][:count] for batch, count, _ in parts])
+        assert np.array_equal(rows, X)
+        assert len({size for *_, size in parts}) == 1
+        assert all(len(batch[0]) == size for batch, _, size in parts)
+        assert all(batch[1] is other or num_rows == 2 for batch, *_ in parts)
+
+
+def test_layers_and_functions_and_draws():
+    """Two latent functions, a deep GP, and predictions with what is kept."""
+
+    def deep(X, y=None):
+        inner = sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X).expand([2])
+        h = numpyro.sample("h", inner)
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), h.T))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+    X = jnp.asarray(X_NEW[:40])
+    guide = sgp.AutoSparseGP(deep, {"h": sgp.SVGP(5), "f": sgp.SVGP(4)})
+    svi = numpyro.infer.SVI(deep, guide, numpyro.optim.Adam(0.05), sgp.TraceGP_ELBO())
+    params = svi.run(jax.random.key(0), 30, X, X[:, 0], progress_bar=False).params
+    predictor = sgp.Predictor(guide, params, batch_size=16)
+    found, known = predictor(X), guide.posterior(params, X)
+    for name in ("h", "f"):
+        assert_allclose(found[name].mean, known[name].mean, rtol=1e-8, atol=1e-10)
+        assert_allclose(found[name].variance, known[name].variance, rtol=1e-7)
+    kept = sgp.predict(guide, params, X, quantiles=(), kept=predictor.kept)
+    plain = sgp.predict(guide, params, X, quantiles=())
+    assert_allclose(kept["y"].sd, plain["y"].sd, rtol=1e-8)
+
+
+def test_bad_input_is_told():
+    params, guide = q_params(0.9, jnp.float64), guide_of(jnp.float64)
+    with pytest.raises(ValueError, match="batch_size must be positive"):
+        sgp.Predictor(guide, params, batch_size=0)
+    with pytest.raises(ValueError, match="missing"):
+        sgp.Predictor(guide, {})
+    with pytest.raises(ValueError, match="columns"):
+        sgp.Predictor(guide, params)(X_NEW[:, :2])
+
+
+def test_a_q_that_is_wider_in_some_directions_is_split():
+    L = np.linalg.cholesky(np.eye(3) + 0.5)
+    sqrt = jnp.diag(jnp.array([0.5, 1.5, 0.1]))
+    kept = keep(jnp.asarray(L), jnp.zeros(()), BlockGaussian((Block(jnp.zeros(3), sqrt),)))
+    inverse = np.linalg.inv(L)
+    W = inverse.T @ (np.eye(3) - np.asarray(sqrt) ** 2) @ inverse
+    root, more = np.asarray(kept.root), np.asarray(kept.more)
+    assert more.shape == (1, 3)
+    assert_allclose(root.T @ root - more.T @ more, W, atol=1e-11)

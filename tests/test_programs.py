@@ -1,0 +1,114 @@
+"""Programs that are shared by what does the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_sgp as sgp
+from numpyro_sgp import _programs
+from numpyro_sgp._programs import on_data, one_program, shared
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Names of the programs that are compiled."""
+    found, start = [], _programs._start
+
+    def counted(lowered, *args):
+        found.append(lowered)
+        return start(lowered, *args)
+
+    monkeypatch.setattr(_programs, "_start", counted)
+    monkeypatch.setattr(_programs, "_COMPILED", type(_programs._COMPILED)())
+    return found
+
+
+def test_the_same_program_is_compiled_once(compiled):
+    def times(factor):
+        return shared(lambda x, named: {"a": factor * x, "b": (named["x"], None)})
+
+    for factor in (2.0, 2.0, 3.0):
+        found = times(factor)(jnp.ones(3), {"x": jnp.zeros(2)})
+        assert np.array_equal(found["a"], np.full(3, factor)) and found["b"][1] is None
+    assert len(compiled) == 2
+
+
+def test_other_shapes_types_and_constants_are_other_programs(compiled):
+    constant = np.arange(5000.0)
+    for change in (0.0, 1.0):
+        values = constant.copy()
+        values[2500] += change
+        assert shared(lambda x, values=values: (values * x).sum())(1.0) == values.sum()
+    double = shared(lambda x: x + x)
+    for x in (jnp.ones(2), jnp.ones(3), jnp.ones(3, jnp.float32), jnp.ones(3, int), 1.0):
+        assert double(x).dtype == (x + jnp.zeros_like(x)).dtype
+    assert len(compiled) == 7
+
+
+def test_trees_of_other_structures_share_and_keep_theirs(compiled):
+    twice = [shared(lambda tree: jax.tree.map(lambda v: 2.0 * v, tree)) for _ in range(2)]
+    assert list(twice[0]({"a": 1.0, "b": 2.0})) == ["a", "b"]
+    assert list(twice[1]({"c": 1.0, "d": 2.0})) == ["c", "d"]
+    assert len(compiled) == 1
+
+
+def test_callbacks_are_not_shared(compiled):
+    def calls(value):
+        shape = jax.ShapeDtypeStruct((), float)
+        return shared(lambda x: jax.pure_callback(lambda x: x + value, shape, x))
+
+    assert [float(calls(value)(1.0)) for value in (1.0, 2.0)] == [2.0, 3.0]
+
+
+def test_programs_run_inside_of_transformations():
+    double = shared(lambda x: 2.0 * x)
+    assert jax.grad(double)(1.0) == 2.0
+    assert np.array_equal(jax.vmap(double)(jnp.arange(3.0)), [0.0, 2.0, 4.0])
+    assert jax.jit(double)(2.0) == 4.0
+
+
+def test_prepared_programs_are_compiled_beside(compiled):
+    double = shared(lambda x: 2.0 * x)
+    double.prepare(1.0)
+    assert double(1.0) == 2.0 and len(compiled) == 1
+
+
+def test_anything_may_be_returned_and_values_may_be_asked_for():
+    def model(X, scale):
+        fn = dist.Normal(X.mean(), scale).expand([2]).to_event(1)
+        return {"fn": fn, "name": "f", "run": model, "none": None}
+
+    found = on_data(lambda args, kwargs: model(*args, **kwargs), (np.ones(3), 2.0), {})
+    assert found["name"] == "f" and found["run"] is model and found["none"] is None
+    assert np.array_equal(found["fn"].mean, [1.0, 1.0])
+
+    def asks(x):
+        return jnp.ones(int(x.max()))
+
+    assert one_program(asks, jnp.array([1, 3])).shape == (3,)
+
+
+def test_other_data_of_the_same_shapes_compile_nothing(compiled):
+    """A second guide and a second fit, as folds and restarts are."""
+
+    def model(X, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    rng = np.random.default_rng(0)
+
+    def fit():
+        X = rng.normal(size=(30, 1))
+        sgp.fit(model, sgp.SVGP(4), (X, np.sin(X[:, 0])), progress_bar=False)
+
+    fit()
+    assert len(compiled) > 5
+    compiled.clear()
+    fit()
+    # But for the one that looks for rows that the likelihood ties together.
+    assert len(compiled) <= 1
