@@ -103,6 +103,23 @@ def test_batches_have_all_rows_once():
         assert all(batch[1] is other or num_rows == 2 for batch, *_ in parts)
 
 
+def test_a_plate_with_a_size_of_its_own_gets_rows_as_they_are():
+    def fixed(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", 200, subsample_size=X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+    guide = sgp.AutoSparseGP(fixed, sgp.SVGP(5))
+    guide.setup(jnp.asarray(X_NEW[:200]), jnp.zeros(200))
+    params = guide.known().starts
+    found = sgp.Predictor(guide, params)(X_NEW[:150])["f"]
+    known = guide.posterior(params, jnp.asarray(X_NEW[:150]))["f"]
+    assert_allclose(found.variance, known.variance, rtol=1e-8)
+    assert sgp.predict(guide, params, X_NEW[:150], quantiles=())["y"].mean.shape == (150,)
+    with pytest.raises(ValueError):
+        sgp.Predictor(guide, params)(X_NEW[:300])
+
+
 def test_layers_and_functions_and_draws():
     """Two latent functions, a deep GP, and predictions with what is kept."""
 

@@ -14,7 +14,7 @@ from numpyro_sgp._programs import (
 )
 from numpyro_sgp.distributions import Kept, SparsePosterior, keep
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
-from numpyro_sgp.predictive.row_batches import row_batches
+from numpyro_sgp.predictive.row_batches import by_batches
 
 
 class Marginals(NamedTuple):
@@ -83,18 +83,21 @@ class Predictor:
         if any(is_frame(leaf) for leaf in jax.tree.leaves(given)):
             return self._one_by_one(args, kwargs)
         arrays, static = split_static(given)
-        run, parts = program(self.guide, _marginals), []
-        for batch, count, size in row_batches(arrays, self.batch_size):
-            try:
-                if self.kept is None:
-                    self.kept = kept_of(
-                        self.guide, self.params, *join_static(batch, static)
-                    )
-                found = run(self.params, batch, self.kept, static=static)
-            except NEEDS_KNOWN_DATA:  # a model that counts groups, say
-                return self._one_by_one(args, kwargs)
+        program_of_rows, parts = program(self.guide, _marginals), []
+
+        def run(batch):
+            if self.kept is None:
+                where = join_static(batch, static)
+                self.kept = kept_of(self.guide, self.params, *where)
+            return program_of_rows(self.params, batch, self.kept, static=static)
+
+        try:
+            found = by_batches(run, arrays, self.batch_size)
+        except NEEDS_KNOWN_DATA:  # a model that counts groups, say
+            return self._one_by_one(args, kwargs)
+        for each, count, size in found:
             share = count / max(size, 1)
-            parts.append({k: [_first(v, share) for v in m] for k, m in found.items()})
+            parts.append({k: [_first(v, share) for v in m] for k, m in each.items()})
         return {
             name: Marginals(
                 *(np.concatenate([part[name][i] for part in parts], -1) for i in (0, 1))

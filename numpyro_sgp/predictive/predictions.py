@@ -18,7 +18,7 @@ from numpyro_sgp._programs import (
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.predictive.marginals import kept_of
 from numpyro_sgp.predictive.responses import predict_rows
-from numpyro_sgp.predictive.row_batches import number_of_rows, row_batches
+from numpyro_sgp.predictive.row_batches import by_batches, number_of_rows
 
 _SHOWN = 5  # rows in a repr
 
@@ -178,17 +178,24 @@ def predict(
 def _in_batches(guide, params, rng_key, given, options, batch_size, kept):
     """By a program of so many rows; None if the model needs known data."""
     arrays, static = split_static(given)
-    run, levels, parts = program(guide, predict_rows), options[0], []
-    for batch, count, size in row_batches(arrays, batch_size):
-        try:
-            if not parts and kept is None and count < number_of_rows(arrays):
-                where = join_static(batch, static)
-                if not guide.draws_others(params, *where):
-                    kept = kept_of(guide, params, *where)
-            found = run(params, rng_key, batch, kept, static=(static, *options))
-        except NEEDS_KNOWN_DATA:  # a model that counts groups, say
-            return None
-        parts.append(_read(found, guide.approximations, size, count / max(size, 1), levels))
+    several = number_of_rows(arrays) > batch_size
+    program_of_rows, levels, parts = program(guide, predict_rows), options[0], []
+
+    def run(batch):
+        nonlocal kept
+        if several and kept is None:
+            where, kept = join_static(batch, static), {}
+            if not guide.draws_others(params, *where):
+                kept = kept_of(guide, params, *where)
+        return program_of_rows(params, rng_key, batch, kept, static=(static, *options))
+
+    try:
+        found = by_batches(run, arrays, batch_size)
+    except NEEDS_KNOWN_DATA:  # a model that counts groups, say
+        return None
+    for each, count, size in found:
+        share = count / max(size, 1)
+        parts.append(_read(each, guide.approximations, size, share, levels))
     return {name: _joined([p[name] for p in parts]) for name in parts[0]}
 
 

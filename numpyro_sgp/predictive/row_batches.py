@@ -1,6 +1,9 @@
 """Rows of a model's arguments in batches of few sizes, so that few programs do for all."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -32,3 +35,23 @@ def row_batches(arrays: list, batch_size: int) -> Iterator[tuple[list, int, int]
         rows = np.minimum(np.arange(start, start + size), num_rows - 1)
         batch = [a[rows] if np.shape(a)[:1] == (num_rows,) else a for a in arrays]
         yield batch, min(size, num_rows - start), size
+
+
+def by_batches(
+    run: Callable[[list], Any], arrays: list, batch_size: int
+) -> list[tuple[Any, int, int]]:
+    """
+    What ``run`` returns for each of :func:`row_batches`, with the two numbers of the batch.
+    Models that do not take more rows than there are, because a plate has a size of its own,
+    get them as they are.
+
+    :param run: a function of arrays.
+    """
+    num_rows = number_of_rows(arrays)
+    if not _AS_THEY_ARE < num_rows < batch_size:
+        return [(run(batch), *told) for batch, *told in row_batches(arrays, batch_size)]
+    with suppress(TypeError, ValueError, UserWarning), warnings.catch_warnings():
+        warnings.filterwarnings("error", "subsample_size does not match")
+        ((batch, *told),) = row_batches(arrays, batch_size)
+        return [(run(batch), *told)]
+    return [(run(arrays), num_rows, num_rows)]
