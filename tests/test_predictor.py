@@ -116,8 +116,6 @@ def test_a_plate_with_a_size_of_its_own_gets_rows_as_they_are():
     known = guide.posterior(params, jnp.asarray(X_NEW[:150]))["f"]
     assert_allclose(found.variance, known.variance, rtol=1e-8)
     assert sgp.predict(guide, params, X_NEW[:150], quantiles=())["y"].mean.shape == (150,)
-    with pytest.raises(ValueError):
-        sgp.Predictor(guide, params)(X_NEW[:300])
 
 
 def test_layers_and_functions_and_draws():
