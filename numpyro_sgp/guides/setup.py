@@ -13,6 +13,7 @@ from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._programs import on_data, one_program
+from numpyro_sgp._threads import one_thread
 from numpyro_sgp.families import Param
 from numpyro_sgp.guides.checks import (
     assigned,
@@ -184,6 +185,7 @@ def prepare(
             "model's arguments are traced by jit or vmap. Call guide.setup(...) with "
             "them first."
         )
+    one_thread()
     if rng_key is None or not not_jax_tracer(rng_key):
         rng_key = jax.random.key(0)
     with handlers.block(), messages.known_inside_jit():

@@ -12,6 +12,7 @@ from numpyro.infer import init_to_median
 from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._threads import one_thread
 from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
@@ -112,6 +113,7 @@ class _Sparsified:
     """What :func:`sparsify` returns."""
 
     def __init__(self, model, approximation, expectation):
+        one_thread()
         for option in check_approximations(approximation):
             if getattr(option, "num_orthogonal", None) is not None:
                 raise ValueError(_one_set(option))

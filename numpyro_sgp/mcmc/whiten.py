@@ -11,6 +11,7 @@ from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._threads import one_thread
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.tracing import checks, messages
@@ -80,6 +81,7 @@ def whiten(model: Callable) -> Callable:
         (20, 5)
     """
 
+    one_thread()
     return _Whitened(model)
 
 
