@@ -10,10 +10,10 @@ class JaxModel:
     ``_moments(params, X)`` of a model with data ``X`` and ``y`` and a ``state``.
     """
 
-    def compile(self, train, moments):
-        """Keeps the two programs."""
+    def compile(self, train, moments=None):
+        """Keeps the two programs; a model may predict in another way."""
         self._train = jax.jit(train, donate_argnums=0)
-        self._moments = jax.jit(moments)
+        self._moments = None if moments is None else jax.jit(moments)
 
     @property
     def params(self):

@@ -78,7 +78,8 @@ class Model(JaxModel):
         self.svi = SVI(model, self.guide, optimiser, sgp.TraceGP_ELBO(rule))
         X, y = self.X[: problem.batch], self.y[: problem.batch]
         self.guide.setup(X, y)
-        self.state = self.svi.init(jax.random.key(0), X, y)
+        self.state = jax.jit(self.svi.init)(jax.random.key(0), X, y)  # one program
+        self._predictor = None
 
         def train(state, rows, X, y):
             def step(state, rows):
@@ -86,16 +87,19 @@ class Model(JaxModel):
 
             return jax.lax.scan(step, state, rows)
 
-        def moments(params, X):
-            q = self.guide.posterior(params, X)["f"]
-            return q.mean, q.variance
+        self.compile(train)
 
-        self.compile(train, moments)
+    def steps(self, rows):
+        """Trains; the last loss."""
+        self._predictor = None
+        return super().steps(rows)
 
-    @property
-    def params(self):
-        """As the optimiser has them, constrained."""
-        return self.svi.get_params(self.state)
+    def predict(self, X):
+        """Mean and variance of f."""
+        if self._predictor is None:
+            params = self.svi.get_params(self.state)
+            self._predictor = sgp.Predictor(self.guide, params)
+        return self._predictor(X)["f"]
 
     def noise_variance(self):
         """Of the Gaussian likelihood."""

@@ -90,10 +90,12 @@ class Worker:
         for name in list(environment):
             if name.startswith(("OPENBLAS_", "OMP_", "MKL_")):
                 del environment[name]  # each at its own defaults
-        if library in ON_JAX:
-            # OpenBLAS factorises and solves for JAX; its threads wait in a loop for work,
-            # on cores that JAX's own threads need. See docs/speed.md.
+        # OpenBLAS factorises and solves for JAX; its threads wait in a loop for work, on
+        # cores that JAX's own threads need. Ours sees to that itself. See docs/speed.md.
+        if library in ON_JAX and library != "ours":
             environment["OPENBLAS_NUM_THREADS"] = "1"
+        if library == "ours, threads of OpenBLAS":
+            environment["OPENBLAS_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
         self.process = subprocess.Popen(
             [python_of(library), HERE / SCRIPTS[library]],
             stdin=subprocess.PIPE,

@@ -23,8 +23,8 @@ by the same indices: what the libraries' data loaders add is left out. Each is u
 its documentation advises: GPflow in a `tf.function`, GPyTorch as PyTorch runs it, with its
 default of factors in double precision, GPJax by the step of its `fit` in a loop that is
 compiled once (its `fit` compiles at every call). In float32, where its default is too small
-for these data, jitter is 1e-4 in GPJax and 1e-5 in GPflow. Ours, the plain JAX and GPJax run
-with `OPENBLAS_NUM_THREADS=1`, see [Threads](#threads)."""
+for these data, jitter is 1e-4 in GPJax and 1e-5 in GPflow. The plain JAX and GPJax run with
+`OPENBLAS_NUM_THREADS=1`, which ours sees to by itself, see [Threads](#threads)."""
 
 VERSIONS = "GPflow 2.11.2, GPyTorch 1.15.2, GPJax 1.0.0"
 
@@ -61,7 +61,7 @@ pass does not go through L. By way of it, as automatic differentiation would, dL
 takes the place of dPhi, and L^T dL is one product more (8 for 2M points).
 
 On a CPU the triangles of S and Phi are used too (`numpyro_sgp/linalg/triangular.py`):
-from 385 rows on in float32 and 513 in float64 and, in products, for more than 384 columns,
+from 385 rows on and, in products, for more than 384 columns,
 products with them and L^-T Phi L^-1 are taken by up to four blocks a side, and blocks that
 are zero are left out. If they left out all that is zero, the rows above would be
 
@@ -146,9 +146,11 @@ def threads(kept):
         "On a CPU, JAX factorises and solves by OpenBLAS. After each call the threads of",
         "OpenBLAS wait in a loop for the next one, some hundredths of a second, on cores that",
         "the threads of XLA need for everything else. With few cores it is faster without",
-        "them: `OPENBLAS_NUM_THREADS=1` in the environment, before Python starts. With many,",
-        "where factorisations gain from threads, `OPENBLAS_THREAD_TIMEOUT=4`, which keeps",
-        "them and shortens the wait, may be better: try it.\n",
+        "them: with up to four, a guide that is set up, `whiten` and `sparsify` give SciPy's",
+        "OpenBLAS, the one that JAX calls, one thread (by threadpoolctl), unless",
+        "`OPENBLAS_NUM_THREADS` is set in the environment. With many, where factorisations",
+        "gain from threads, `OPENBLAS_THREAD_TIMEOUT=4`, which keeps them and shortens the",
+        "wait, may be better than either: try it.\n",
         *step_table(kept, "", "times one thread"),
     ]
 

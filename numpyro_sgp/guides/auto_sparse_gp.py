@@ -262,8 +262,8 @@ class AutoSparseGP(autoguide.AutoGuide):
 
     def _prepare_alone(self, args, kwargs, saved=None) -> Setup:
         args, kwargs = as_arrays(self.model, args, kwargs)
-        with handlers.block(), handlers.seed(rng_seed=0):
-            return self._prepare(numpyro.prng_key(), args, kwargs, saved)
+        with handlers.block():
+            return self._prepare(jax.random.key(0), args, kwargs, saved)
 
     def _keep(self, setup):
         self._setup, self.prototype_trace = setup, setup.trace

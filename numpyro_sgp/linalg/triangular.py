@@ -10,11 +10,12 @@ from jax import Array, lax
 # no larger than `_BLOCK`. Measured on one core at 1024, in units of one product of two
 # dense matrices, in float32 (float64): the transpose of `half_congruence` 1.6 (1.5),
 # by blocks of 256 1.1 (1.0); `triangular_product` 0.76 (0.9), its derivative with respect
-# to the triangle 0.77 (0.7). Smaller blocks gain no more and take longer to compile. At
-# 512 a step gains a fifth in float32 and loses some of its time in float64. Solves gain
-# nothing: LAPACK's, 0.66 each, read its factor as it is, and blocks of that are copies.
+# to the triangle 0.77 (0.7). Smaller blocks gain no more and take longer to compile; two
+# a side compile in .6 s where four take .95, and a step takes 8.9 (9.9) where it takes 7.9
+# (8.7). At 512 what a step has of both gains a fifth. Solves gain little (a tenth in
+# float32, nothing in float64, by products with the inverses of diagonal blocks), and
+# derivatives in float32 have errors some times larger: they are LAPACK's.
 _BLOCK = 384
-_LARGEST = {"float32": 384, "float64": 512}
 
 
 def matmul(A: Array, B: Array) -> Array:
@@ -86,8 +87,7 @@ def half_congruence(L: Array, K: Array) -> Array:
 def _block_size(B):
     """Size up to which matrices are not divided in what is done with B."""
     rows, columns = B.shape[-2:]
-    small = rows <= _LARGEST[B.dtype.name] or columns <= _BLOCK
-    if small or jax.default_backend() != "cpu":
+    if min(rows, columns) <= _BLOCK or jax.default_backend() != "cpu":
         return rows
     return max(_BLOCK, -(-rows // 4))
 

@@ -15,7 +15,6 @@ SIZE = 19  # two levels of blocks, of unequal sizes
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(triangular, "_BLOCK", 6)
-    monkeypatch.setattr(triangular, "_LARGEST", {"float32": 6, "float64": 6})
 
 
 def matrices(*batch, columns=SIZE, seed=0):
