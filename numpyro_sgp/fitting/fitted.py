@@ -230,7 +230,7 @@ class Fitted:
             **kwargs,
         )
 
-    def predictor(self, batch_size: int = 1000) -> Predictor:
+    def predictor(self, batch_size: int = 512) -> Predictor:
         """
         For marginal means and variances of f at many inputs, or many times; see
         :class:`~numpyro_sgp.Predictor`.
