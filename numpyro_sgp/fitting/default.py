@@ -30,6 +30,7 @@ from numpyro_sgp.fitting.starts import (
 from numpyro_sgp.fitting.whole import descent_of, train_whole
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.approximations import check_approximations
+from numpyro_sgp.training.padding import Padded
 
 #: Products of all rows with M x M matrices up to which training sees all rows at once,
 #: in numbers multiplied.
@@ -53,6 +54,7 @@ def fit(
     expectation: Expectation | None = None,
     restarts: int = 1,
     tolerance: float = 0.1,
+    pad: bool = False,
     progress_bar: bool = True,
     **kwargs,
 ) -> Fitted:
@@ -84,7 +86,8 @@ def fit(
 
     :param model: a NumPyro model with GP sites.
     :param approximation: what to put at GP sites, as :class:`~numpyro_sgp.AutoSparseGP`
-        takes it, such as ``SVGP(50)``; or such a guide. ``SVGP("auto")`` starts from 32
+        takes it, such as ``SVGP(50)``; or such a guide; or a fit of this model, to go on
+        from with these data, without a race between starts. ``SVGP("auto")`` starts from 32
         inducing points and has more until they lose less than a nat, or a further one
         gains less than 0.1 (at most 512).
     :param data: the model's positional arguments with all of the data, such as ``(X, y)``.
@@ -99,6 +102,9 @@ def fit(
         takes it.
     :param restarts: number of starts that are drawn at random, the first one excepted.
     :param tolerance: nats that may be left.
+    :param pad: whether to fill the data up to a power of two by rows that do not count, so
+        that nothing is compiled anew for most of the rounds where data grow. Not for
+        approximations with a part for each row (``VGP``, pseudo-data, tight bounds).
     :param progress_bar: whether to show the bound while it rises.
     :param kwargs: keyword arguments of the model.
     :return: the result: ``predict``, ``posterior``, ``sample``, ``check``, ``save``, ...
@@ -136,6 +142,9 @@ def fit(
     _check_numbers(steps, seconds, batch_size, restarts, tolerance)
     until = None if seconds is None else started + seconds
     data, kwargs = as_plain_arrays(model, tuple(data), kwargs)
+    if pad:
+        model = _padded(model, approximation)
+        data, kwargs = model.fill(data, kwargs)
 
     def train(guide, start=None, before=None, steps=steps):
         return _train(
@@ -155,7 +164,9 @@ def fit(
     def make(approximation):
         return AutoSparseGP(model, approximation, base_guide or AutoDelta)
 
-    if isinstance(approximation, AutoSparseGP):
+    if isinstance(approximation, Fitted):
+        fitted = train(approximation.guide, before=approximation)
+    elif isinstance(approximation, AutoSparseGP):
         fitted = train(approximation)
     elif any(option.is_auto for option in check_approximations(approximation)):
 
@@ -205,7 +216,9 @@ def _train(
     problem = Problem(svi, state, args, kwargs)
     size = _batch_size(problem, batch_size)
     whole = not problem.random and size is None
-    race, descent = None, None if before is None else before.descent
+    race, descent = None, None
+    if before is not None and before.args is args:
+        descent = before.descent
     if before is not None:
         starts = [problem.free]
     elif start is not None:
@@ -250,6 +263,21 @@ def _train(
     )
 
 
+def _padded(model, approximation) -> Padded:
+    """The model with rows that do not count; that of a fit, if one is gone on from."""
+    guide = getattr(approximation, "guide", None)
+    if guide is not None and isinstance(guide.model, Padded):
+        return guide.model
+    parts = getattr(guide, "approximation", approximation)
+    for option in check_approximations(parts):
+        if option.needs_all_rows or option.relaxation is not None:
+            raise ValueError(
+                f"{option} has a part for each row, whether or not it counts: pad=True is "
+                "for other approximations, such as SVGP(50)."
+            )
+    return Padded(model)
+
+
 def _initial_state(svi, init_key, guide_key, args, kwargs) -> SVIState:
     """``svi.init(init_key, *args, **kwargs)`` by a few programs."""
     starts = svi.guide.starts(guide_key, args, kwargs)
@@ -283,13 +311,14 @@ def _batch_size(problem, batch_size) -> int | None:
 def _check(model, approximation, data, rng_key, base_guide):
     if not callable(model):
         raise TypeError(f"model must be a function, got {type(model).__name__}.")
-    if isinstance(approximation, AutoSparseGP):
+    guide = getattr(approximation, "guide", approximation)
+    if isinstance(guide, AutoSparseGP):
         if base_guide is not None:
             raise ValueError(
                 "A guide has its base guide: leave out base_guide, or give fit the "
                 "approximation in place of the guide."
             )
-        if approximation.model is not model:
+        if model not in (guide.model, getattr(guide.model, "model", None)):
             raise ValueError(
                 "The guide is of another model than the one that is fitted. Make it of "
                 "this one: AutoSparseGP(model, SVGP(50))."

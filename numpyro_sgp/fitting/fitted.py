@@ -33,6 +33,7 @@ from numpyro_sgp.predictive import (
     predict,
 )
 from numpyro_sgp.training.descent import Descent
+from numpyro_sgp.training.padding import Padded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,6 +140,8 @@ class Fitted:
         self._attrs: dict[str, float | str] = {}
         if self.args is not None:
             self.num_rows = count_rows(*as_arrays(self.model, self.args, self.kwargs))
+            if isinstance(self.model, Padded) and "counts" in self.kwargs:
+                self.num_rows = int(np.sum(self.kwargs["counts"]))
 
     @classmethod
     def from_svi(cls, svi: SVI, result: Any, *args, **kwargs) -> Fitted:

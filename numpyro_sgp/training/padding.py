@@ -1,7 +1,11 @@
 """Data that grow, in arrays of a size that seldom changes."""
 
+import inspect
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.primitives import Messenger
 
 
 def pad_rows(*arrays, size: int | None = None) -> tuple:
@@ -70,3 +74,67 @@ def pad_rows(*arrays, size: int | None = None) -> tuple:
     rows = np.arange(size)
     filled = [jnp.asarray(array[rows % num_rows]) for array in known]
     return *filled, jnp.asarray(rows < num_rows)
+
+
+class Padded:
+    """
+    A model with rows that fill its data up and do not count: ``counts``, where it is given,
+    is a mask of its observed sites. Without it, it is the model.
+
+    :param model: the model.
+    """
+
+    def __init__(self, model):
+        self.model = model
+        self.__name__ = getattr(model, "__name__", type(model).__name__)
+        self.__signature__ = inspect.signature(model)
+
+    def __call__(self, *args, counts=None, **kwargs):
+        if counts is None:
+            return self.model(*args, **kwargs)
+        with _Counting(counts):
+            return self.model(*args, **kwargs)
+
+    def fill(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """
+        The arguments with all arrays that have as many rows as the first one filled up to a
+        power of two, and with ``counts``.
+        """
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        shapes = [np.shape(leaf) for leaf in leaves if hasattr(leaf, "shape")]
+        num_rows = next((shape[0] for shape in shapes if shape), 0)
+        if num_rows == 0:
+            raise ValueError("pad=True needs data with rows, such as (X, y).")
+        has_rows = [
+            hasattr(leaf, "shape") and np.shape(leaf)[:1] == (num_rows,) for leaf in leaves
+        ]
+        *filled, counts = pad_rows(
+            *(v for v, has in zip(leaves, has_rows, strict=True) if has)
+        )
+        rest = iter(filled)
+        new = [next(rest) if has else v for v, has in zip(leaves, has_rows, strict=True)]
+        args, kwargs = jax.tree.unflatten(structure, new)
+        return args, {**kwargs, "counts": counts}
+
+
+class _Counting(Messenger):
+    """Masks observed sites."""
+
+    def __init__(self, counts):
+        self.counts = counts
+        super().__init__()
+
+    def process_message(self, msg):
+        if msg["type"] != "sample" or not msg["is_observed"]:
+            return
+        batch, num_rows = msg["fn"].batch_shape, self.counts.shape[0]
+        if batch[-1:] == (num_rows,):
+            msg["fn"] = msg["fn"].mask(jnp.broadcast_to(self.counts, batch))
+        elif not msg["infer"].get("is_auxiliary"):  # a factor of no row
+            raise ValueError(
+                f"pad=True needs observed sites with one entry for each of {num_rows} rows "
+                f"in the last axis of their batch shape, but site '{msg['name']}' has the "
+                f"batch shape {batch}. Put all of a row into the event "
+                "(fn.to_event(1)), or fill the data up by sgp.pad_rows and mask them in "
+                "the model."
+            )

@@ -1,6 +1,7 @@
 """Padded rows: the bound of the rows that count, and no program for a new number."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -80,3 +81,85 @@ def test_rows_are_filled_to_the_next_power_of_two():
         sgp.pad_rows(X[:5], size=4)
     with pytest.raises(ValueError, match=r"same number of rows.*\(5, 2\), \(4,\)"):
         sgp.pad_rows(X[:5], Y[:4])
+
+
+# ---- as an option of fit ---------------------------------------------------------------
+
+
+def counts_model(X, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.8), X))
+    offset = numpyro.sample("offset", dist.Normal())
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f + offset)), obs=y)
+
+
+def growing(num_rows):
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(-2.0, 2.0, 20))[:, None]
+    y = rng.poisson(np.exp(1.0 + np.sin(2.0 * X[:, 0])))
+    order = rng.permutation(20)[:num_rows]
+    return X[order], y[order]
+
+
+def test_a_padded_fit_is_that_of_the_rows_that_count():
+    data, Z = growing(11), jnp.linspace(-2.0, 2.0, 5)[:, None]
+    fits = {
+        pad: sgp.fit(
+            counts_model,
+            sgp.SVGP(inducing=Z, train_inducing=False),
+            data,
+            pad=pad,
+            progress_bar=False,
+        )
+        for pad in (False, True)
+    }
+    assert fits[True].args[0].shape == (16, 1)
+    assert_allclose(fits[True].bound, fits[False].bound, atol=1e-3)
+    X_new = np.linspace(-2.0, 2.0, 7)[:, None]
+    padded, plain = (fits[pad].posterior(X_new)["f"] for pad in (True, False))
+    assert_allclose(padded.mean, plain.mean, atol=1e-2)
+    assert_allclose(padded.variance, plain.variance, rtol=2e-2)
+    assert "11 rows" in repr(fits[True])
+    verdict = fits[True].check()
+    assert np.isfinite(verdict.to_dataframe().nats.iloc[0])
+
+
+def test_a_fit_goes_on_with_more_data_and_compiles_nothing(monkeypatch, tmp_path):
+    from numpyro_sgp import _programs
+
+    fitted = sgp.fit(counts_model, sgp.SVGP(5), growing(11), pad=True, progress_bar=False)
+    fitted = sgp.fit(counts_model, fitted, growing(11), pad=True, progress_bar=False)
+    compiled, start = [], _programs._start
+    monkeypatch.setattr(_programs, "_start", lambda *a: compiled.append(a) or start(*a))
+    for num_rows in (12, 13, 16):
+        fitted = sgp.fit(
+            counts_model, fitted, growing(num_rows), pad=True, progress_bar=False
+        )
+        assert f"{num_rows} rows" in repr(fitted)
+    assert not compiled
+    sgp.fit(counts_model, fitted, growing(17), pad=True, progress_bar=False)
+    assert compiled
+    path = tmp_path / "padded.fit"
+    fitted.save(path)
+    loaded = sgp.load(path, counts_model)
+    X_new = np.linspace(-2.0, 2.0, 7)[:, None]
+    assert_allclose(
+        loaded.posterior(X_new)["f"].mean, fitted.posterior(X_new)["f"].mean, rtol=1e-12
+    )
+
+
+def test_what_cannot_be_padded_is_told():
+    data = growing(11)
+    for approximation in (sgp.VGP(), sgp.SVGP(4, tight="scalar")):
+        with pytest.raises(ValueError, match="has a part for each row"):
+            sgp.fit(counts_model, approximation, data, pad=True, progress_bar=False)
+
+    def one_event(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
+
+    with pytest.raises(ValueError, match="Put all of a row into the event"):
+        sgp.fit(one_event, sgp.SVGP(4), data, pad=True, progress_bar=False)
+    fitted = sgp.fit(counts_model, sgp.SVGP(4), data, steps=1, progress_bar=False)
+    with pytest.raises(ValueError, match="of another model"):
+        sgp.fit(one_event, fitted, data, progress_bar=False)
