@@ -15,6 +15,7 @@ from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.fitting.archive import read_archive, write_archive
 from numpyro_sgp.fitting.encoding import NotInFile, decode, encode
 from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.training.padding import Padded
 
 _KEYS = {"guide", "params", "setup", "fit", "num_rows", "arguments"}
 _NUMBERS = ("bound", "bound_se", "seconds")
@@ -167,7 +168,10 @@ def _examples(path, fitted, base_guide, arrays) -> dict:
     try:
         examples = fitted.examples
         if examples is None:
-            examples = first_rows(guide.model, fitted.args, fitted.kwargs)
+            kwargs = dict(fitted.kwargs)
+            if isinstance(guide.model, Padded):  # all of these rows count
+                kwargs.pop("counts", None)
+            examples = first_rows(guide.model, fitted.args, kwargs)
         structure = encode(list(examples), "arguments", found)
         args, kwargs = decode(structure, found)
         base = given if "absent" in base_guide else _base_guide(base_guide, arrays)
