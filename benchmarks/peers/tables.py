@@ -279,8 +279,9 @@ def predict(kept):
     """Part predict."""
     lines = [
         "\n## Prediction\n",
-        "Marginal means and variances, in batches of 1000 rows. Ours and GPJax's factorise",
-        "K_uu in each batch; GPflow's posterior and GPyTorch keep the factor.\n",
+        "Marginal means and variances, 1000 rows a call: ours by a `Predictor`, GPflow's by",
+        "its posterior, which keep what does not depend on the rows; GPJax factorises K_uu",
+        "in each call.\n",
         "| precision, M | library | rows a second |",
         "|---|---|---|",
     ]
