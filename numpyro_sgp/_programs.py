@@ -70,7 +70,8 @@ class shared:  # noqa: N801, as jax.jit
             self._known(leaves, structure, beside=True)
 
     def _known(self, leaves, structure, beside=False):
-        key = structure, tuple(map(_seen, leaves)), jax.config.jax_enable_x64
+        where = jax.config.jax_default_device, jax.config.jax_enable_x64
+        key = structure, tuple(map(_seen, leaves)), where
         if key not in self._programs:
             self._programs[key] = self._compile(leaves, structure, beside)
         return self._programs[key]
@@ -89,7 +90,8 @@ class shared:  # noqa: N801, as jax.jit
         # What is not in the text cannot be told apart by it.
         if "callback" in text or "__elided__" in text or main.count("%arg") != len(leaves):
             return _start(lowered, self._options, beside), out
-        told = text, [_seen(leaf) for leaf in leaves], self._options
+        seen = [_seen(leaf) for leaf in leaves]
+        told = text, seen, self._options, jax.config.jax_default_device
         key = hashlib.sha256(repr(told).encode()).digest()
         if key not in _COMPILED:
             _COMPILED[key] = _start(lowered, self._options, beside)
