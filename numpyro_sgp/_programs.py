@@ -93,7 +93,8 @@ class shared:  # noqa: N801, as jax.jit
         seen = [_seen(leaf) for leaf in leaves]
         told = text, seen, self._options, jax.config.jax_default_device
         key = hashlib.sha256(repr(told).encode()).digest()
-        if key not in _COMPILED:
+        known = _COMPILED.get(key)
+        if known is None or (known.done() and known.exception() is not None):
             _COMPILED[key] = _start(lowered, self._options, beside)
         _COMPILED.move_to_end(key)
         while len(_COMPILED) > _KEPT:
@@ -164,7 +165,7 @@ def on_data(fn, args, kwargs, *trees):
     model's, of which arrays are arguments of the program and all else is as it is.
     """
     leaves, structure = jax.tree.flatten((args, kwargs))
-    places = [i for i, leaf in enumerate(leaves) if _is_data(leaf)]
+    places = [i for i, leaf in enumerate(leaves) if is_data(leaf)]
 
     def run(arrays, *trees):
         filled = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
@@ -183,7 +184,8 @@ def _is_known(node) -> bool:
     return is_fn and not any(map(_is_traced, jax.tree.leaves(node)))
 
 
-def _is_data(leaf) -> bool:
+def is_data(leaf) -> bool:
+    """Whether an argument of a model is an array of numbers, and no number."""
     numbers = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf"
     return (numbers or isinstance(leaf, jax.Array)) and np.ndim(leaf) > 0
 

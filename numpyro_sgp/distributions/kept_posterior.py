@@ -1,6 +1,7 @@
 """q(f(X)) with what does not depend on X computed once."""
 
 import copy
+import itertools
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -184,8 +185,7 @@ class KeptPosterior(SparsePosterior):
         variance = prior - _squared_norms(self.kept.root, cross)
         if wider.shape[-2]:
             variance = variance + jnp.sum(matmul(wider, cross) ** 2, axis=-2)
-        floor = jnp.finfo(prior.dtype).eps * prior
-        return jnp.broadcast_to(jnp.maximum(variance, floor), self.shape())
+        return self._above_zero(variance, prior)
 
 
 def _squared_norms(R, K):
@@ -197,7 +197,7 @@ def _squared_norms(R, K):
     edges = [size * i // _BLOCKS for i in range(_BLOCKS + 1)]
     return sum(
         jnp.sum(matmul(R[..., a:b, a:], K[..., a:, :]) ** 2, axis=-2)
-        for a, b in zip(edges, edges[1:], strict=False)
+        for a, b in itertools.pairwise(edges)
     )
 
 
@@ -207,5 +207,6 @@ def _of_its_own(K):
     the time in double precision), and drops a barrier on a CPU before it decides so; it
     does not look through a loop, which has no turn.
     """
-    turns = jnp.where(K.ravel()[0] > -jnp.inf, 0, 1)  # NaN stays as it is, either way
+    # With NaN it has one, which changes signs: of no account where squares are taken.
+    turns = jnp.where(K.ravel()[0] > -jnp.inf, 0, 1)
     return lax.fori_loop(0, turns, lambda _, K: -K, K)

@@ -206,8 +206,13 @@ class SparsePosterior(GPPosterior):
                 A = self._rows(i)
                 F = A if blocks[i].is_prior else blocks[i].project(A)
                 variance = variance + jnp.sum(F**2, axis=-2)
-        # Exact arithmetic stays above zero; the floor takes the square root's rounding
-        # errors where the data pin f down to the last digits.
+        return self._above_zero(variance, prior)
+
+    def _above_zero(self, variance, prior):
+        """
+        Variances in the shape of f. Exact arithmetic stays above zero; the floor takes the
+        square root's rounding errors where the data pin f down to the last digits.
+        """
         floor = jnp.finfo(prior.dtype).eps * prior
         return jnp.broadcast_to(jnp.maximum(variance, floor), self.shape())
 

@@ -165,7 +165,12 @@ def fit(
         return AutoSparseGP(model, approximation, base_guide or AutoDelta)
 
     if isinstance(approximation, Fitted):
-        fitted = train(approximation.guide, before=approximation)
+        # Its own programs serve where they have the bound that is asked for.
+        loss = getattr(approximation.svi, "loss", None)
+        if isinstance(loss, TraceGP_ELBO) and expectation is None:
+            fitted = train(approximation.guide, before=approximation)
+        else:
+            fitted = train(approximation.guide, start=approximation.params)
     elif isinstance(approximation, AutoSparseGP):
         fitted = train(approximation)
     elif any(option.is_auto for option in check_approximations(approximation)):
@@ -268,8 +273,12 @@ def _padded(model, approximation) -> Padded:
     guide = getattr(approximation, "guide", None)
     if guide is not None and isinstance(guide.model, Padded):
         return guide.model
-    parts = getattr(guide, "approximation", approximation)
-    for option in check_approximations(parts):
+    if guide is not None or isinstance(approximation, AutoSparseGP):
+        raise ValueError(
+            "pad=True goes on from fits with pad=True only, and not from a guide: give fit "
+            "the approximation, such as SVGP(50), first."
+        )
+    for option in check_approximations(approximation):
         if option.needs_all_rows or option.relaxation is not None:
             raise ValueError(
                 f"{option} has a part for each row, whether or not it counts: pad=True is "
@@ -318,7 +327,8 @@ def _check(model, approximation, data, rng_key, base_guide):
                 "A guide has its base guide: leave out base_guide, or give fit the "
                 "approximation in place of the guide."
             )
-        if model not in (guide.model, getattr(guide.model, "model", None)):
+        own = guide.model.model if isinstance(guide.model, Padded) else guide.model
+        if own is not model:
             raise ValueError(
                 "The guide is of another model than the one that is fitted. Make it of "
                 "this one: AutoSparseGP(model, SVGP(50))."

@@ -170,7 +170,7 @@ def _examples(path, fitted, base_guide, arrays) -> dict:
         if examples is None:
             kwargs = dict(fitted.kwargs)
             if isinstance(guide.model, Padded):  # all of these rows count
-                kwargs.pop("counts", None)
+                kwargs.pop("rows_that_count", None)
             examples = first_rows(guide.model, fitted.args, kwargs)
         structure = encode(list(examples), "arguments", found)
         args, kwargs = decode(structure, found)

@@ -140,8 +140,8 @@ class Fitted:
         self._attrs: dict[str, float | str] = {}
         if self.args is not None:
             self.num_rows = count_rows(*as_arrays(self.model, self.args, self.kwargs))
-            if isinstance(self.model, Padded) and "counts" in self.kwargs:
-                self.num_rows = int(np.sum(self.kwargs["counts"]))
+            if isinstance(self.model, Padded) and "rows_that_count" in self.kwargs:
+                self.num_rows = int(np.sum(self.kwargs["rows_that_count"]))
 
     @classmethod
     def from_svi(cls, svi: SVI, result: Any, *args, **kwargs) -> Fitted:

@@ -11,7 +11,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro.primitives import Messenger
 from scipy.optimize import OptimizeResult, minimize
 
-from numpyro_sgp._programs import NEEDS_KNOWN_DATA, shared
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, is_data, shared
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.tracing import checks
 from numpyro_sgp.training.natural_gradients import (
@@ -79,7 +79,7 @@ class Descent:
 
         # Data are arguments of the compiled program: as constants they slow compilation.
         leaves, structure = jax.tree.flatten((args, kwargs))
-        places = [i for i, leaf in enumerate(leaves) if _is_data(leaf)]
+        places = [i for i, leaf in enumerate(leaves) if is_data(leaf)]
         self._data = [leaves[i] for i in places]
 
         def loss(flat, data):
@@ -273,10 +273,6 @@ def _profile(svi, free, loss_key, families):
         return steps[0], steps[2]
 
     return [full for _, names in families for full in names.values()], by_families
-
-
-def _is_data(leaf) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray) and np.ndim(leaf) > 0
 
 
 def _check_fixed(guide, natural):

@@ -78,8 +78,8 @@ def pad_rows(*arrays, size: int | None = None) -> tuple:
 
 class Padded:
     """
-    A model with rows that fill its data up and do not count: ``counts``, where it is given,
-    is a mask of its observed sites. Without it, it is the model.
+    A model with rows that fill its data up and do not count: ``rows_that_count``,
+    where it is given, is a mask of its observed sites. Without it, it is the model.
 
     :param model: the model.
     """
@@ -89,16 +89,18 @@ class Padded:
         self.__name__ = getattr(model, "__name__", type(model).__name__)
         self.__signature__ = inspect.signature(model)
 
-    def __call__(self, *args, counts=None, **kwargs):
-        if counts is None:
+    def __call__(self, *args, rows_that_count=None, **kwargs):
+        if rows_that_count is None:
             return self.model(*args, **kwargs)
-        with _Counting(counts):
+        with _Counting(rows_that_count):
             return self.model(*args, **kwargs)
 
     def fill(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """
         The arguments with all arrays that have as many rows as the first one filled up to a
-        power of two, and with ``counts``.
+        power of two, and with ``rows_that_count``.
+
+        :raises ValueError: if there is no array with rows.
         """
         leaves, structure = jax.tree.flatten((args, kwargs))
         shapes = [np.shape(leaf) for leaf in leaves if hasattr(leaf, "shape")]
@@ -114,7 +116,7 @@ class Padded:
         rest = iter(filled)
         new = [next(rest) if has else v for v, has in zip(leaves, has_rows, strict=True)]
         args, kwargs = jax.tree.unflatten(structure, new)
-        return args, {**kwargs, "counts": counts}
+        return args, {**kwargs, "rows_that_count": counts}
 
 
 class _Counting(Messenger):

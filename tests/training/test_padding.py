@@ -163,3 +163,13 @@ def test_what_cannot_be_padded_is_told():
     fitted = sgp.fit(counts_model, sgp.SVGP(4), data, steps=1, progress_bar=False)
     with pytest.raises(ValueError, match="of another model"):
         sgp.fit(one_event, fitted, data, progress_bar=False)
+    with pytest.raises(ValueError, match="from fits with pad=True only"):
+        sgp.fit(counts_model, fitted, data, pad=True, progress_bar=False)
+
+
+def test_a_fit_from_a_file_is_gone_on_from(tmp_path):
+    fitted = sgp.fit(counts_model, sgp.SVGP(4), growing(11), progress_bar=False)
+    fitted.save(tmp_path / "a.fit")
+    loaded = sgp.load(tmp_path / "a.fit", counts_model)
+    again = sgp.fit(counts_model, loaded, growing(11), steps=30, progress_bar=False)
+    assert again.bound > fitted.bound - 1e-3
