@@ -41,6 +41,9 @@ class Predictor:
     a Gaussian without coupling and smaller than the prior; else two products. (The
     posteriors of :class:`~numpyro_sgp.InverseFreeSVGP` keep nothing.)
 
+    What is kept is of the first call's kernel: a model that computes hyperparameters from
+    its inputs (a lengthscale by their median distance) is not for it.
+
     :param guide: an :class:`~numpyro_sgp.AutoSparseGP` that is set up.
     :param params: its parameters.
     :param batch_size: rows done at a time. What a batch needs should stay below 32 MB,
