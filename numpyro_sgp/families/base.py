@@ -83,6 +83,8 @@ class Family:
     name: ClassVar[str]
     #: Whether there may be several sets of inducing points.
     several_sets: ClassVar[bool] = False
+    #: Whether every Gaussian over the inducing variables of a latent function is one.
+    has_all_gaussians: ClassVar[bool] = False
     #: Whether it must be in whitened coordinates.
     whitened_only: ClassVar[bool] = True
     #: Whether it has parameters for each row of the data, so that no row may be missing.

@@ -206,6 +206,7 @@ class Full(Family):
 
     name = "full"
     several_sets = True
+    has_all_gaussians = True
     whitened_only = False
     #: Dimensions of the square root of the covariance of one set and function.
     root_ndim: ClassVar[int] = 2
@@ -272,6 +273,7 @@ class Diagonal(Full):
     """A diagonal covariance for each set and latent function, by standard deviations."""
 
     name = "diagonal"
+    has_all_gaussians = False
     root_ndim = 1
 
     def root(self, size: int, factor: Array | None, dtype: Any) -> Array:
@@ -293,6 +295,7 @@ class Prior(Full):
     """The prior's covariance: a mean alone."""
 
     name = "prior"
+    has_all_gaussians = False
 
     def root(self, size: int, factor: Array | None, dtype: Any) -> None:
         """There is none."""

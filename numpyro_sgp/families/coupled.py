@@ -93,6 +93,7 @@ class Coupled(Family):
     """One full covariance over all latent functions of the site together."""
 
     name = "coupled"
+    has_all_gaussians = True
     independent_latents = False
 
     def start(self, at: Start) -> dict[str, Param]:

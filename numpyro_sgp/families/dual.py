@@ -213,6 +213,7 @@ class Dual(Family):
     """The prior times a Gaussian site on u, for minibatches and natural gradients."""
 
     name = "dual"
+    has_all_gaussians = True
     has_scale = False
     is_natural = True
 

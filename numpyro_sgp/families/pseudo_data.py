@@ -86,6 +86,7 @@ class PseudoData(Family):
     """The posterior under one Gaussian pseudo-observation of each data point."""
 
     name = "pseudo_data"
+    has_all_gaussians = True
     needs_all_rows = True
     has_scale = False
     no_natural_step = (

@@ -9,18 +9,19 @@ from jax import Array
 from jax.extend.core import Literal, Primitive
 from numpyro.ops.provenance import track_deps_jaxpr, track_deps_rules
 
-_OPENING = Primitive("opening")  # where a value may be given
-_OPENING.def_abstract_eval(
+#: Where a value may be given.
+OPENING = Primitive("opening")
+OPENING.def_abstract_eval(
     lambda *_, shape, dtype, **__: jax.core.ShapedArray(shape, dtype)
 )
-track_deps_rules[_OPENING] = lambda eqn, origins: [
+track_deps_rules[OPENING] = lambda eqn, origins: [
     frozenset([eqn.params["key"]] if eqn.invars else []).union(*origins)
 ]
 
 
 def opening(key, shape: tuple[int, ...], dtype) -> Array:
     """A value that is to be given under ``key`` when the :class:`Program` is run."""
-    return _OPENING.bind(key=key, shape=tuple(shape), dtype=dtype)
+    return OPENING.bind(key=key, shape=tuple(shape), dtype=dtype)
 
 
 def watched(key, value: Array) -> Array:
@@ -28,7 +29,7 @@ def watched(key, value: Array) -> Array:
     The same value, in whose place another may be given under ``key``; what depends on it is
     known (:attr:`Program.origins`).
     """
-    return _OPENING.bind(value, key=key, shape=value.shape, dtype=value.dtype)
+    return OPENING.bind(value, key=key, shape=value.shape, dtype=value.dtype)
 
 
 class Program:
@@ -67,18 +68,23 @@ class Program:
 
         for eqn, done in zip(self._jaxpr.eqns, self._done, strict=True):
             values = [read(atom) for atom in eqn.invars]
-            if eqn.primitive is _OPENING:
+            if eqn.primitive is OPENING:
                 found = [_fitting(given.get(eqn.params["key"]), *values, **eqn.params)]
             else:
-                params = eqn.primitive.get_bind_params(eqn.params)
-                # A dict, in JAX before 0.9 after functions.
-                functions, params = ((), params) if isinstance(params, dict) else params
-                found = eqn.primitive.bind(*functions, *values, **params)
-                found = found if eqn.primitive.multiple_results else [found]
+                found = bound(eqn.primitive, eqn.params, values)
             known.update(zip(eqn.outvars, found, strict=True))
             for var in done:
                 del known[var]
         return jax.tree.unflatten(self._structure, map(read, self._jaxpr.outvars))
+
+
+def bound(primitive, params: dict, values) -> list:
+    """What an operation of a traced program returns for some values."""
+    params = primitive.get_bind_params(params)
+    # A dict, in JAX before 0.9 after functions.
+    functions, params = ((), params) if isinstance(params, dict) else params
+    found = primitive.bind(*functions, *values, **params)
+    return found if primitive.multiple_results else [found]
 
 
 def _fitting(given, *own, shape, dtype, **_):

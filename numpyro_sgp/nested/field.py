@@ -1,0 +1,560 @@
+"""A model as one Gaussian field with hyperparameters: GP sites and effects together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer.gibbs import subsample_plate_sizes
+from numpyro.primitives import Messenger
+
+from numpyro_sgp._programs import shared
+from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.guides.points import points_of
+from numpyro_sgp.linalg import matmul, solve_lower
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.linear import LinearProgram
+from numpyro_sgp.tracing.program import opening
+
+#: Most hyperparameters that are integrated.
+MAX_HYPERPARAMETERS = 15
+#: Most numbers of the field.
+MAX_FIELD = 5_000
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """
+    How the numbers of the linear predictors share terms of the likelihood: row ``n`` has
+    ``J`` of them, integrated together.
+
+    :param shapes: of the predictors.
+    :param axes: the axis of the rows in each; None where each number is a row of its own.
+    :param num_rows: N.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    axes: tuple[int | None, ...]
+    num_rows: int
+
+    @property
+    def number(self) -> int:
+        """J, of all predictors together."""
+        return sum(math.prod(shape) // self.num_rows for shape in self.shapes)
+
+    def joined(self, values: list[Array]) -> Array:
+        """Predictors as an array of shape ``(J, N)``."""
+        rows = []
+        for value, axis in zip(values, self.axes, strict=True):
+            value = value if axis is None else jnp.moveaxis(value, axis, -1)
+            rows.append(value.reshape(-1, self.num_rows))
+        return jnp.concatenate(rows)
+
+    def split(self, rows: Array) -> list[Array]:
+        """The inverse of :meth:`joined`."""
+        values, end = [], 0
+        for shape, axis in zip(self.shapes, self.axes, strict=True):
+            start, end = end, end + math.prod(shape) // self.num_rows
+            if axis is None:
+                values.append(rows[start:end].reshape(shape))
+            else:
+                rest = (*shape[:axis], *shape[axis + 1 :], self.num_rows)
+                values.append(jnp.moveaxis(rows[start:end].reshape(rest), -1, axis))
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    r"""
+    Values that are linear in the field, :math:`\eta = b_0 + B^\top w + r`, where w are the
+    numbers of the field, :math:`w \sim N(0, I)` a priori, and r what inducing points leave
+    open at a GP site.
+
+    :param base: :math:`b_0`, shape ``(J, N)``.
+    :param maps: :math:`B`, shape ``(m, J, N)``.
+    :param left: standard deviations that each latent function leaves open, ``(F, J, N)``.
+    """
+
+    base: Array
+    maps: Array
+    left: Array
+
+    def moments(self, mean: Array, root: Array) -> tuple[Array, Array]:
+        """
+        Means ``(J, N)`` and covariances ``(J, J, N)`` where w has this mean and precision.
+
+        :param mean: shape ``(m,)``.
+        :param root: lower factor of the precision, ``(m, m)``.
+        """
+        m = len(mean)
+        flat = self.maps.reshape(m, -1)
+        # The precision is one or more in every direction: its factor has a mild inverse,
+        # and a product with it runs on all cores, where a solve runs on one.
+        V = matmul(solve_lower(root, jnp.eye(m, dtype=root.dtype)), flat)
+        V = V.reshape(self.maps.shape)
+        covariance = jnp.einsum("krn,ksn->rsn", V, V)
+        covariance += jnp.einsum("frn,fsn->rsn", self.left, self.left)
+        return self.base + (mean @ flat).reshape(self.base.shape), covariance
+
+
+jax.tree_util.register_dataclass(Linear, ["base", "maps", "left"], [])
+
+
+class Field:
+    """
+    What is known of a model with its data: which latents are the field and which are
+    hyperparameters.
+
+    :param guide: set up with the data; for the GP sites and their inducing points.
+    :param args: arguments of the model.
+    :param kwargs: its keyword arguments.
+    :raises ValueError: if the model's likelihood is not one of linear predictors by row.
+    """
+
+    def __init__(self, guide: AutoSparseGP, args: tuple, kwargs: dict):
+        self.guide, self.model = guide, guide.model
+        setup = guide.known()
+        _check(guide, setup)
+        self.sites = setup.sites
+        #: Values at GP sites, inducing points for the most part.
+        self.points: dict[str, dict] = {
+            name: {key: p.value for key, p in site.initial.items()} | site.constants
+            for name, site in setup.sites.items()
+        }
+        fns = {name: setup.trace[name]["fn"] for name in setup.latents}
+        self.gp_shapes = {
+            name: messages.unwrap(setup.trace[name]["fn"])[0].shape() for name in self.sites
+        }
+        self.dtype = jnp.result_type(float)
+        #: Names of latents that are part of the field, beside GP sites.
+        self.effects: tuple[str, ...] = tuple(k for k, fn in fns.items() if _is_normal(fn))
+        self.shapes = {name: tuple(fn.shape()) for name, fn in fns.items()}
+        self._fns = fns
+        self.layout: Layout
+        while (wrong := self._look(args, kwargs)) is not None:
+            self.effects = tuple(name for name in self.effects if name not in wrong)
+        #: Names of the hyperparameters.
+        self.thetas = tuple(name for name in fns if name not in self.effects)
+        #: Their shapes in unconstrained space.
+        self.free_shapes: dict[str, tuple[int, ...]] = {
+            name: tuple(biject_to(fns[name].support).inverse_shape(self.shapes[name]))
+            for name in self.thetas
+        }
+        _check_sizes(self)
+
+    # ---- sizes --------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Number m of the field's numbers."""
+        return sum(self.gp_sizes().values()) + self.num_effects
+
+    @property
+    def num_effects(self) -> int:
+        """How many of them are effects."""
+        return sum(math.prod(self.shapes[name]) for name in self.effects)
+
+    def gp_sizes(self) -> dict[str, int]:
+        """Inducing variables of each GP site, of all of its latent functions."""
+        return {
+            name: math.prod(self.gp_shapes[name][:-1])
+            * sum(points_of(points).shape[-2] for points in site.points)
+            for name, site in self.sites.items()
+        }
+
+    @property
+    def num_hyperparameters(self) -> int:
+        """Number p of hyperparameters in unconstrained space."""
+        return sum(math.prod(shape) for shape in self.free_shapes.values())
+
+    def unravel(self, free: Array) -> dict[str, Array]:
+        """Unconstrained hyperparameters by name, from a vector ``(p,)``."""
+        found, end = {}, 0
+        for name, shape in self.free_shapes.items():
+            start, end = end, end + math.prod(shape)
+            found[name] = free[start:end].reshape(shape)
+        return found
+
+    def effect_parts(self, w: Array) -> dict[str, Array]:
+        """Standardised effects by name, from the last numbers of the field."""
+        found, end = {}, len(w) - self.num_effects
+        for name in self.effects:
+            start, end = end, end + math.prod(self.shapes[name])
+            found[name] = w[start:end].reshape(self.shapes[name])
+        return found
+
+    # ---- the model as a program ---------------------------------------------------
+
+    @property
+    def keys(self) -> list:
+        """Keys of the field's openings."""
+        return [("gp", name) for name in self.sites] + [("effect", k) for k in self.effects]
+
+    def run(self, free: dict, points: dict, args, kwargs) -> dict:
+        """
+        Runs the model with openings in the place of the field; what it came to.
+
+        :param free: unconstrained hyperparameters by name.
+        :param points: as :attr:`points`.
+        """
+        placed = _Placed(self, free, points)
+        trace_here = handlers.seed(self.model, jax.random.key(0))
+        with handlers.block(), handlers.trace() as trace, placed:
+            trace_here(*args, **kwargs)
+        likelihood = {
+            name: messages.log_prob(site)
+            for name, site in trace.items()
+            if site["type"] == "sample" and site["is_observed"]
+        }
+        values = {
+            name: site["value"]
+            for name, site in trace.items()
+            if site["type"] in ("sample", "deterministic")
+            and not site.get("is_observed", False)
+        }
+        return {
+            "likelihood": likelihood,
+            "values": values,
+            "log_prior": placed.log_prior,
+            "known": placed.known,
+            "projections": placed.projections,
+            "left": placed.left,
+        }
+
+    def program(self, free: dict, points: dict, args, kwargs) -> LinearProgram:
+        """:meth:`run`, traced."""
+        return LinearProgram(lambda: self.run(free, points, args, kwargs), self.keys)
+
+    def _look(self, args, kwargs):
+        """Finds the layout; returns names that are no effects after all, if any."""
+        wrong: set | None = None
+
+        def look():
+            nonlocal wrong
+            thetas = [name for name in self.shapes if name not in self.effects]
+            free = {k: jnp.zeros(_free_shape(self._fns[k])) for k in thetas}
+            program = self.program(free, self.points, args, kwargs)
+            wrong = self._read(program)
+            return ()
+
+        jax.eval_shape(look)
+        return wrong
+
+    def _read(self, program):
+        outputs = program.outputs
+        for name, known in outputs["known"].items():
+            labels = frozenset().union(*map(program.labels, jax.tree.leaves(known)))
+            fed = [label[1] for label in labels if label[0] == "gp"]
+            if fed:
+                raise ValueError(
+                    f"Site '{name}' has a prior that depends on GP site '{fed[0]}' "
+                    "otherwise than by its mean (a deep GP, or hyperparameters that are "
+                    "functions). Nested inference is for GP sites beside one another: use "
+                    "sgp.fit, or NUTS."
+                )
+            if labels:
+                return {label[1] for label in labels}
+        likelihood = list(outputs["likelihood"].values())
+        roots = program.predictors(likelihood)
+        on_gp = {root: any(k == "gp" for k, _ in program.labels(root)) for root in roots}
+        sizes = [math.prod(r.aval.shape) for r in roots if on_gp[r]]
+        if not sizes:
+            raise ValueError(
+                "The likelihood does not depend on any GP site, so that there is nothing "
+                "to infer of it."
+            )
+        single = [r for r in roots if math.prod(r.aval.shape) < 2 and max(sizes) > 1]
+        for root in single:
+            if not on_gp[root]:  # an effect that has a likelihood of its own: a scale, say
+                return {name for _, name in program.labels(root)}
+        found = self._layouts(roots)
+        for root in roots:
+            if not found and not on_gp[root]:
+                return {name for _, name in program.labels(root)}
+        if not found:
+            raise ValueError(_TIED)
+        self._candidates = found
+        self.layout = found[0]
+        return None
+
+    def _layouts(self, roots) -> list[Layout]:
+        """Ways in which predictors may share rows, those with few in a row first."""
+        shapes = tuple(tuple(root.aval.shape) for root in roots)
+        found = []
+        sizes = {math.prod(shape) for shape in shapes}
+        if len(sizes) == 1:
+            found.append(Layout(shapes, (None,) * len(shapes), sizes.pop()))
+        for num_rows in sorted({n for n in shapes[0] if n > 1}, reverse=True):
+            if all(num_rows in shape for shape in shapes):
+                axes = tuple(shape.index(num_rows) for shape in shapes)
+                layout = Layout(shapes, axes, num_rows)
+                if all(layout.number < other.number for other in found):
+                    found.append(layout)
+                elif all(layout.number != other.number for other in found):
+                    found.append(layout)
+        return sorted(found, key=lambda layout: layout.number)
+
+    def choose_layout(self, free: Array, args, kwargs) -> None:
+        """
+        Takes the first layout under which rows are apart: the log likelihood has no mixed
+        second derivative between them.
+
+        :raises ValueError: if none is.
+        """
+        rng = np.random.default_rng(0)
+        for layout in self._candidates:
+            self.layout = layout
+            if layout.num_rows == 1:
+                return
+            shape = layout.number, layout.num_rows
+
+            def product(free, points, args, kwargs, signs, start):
+                terms = self.terms(free, points, args, kwargs)
+
+                def slope(rows):
+                    return jax.grad(terms.log_likelihood)(terms.linear.base + rows)
+
+                return jax.jvp(slope, (start,), (signs,))[1] / signs
+
+            product = shared(product, briefly=True)
+            apart = True
+            for _ in range(2):
+                start = jnp.asarray(rng.normal(size=shape), self.dtype)
+                found = []
+                for _ in range(2):
+                    signs = np.broadcast_to(rng.choice([-1.0, 1.0], shape[1]), shape)
+                    signs = signs * rng.uniform(0.5, 1.5, shape[1])
+                    where = free, self.points, args, kwargs
+                    found.append(np.asarray(product(*where, jnp.asarray(signs), start)))
+                a, b = found
+                tolerance = 1e4 * jnp.finfo(self.dtype).eps
+                size = np.maximum(np.abs(a), np.abs(b)).max() + 1e-30
+                apart = apart and bool(np.all(np.abs(a - b) <= tolerance * size))
+            if apart:
+                return
+        raise ValueError(_TIED)
+
+    # ---- what inference needs -------------------------------------------------------
+
+    def terms(self, free: Array, points: dict, args, kwargs) -> Terms:
+        """The bound's parts at unconstrained hyperparameters ``(p,)``; under jit."""
+        program = self.program(self.unravel(free), points, args, kwargs)
+        outputs = program.outputs
+        likelihood = list(outputs["likelihood"].values())
+        roots = program.predictors(likelihood)
+        parts = [*jax.tree.leaves((outputs["projections"], outputs["left"]))]
+        prior = outputs["log_prior"]
+        edge = program.boundary(roots, []) + program.boundary(likelihood, roots)
+        targets = [*edge, *parts, prior]
+        values = program.evaluate(targets, {}, {})
+        known = dict(zip(targets, values, strict=True))
+        linear = self._linear(program, known, roots, self.layout.joined)
+
+        def log_likelihood(rows):
+            given = {**known, **dict(zip(roots, self.layout.split(rows), strict=True))}
+            return sum(jnp.sum(v) for v in program.evaluate(likelihood, given, {}))
+
+        return Terms(known[prior], linear, log_likelihood)
+
+    def _linear(self, program, known, targets, joined) -> Linear:
+        """Targets that are linear in the field, as :class:`Linear`."""
+        outputs = program.outputs
+
+        def of_field(field):
+            return joined(program.evaluate(targets, known, field))
+
+        zeros = {("gp", k): jnp.zeros(s, self.dtype) for k, s in self.gp_shapes_of(outputs)}
+        zeros |= {("effect", k): jnp.zeros(self.shapes[k], self.dtype) for k in self.effects}
+        base, linear = jax.linearize(of_field, zeros)
+        maps, left = [], []
+        for name, shape in self.gp_shapes_of(outputs):
+            A, sd = known[outputs["projections"][name]], known[outputs["left"][name]]
+            A = jnp.broadcast_to(A, (*shape[:-1], *A.shape[-2:]))
+            A = A.reshape(-1, *A.shape[-2:])
+            sd = jnp.broadcast_to(sd, shape).reshape(-1, shape[-1])
+            for q in range(len(A)):
+
+                def of_function(values, q=q, name=name, shape=shape):
+                    full = jnp.zeros((math.prod(shape[:-1]), shape[-1]), self.dtype)
+                    full = full.at[q].set(values).reshape(shape)
+                    return linear({**zeros, ("gp", name): full})
+
+                maps.append(jax.vmap(of_function)(A[q]))
+                left.append(of_function(sd[q]))
+        for name in self.effects:
+            shape = self.shapes[name]
+
+            def of_effect(values, name=name, shape=shape):
+                return linear({**zeros, ("effect", name): values.reshape(shape)})
+
+            maps.append(jax.vmap(of_effect)(jnp.eye(math.prod(shape), dtype=self.dtype)))
+        return Linear(base, jnp.concatenate(maps), jnp.stack(left))
+
+    def gp_shapes_of(self, outputs):
+        """Names and shapes of GP sites with the rows of these arguments."""
+        for name, shape in self.gp_shapes.items():
+            yield name, (*shape[:-1], outputs["left"][name].aval.shape[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """
+    Parts of the bound at some hyperparameters.
+
+    :param log_prior: of the unconstrained hyperparameters.
+    :param linear: the predictors of the likelihood.
+    :param log_likelihood: from predictors ``(J, N)`` to a number.
+    """
+
+    log_prior: Array
+    linear: Linear
+    log_likelihood: Any
+
+
+_TIED = (
+    "The likelihood ties rows of the data together, or uses several rows of a GP site in "
+    "one term. Nested inference is for likelihoods of one row of linear predictors at a "
+    "time: use NUTS(sgp.whiten(model)), or sgp.fit with "
+    "expectation=MonteCarlo(num_samples, joint=True)."
+)
+
+
+class _Placed(Messenger):
+    """Puts openings at the field's sites, and hyperparameters at theirs."""
+
+    def __init__(self, field, free, points):
+        self.field, self.free, self.points = field, free, points
+        self.log_prior = jnp.zeros((), field.dtype)
+        self.known, self.projections, self.left = {}, {}, {}
+        super().__init__()
+
+    def process_message(self, msg):
+        name, field = msg.get("name"), self.field
+        if msg["type"] == "param":
+            raise ValueError(
+                f"The model has a parameter '{name}' (numpyro.param), which has no prior to "
+                "be integrated over. Sample it: numpyro.sample(...)."
+            )
+        if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
+            return
+        if name in field.sites:
+            prior, _ = messages.unwrap(msg["fn"])
+            posterior = field.sites[name].approximation.posterior(prior, self.points[name])
+            A = posterior.projection
+            variance = prior.kernel.diag(prior.X) - jnp.sum(A**2, axis=-2)
+            self.projections[name] = A
+            positive = variance > 0
+            self.left[name] = jnp.where(
+                positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0
+            )
+            self.known[name] = jax.tree.leaves((prior.kernel, prior.X))
+            g = opening(("gp", name), prior.shape(), field.dtype)
+            msg["value"] = jnp.reshape(prior.mean + g, msg["fn"].shape())
+        elif name in field.effects:
+            msg["value"], self.known[name] = _effect(msg["fn"], name, field.dtype)
+        elif name in self.free:
+            transform = biject_to(msg["fn"].support)
+            free = self.free[name]
+            value = transform(free)
+            msg["value"] = value
+            density = jnp.sum(messages.log_prob({**msg, "intermediates": []}))
+            slope = jnp.sum(transform.log_abs_det_jacobian(free, value))
+            scale = 1.0 if msg["scale"] is None else msg["scale"]
+            self.log_prior = self.log_prior + density + jnp.sum(scale * slope) / jnp.size(
+                scale
+            )
+            self.known[name] = density
+        else:
+            raise ValueError(
+                f"Latent site '{name}' was not in the model when it was set up. The latents "
+                "of a model must be the same in each run."
+            )
+
+
+def _is_normal(fn) -> bool:
+    """Whether a latent has a Gaussian prior that may be part of the field."""
+    fn, _ = messages.unwrap(fn)
+    if isinstance(fn, dist.ExpandedDistribution):
+        fn = fn.base_dist
+    return isinstance(fn, dist.Normal | dist.MultivariateNormal)
+
+
+def _effect(fn, name, dtype):
+    """A Gaussian latent by its standardised values; and what must not be of the field."""
+    base = messages.innermost(fn)
+    e = opening(("effect", name), fn.shape(), dtype)
+    if isinstance(base, dist.Normal):
+        loc, scale = base.loc, base.scale
+        value = jnp.broadcast_to(loc, fn.shape()) + jnp.broadcast_to(scale, fn.shape()) * e
+        return value, [jnp.asarray(scale)]
+    moved = jnp.einsum("...ij,...j->...i", base.scale_tril, e)
+    return jnp.broadcast_to(base.loc, fn.shape()) + moved, [base.scale_tril]
+
+
+def _free_shape(fn):
+    return biject_to(fn.support).inverse_shape(fn.shape())
+
+
+def _check(guide, setup):
+    """Refuses what is not one Gaussian field."""
+    sizes = subsample_plate_sizes(setup.trace)
+    if sizes:
+        raise ValueError(
+            f"Plates {sorted(sizes)} take a subsample of their rows, but nested inference "
+            "sees all rows. Pass subsample_size=None."
+        )
+    for name, site in setup.sites.items():
+        option = site.approximation
+        family, kind = option.family, type(option).__name__
+        if not family.has_all_gaussians:
+            raise ValueError(
+                f"GP site '{name}': nested inference has one full Gaussian over all sites "
+                f"and effects, and {kind} with q(u) {family.name!r} is another "
+                "approximation. Use SVGP, SOLVEGP or VGP with covariance='full'."
+            )
+        if option.relaxation is not None:
+            raise ValueError(
+                f"GP site '{name}': tight bounds are not for nested inference; leave "
+                "tight='none'."
+            )
+    if setup.coupling.couples or setup.coupling.combines:
+        raise ValueError(_TIED)
+    for name in setup.latents:
+        fn = setup.trace[name]["fn"]
+        if fn.support.is_discrete:
+            raise ValueError(
+                f"Latent site '{name}' is discrete. Sum it out (dist.MixtureSameFamily, "
+                "say), or use NumPyro's samplers for discrete latents."
+            )
+        if isinstance(messages.innermost(fn), dist.ImproperUniform):
+            raise ValueError(
+                f"Latent site '{name}' has an improper prior, under which the evidence is "
+                "not defined. Give it a proper one, such as dist.Normal(0, 10)."
+            )
+
+
+def _check_sizes(field):
+    if field.num_hyperparameters > MAX_HYPERPARAMETERS:
+        sizes = {name: math.prod(shape) for name, shape in field.free_shapes.items()}
+        shown = ", ".join(f"'{name}': {size}" for name, size in sizes.items())
+        raise ValueError(
+            f"There are {field.num_hyperparameters} hyperparameters ({shown}), more than "
+            f"nodes can cover (at most {MAX_HYPERPARAMETERS}). Latents with Normal priors "
+            "on which the likelihood depends linearly are integrated as part of the field; "
+            "give those such a prior, fix some, or use NUTS(sgp.whiten(model))."
+        )
+    if field.size > MAX_FIELD:
+        sizes = field.gp_sizes() | {k: math.prod(field.shapes[k]) for k in field.effects}
+        shown = ", ".join(f"'{name}': {size}" for name, size in sizes.items())
+        raise ValueError(
+            f"The field has {field.size} numbers ({shown}), and a covariance over all of "
+            f"them; at most {MAX_FIELD}. Use fewer inducing points."
+        )

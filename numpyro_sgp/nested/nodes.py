@@ -1,0 +1,369 @@
+"""Where hyperparameters are integrated: the mode, nodes around it, and their weights."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.interpolate import RBFInterpolator
+from scipy.optimize import minimize
+from scipy.spatial import KDTree
+from scipy.special import logsumexp
+from scipy.stats import chi2, multivariate_t, norm, qmc
+
+from numpyro_sgp.nested.profile import Gaussian, Node, Profile
+
+_DROP = 7.5  # nats below the highest at which a grid ends: 2e-3 of a Gaussian's mass
+_SPACING = {1: 0.5, 2: 0.75, 3: 1.0}  # of grids, in standard deviations at the mode
+_FREEDOM = 5.0  # of the Student t that nodes are drawn from
+_ROUND = 128  # nodes of a round
+_ENOUGH = 400.0  # effective number of nodes
+_LARGEST = 3.0  # standard deviation of a direction at the mode: twenty times in a scale
+_CANDIDATES = 20_000
+
+
+class Interrupted(Exception):
+    """Time is used up."""
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """
+    Hyperparameters with weights.
+
+    :param nodes: K of them.
+    :param weights: shape ``(K,)``, which sum to one.
+    :param log_evidence: log of the integral of exp(value) over unconstrained
+        hyperparameters: a lower bound on the log evidence, but for the nodes' own error.
+    :param effective: effective number of nodes, :math:`1 / \\sum_k \\pi_k^2`.
+    :param border: share of the mass that is at the border of a grid, from where no further
+        nodes were looked at; zero where nodes are drawn.
+    :param mode: the mode.
+    :param axes: columns are standard deviations at the mode, ``(p, p)``.
+    :param kind: ``"one"``, ``"grid"`` or ``"drawn"``.
+    :param stopped: why there are no more nodes.
+    """
+
+    nodes: tuple[Node, ...]
+    weights: np.ndarray
+    log_evidence: float
+    effective: float
+    border: float
+    mode: np.ndarray
+    axes: np.ndarray
+    kind: str
+    stopped: str
+
+    @property
+    def free(self) -> np.ndarray:
+        """Unconstrained hyperparameters, ``(K, p)``."""
+        return np.stack([node.free for node in self.nodes])
+
+    @property
+    def values(self) -> np.ndarray:
+        """Their log densities, not normalised, ``(K,)``."""
+        return np.array([node.value for node in self.nodes])
+
+    def standardised(self, free: np.ndarray) -> np.ndarray:
+        """In standard deviations from the mode."""
+        return np.linalg.solve(self.axes, (free - self.mode).T).T
+
+    def draws(self, number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Draws of hyperparameters from the density that goes through the nodes' values, and
+        for each the node that is nearest.
+
+        :return: unconstrained, ``(number, p)``, and indices of nodes.
+        """
+        rng = np.random.default_rng(seed)
+        if self.kind == "one":
+            zeros = np.zeros(number, int)
+            return np.broadcast_to(self.mode, (number, len(self.mode))), zeros
+        z, dim = self.standardised(self.free), len(self.mode)
+        tree = KDTree(z)
+        smooth = _interpolated(z, self.values)
+        # Candidates are around nodes, as wide as nodes are apart.
+        apart = np.median(tree.query(z, k=2)[0][:, 1])
+        width = 0.7 * max(apart, _SPACING.get(dim, 0.5) / 2)
+        heavy = 0.9 * self.weights + 0.1 / len(z)
+        heavy /= heavy.sum()
+        centres = rng.choice(len(z), _CANDIDATES, p=heavy)
+        candidates = z[centres] + width * rng.normal(size=(_CANDIDATES, dim))
+        distance, nearest = tree.query(candidates)
+        log_proposal = np.concatenate(
+            [
+                logsumexp(
+                    -0.5 * ((part[:, None] - z) ** 2).sum(-1) / width**2, b=heavy, axis=1
+                )
+                for part in np.array_split(candidates, 40)
+            ]
+        )
+        log_weight = smooth(candidates) - log_proposal
+        log_weight[distance > 2.5 * max(apart, 1.0)] = -np.inf
+        weight = np.exp(log_weight - log_weight.max())
+        places = _systematic(weight / weight.sum(), number, rng)
+        order = rng.permutation(number)
+        free = self.mode + candidates[places] @ self.axes.T
+        return free[order], nearest[places][order]
+
+
+def _interpolated(z, values) -> Callable:
+    """A smooth function through log densities: a quadratic and a cubic spline of the rest."""
+    top = values.max()
+    kept = values > top - 40.0
+    dim = z.shape[1]
+    least = (dim + 1) * (dim + 2) // 2
+    degree = 2 if kept.sum() > 2 * least else 1
+    smooth = RBFInterpolator(z[kept], values[kept] - top, kernel="cubic", degree=degree)
+
+    def at(points):
+        return np.minimum(smooth(points), 3.0)
+
+    return at
+
+
+def _systematic(weights, number, rng):
+    """Indices drawn with these probabilities, evenly."""
+    places = (rng.uniform() + np.arange(number)) / number
+    return np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
+
+
+class Search:
+    """
+    Looks for the mode and lays nodes around it.
+
+    :param profile: log density and best q(w) at hyperparameters.
+    :param starts: hyperparameters to begin from, ``(S, p)``.
+    :param max_nodes: most nodes.
+    :param until: time on the monotonic clock at which to end; None for no limit.
+    :param progress: called with a text and the number of nodes after each.
+    """
+
+    def __init__(self, profile: Profile, max_nodes: int, until: float | None, progress):
+        self.profile, self.max_nodes, self.until = profile, max_nodes, until
+        self._progress = progress
+        self._single = np.dtype(profile.field.dtype).itemsize < 8
+
+    def _evaluate(self, free, start: Gaussian, with_slope=False):
+        if self.until is not None and time.monotonic() > self.until:
+            raise Interrupted
+        return self.profile(free, start, with_slope)
+
+    # ---- the mode -------------------------------------------------------------------
+
+    def mode(self, starts: np.ndarray) -> Node:
+        """
+        The best of some starts, and uphill from there.
+
+        :raises ValueError: if no start has a finite density.
+        """
+        prior = self.profile.prior()
+        tried = [self._evaluate(start, prior)[0] for start in starts]
+        finite = [node for node in tried if np.isfinite(node.value)]
+        if not finite:
+            raise ValueError(
+                "The bound is not finite at any of the starting values of the "
+                "hyperparameters, at their prior's medians and draws. Look at the data and "
+                "the scales of the priors (or of the responses: exp(f) may overflow)."
+            )
+        best = max(finite, key=lambda node: node.value)
+        if not best.free.size:
+            return best
+        state = {"q": best.q, "best": best}
+
+        def loss(free):
+            node, slope = self._evaluate(free, state["q"], True)
+            self._progress("mode", node.value)
+            if not (np.isfinite(node.value) and np.all(np.isfinite(slope))):
+                return 1e10, np.zeros_like(free)
+            if node.value >= state["best"].value:
+                state["q"], state["best"] = node.q, node
+            return -node.value, -slope
+
+        tolerance = 0.05 if self._single else 1e-3
+        limits = {"gtol": tolerance, "ftol": 1e-10, "maxiter": 200}
+        bounds = [(v - 12.0, v + 12.0) for v in best.free]
+        minimize(loss, best.free, jac=True, method="L-BFGS-B", bounds=bounds, options=limits)
+        return state["best"]
+
+    def axes(self, mode: Node) -> np.ndarray:
+        """
+        Standard deviations of a Gaussian at the mode along its principal axes, from
+        differences of slopes; no wider than three.
+        """
+        dim = len(mode.free)
+        step = 0.1 if self._single else 1e-2
+        hessian = np.zeros((dim, dim))
+        for i, unit in enumerate(np.eye(dim)):
+            up = self._evaluate(mode.free + step * unit, mode.q, True)[1]
+            down = self._evaluate(mode.free - step * unit, mode.q, True)[1]
+            hessian[i] = (down - up) / (2 * step)
+        hessian = 0.5 * (hessian + hessian.T)
+        if not np.all(np.isfinite(hessian)):
+            raise ValueError(
+                "The bound has no finite curvature at the mode of the hyperparameters "
+                f"({mode.free} in unconstrained space). Look at the priors."
+            )
+        curvature, vectors = np.linalg.eigh(hessian)
+        return vectors / np.sqrt(np.maximum(curvature, _LARGEST**-2))
+
+    # ---- nodes ----------------------------------------------------------------------
+
+    def nodes(self, starts: np.ndarray) -> Nodes:
+        """Mode, axes and nodes."""
+        mode = self.mode(starts)
+        dim = len(mode.free)
+        if dim == 0 or self.max_nodes == 1:
+            return self._one(mode)
+        axes = self.axes(mode)
+        if dim in _SPACING:
+            return self._grid(mode, axes)
+        return self._drawn(mode, axes)
+
+    def _one(self, mode):
+        dim = len(mode.free)
+        log_evidence = mode.value
+        axes = self.axes(mode) if dim else np.eye(0)
+        if dim:  # Laplace's term
+            log_evidence += 0.5 * dim * np.log(2 * np.pi) + np.linalg.slogdet(axes)[1]
+        return Nodes(
+            (mode,), np.ones(1), log_evidence, 1.0, 0.0, mode.free, axes, "one", ""
+        )
+
+    def _grid(self, mode, axes):
+        """
+        All points of a grid along the axes that are connected with the mode by points no
+        more than 7.5 nats below it.
+        """
+        dim, spacing = len(mode.free), _SPACING[len(mode.free)]
+        origin = (0,) * dim
+        known, waiting, stopped = {origin: mode}, {origin}, ""
+        try:
+            while waiting:
+                at = max(waiting, key=lambda k: known[k].value)
+                waiting.remove(at)
+                top = max(node.value for node in known.values())
+                if known[at].value < top - _DROP:
+                    break
+                for axis, sign in itertools.product(range(dim), (-1, 1)):
+                    index = (*at[:axis], at[axis] + sign, *at[axis + 1 :])
+                    if index in known:
+                        continue
+                    if len(known) >= self.max_nodes:
+                        stopped = f"at the limit of {self.max_nodes} nodes"
+                        raise Interrupted
+                    free = mode.free + spacing * (axes @ np.array(index, float))
+                    node, _ = self._evaluate(free, known[at].q)
+                    known[index] = node
+                    if np.isfinite(node.value):
+                        waiting.add(index)
+                    self._progress("nodes", len(known))
+        except Interrupted:
+            stopped = stopped or "the time was used up"
+        finite = {k: node for k, node in known.items() if np.isfinite(node.value)}
+        values = np.array([node.value for node in finite.values()])
+        total = logsumexp(values)
+        weights = np.exp(values - total)
+        cell = dim * np.log(spacing) + np.linalg.slogdet(axes)[1]
+        open_ = [k in waiting and v > values.max() - _DROP for k, v in _of(finite)]
+        return Nodes(
+            tuple(finite.values()),
+            weights,
+            float(total + cell),
+            float(1.0 / np.sum(weights**2)),
+            float(weights[np.array(open_, bool)].sum()),
+            mode.free,
+            axes,
+            "grid",
+            stopped,
+        )
+
+    def _drawn(self, mode, axes):
+        """
+        Quasi-random nodes from a Student t at the mode, then from mixtures of such around
+        the nodes found, all weighted by the mixture of what they were drawn from.
+        """
+        dim = len(mode.free)
+        nodes, z, proposals, stopped = [], np.zeros((0, dim)), [], ""
+        centres, shares, root = np.zeros((1, dim)), np.ones(1), 1.1 * np.eye(dim)
+        weights, log_mean = np.zeros(0), -np.inf
+        try:
+            while True:
+                number = min(_ROUND, self.max_nodes - len(nodes))
+                if number < 1:
+                    stopped = f"at the limit of {self.max_nodes} nodes"
+                    break
+                proposals.append((centres, shares, root))
+                new = _student_draws(*proposals[-1], number, seed=len(proposals))
+                tree = KDTree(z) if len(z) else None
+                for point in new:
+                    near = mode if tree is None else nodes[tree.query(point)[1]]
+                    node, _ = self._evaluate(mode.free + axes @ point, near.q)
+                    if not np.isfinite(node.value):
+                        node = node._replace(value=-np.inf, q=mode.q)
+                    nodes.append(node)
+                    z = np.concatenate([z, point[None]])
+                    self._progress("nodes", len(nodes))
+                weights, log_mean = _weights(z, nodes, proposals, mode.value)
+                if 1.0 / np.sum(weights**2) > _ENOUGH:
+                    break
+                # Wider than the nodes' spread shrinks with their number, as kernel density
+                # estimates do.
+                mean = weights @ z
+                spread = (z - mean).T * weights @ (z - mean) + 1e-3 * np.eye(dim)
+                effective = 1.0 / np.sum(weights**2)
+                width = max((4 / (dim + 2) / max(effective, 2)) ** (1 / (dim + 4)), 0.4)
+                kept = weights > 1e-4 * weights.max()
+                centres, shares = z[kept], weights[kept] / weights[kept].sum()
+                root = width * np.linalg.cholesky(spread)
+        except Interrupted:
+            stopped = "the time was used up"
+            if not nodes:
+                return self._one(mode)
+            weights, log_mean = _weights(z[: len(nodes)], nodes, proposals, mode.value)
+        kept = [i for i in range(len(nodes)) if np.isfinite(nodes[i].value)]
+        weights = weights[kept] / weights[kept].sum()
+        return Nodes(
+            tuple(nodes[i] for i in kept),
+            weights,
+            float(mode.value + log_mean + np.linalg.slogdet(axes)[1]),
+            float(1.0 / np.sum(weights**2)),
+            0.0,
+            mode.free,
+            axes,
+            "drawn",
+            stopped,
+        )
+
+
+def _of(nodes):
+    return ((key, node.value) for key, node in nodes.items())
+
+
+def _student_draws(centres, shares, root, number, seed):
+    """Quasi-random draws from a mixture of Student t."""
+    dim = len(root)
+    points = qmc.Sobol(dim + 2, seed=seed).random(number)
+    points = np.clip(points, 1e-9, 1 - 1e-9)
+    which = np.searchsorted(np.cumsum(shares), points[:, 0] * (1 - 1e-12))
+    which = np.minimum(which, len(shares) - 1)
+    scale = np.sqrt(_FREEDOM / chi2(_FREEDOM).ppf(points[:, 1]))
+    normal = norm.ppf(points[:, 2:])
+    return centres[which] + scale[:, None] * (normal @ root.T)
+
+
+def _weights(z, nodes, proposals, top):
+    """Weights of nodes drawn from several proposals, and the log of their mean."""
+    log_q = np.full(len(z), -np.inf)
+    for centres, shares, root in proposals:
+        density = multivariate_t(np.zeros(len(root)), root @ root.T, df=_FREEDOM)
+        away = z[:, None] - centres
+        found = logsumexp(density.logpdf(away).reshape(away.shape[:2]), b=shares, axis=1)
+        log_q = np.logaddexp(log_q, found - np.log(len(proposals)))
+    values = np.array([node.value for node in nodes]) - top
+    log_weights = values - log_q
+    total = logsumexp(log_weights)
+    return np.exp(log_weights - total), total - np.log(len(z))

@@ -1,0 +1,278 @@
+r"""
+The best Gaussian of the field at given hyperparameters, and the bound that it reaches.
+
+With linear predictors :math:`\eta = b_0 + B^\top w + r` and :math:`q(w) = N(m, P^{-1})`, the
+expected log density's slopes :math:`g = dE/d\mu` and :math:`\Lambda = -2\, dE/d\Sigma` of
+each row give the natural step
+
+.. math::
+
+    \hat P = I + B \Lambda B^\top, \qquad
+    \hat P \hat m = B g + (\hat P - I) m,
+
+whose fixed point is the optimum, reached at once for Gaussian likelihoods. What a step of
+length one would gain is close to :math:`KL[q \| N(\hat m, \hat P^{-1})]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from scipy.stats import norm, qmc
+
+from numpyro_sgp.linalg import gauss_hermite, matmul, solve_lower, tensor_grid
+from numpyro_sgp._programs import join_static, shared, split_static
+from numpyro_sgp.nested.field import Field, Linear
+
+_MAX_STEPS = 100
+_LEAST_RATE = 1e-4
+_GRIDS = {1: 24, 2: 16, 3: 9}  # nodes of each predictor, by their number
+_DRAWS = 256  # of more predictors than that
+_TOLERANCE = {"float32": 1e-3, "float64": 1e-7}
+
+
+class Gaussian(NamedTuple):
+    """
+    q(w).
+
+    :param shift: :math:`P m`, shape ``(m,)``.
+    :param precision: P, shape ``(m, m)``.
+    """
+
+    shift: Array
+    precision: Array
+
+    @staticmethod
+    def prior(size: int, dtype) -> Gaussian:
+        """The standard normal."""
+        return Gaussian(jnp.zeros(size, dtype), jnp.eye(size, dtype=dtype))
+
+    def root(self) -> Array:
+        """Lower factor of P; NaN if it has none."""
+        return jnp.linalg.cholesky(self.precision, symmetrize_input=False)
+
+    def mean(self, root: Array) -> Array:
+        """m."""
+        half = solve_lower(root, self.shift[:, None])
+        return solve_lower(root, half, transpose=True)[:, 0]
+
+
+def quadrature(number: int, dtype) -> tuple[Array, Array]:
+    """
+    Nodes for standard normals: a product of Gauss-Hermite rules for up to three, else Sobol
+    points.
+
+    :return: nodes of shape ``(S, J)``, and weights ``(S,)``.
+    """
+    if number in _GRIDS:
+        nodes, weights = tensor_grid(*gauss_hermite(_GRIDS[number]), number)
+    else:
+        points = qmc.Sobol(number, seed=0).random(_DRAWS // 2)
+        nodes = norm.ppf(np.clip(points, 1e-9, 1 - 1e-9))
+        nodes = np.concatenate([nodes, -nodes])
+        weights = np.full(_DRAWS, 1.0 / _DRAWS)
+    return jnp.asarray(nodes, dtype), jnp.asarray(weights, dtype)
+
+
+def expected(
+    log_likelihood: Callable[[Array], Array], mean: Array, covariance: Array
+) -> Array:
+    """
+    The expected log likelihood.
+
+    :param log_likelihood: of predictors of shape ``(J, N)``.
+    :param mean: shape ``(J, N)``.
+    :param covariance: shape ``(J, J, N)``.
+    """
+    nodes, weights = quadrature(len(mean), mean.dtype)
+    root = _row_factors(covariance)
+
+    def at(node):
+        return log_likelihood(mean + jnp.einsum("rsn,s->rn", root, node))
+
+    return jnp.dot(weights, jax.vmap(at)(nodes))
+
+
+def _row_factors(covariance):
+    """Lower factors of small covariances ``(J, J, N)``; a variance of zero is allowed."""
+    number, tiny = len(covariance), jnp.finfo(covariance.dtype).tiny
+    eps = jnp.finfo(covariance.dtype).eps
+    rows: list[list[Array]] = []
+    zero = jnp.zeros_like(covariance[0, 0])
+    for i in range(number):
+        row: list[Array] = []
+        for j in range(i + 1):
+            left = covariance[i, j]
+            left = left - sum((row[k] * rows[j][k] for k in range(j)), zero) if j < i else (
+                left - sum((row[k] ** 2 for k in range(j)), zero)
+            )
+            if j < i:
+                row.append(left / rows[j][j])
+            else:
+                floor = jnp.maximum(10 * eps * covariance[i, i], tiny**0.5)
+                row.append(jnp.sqrt(jnp.maximum(left, floor)))
+        rows.append(row)
+    full = [row + [zero] * (number - len(row)) for row in rows]
+    return jnp.stack([jnp.stack(row) for row in full])
+
+
+def divergence(mean: Array, root: Array) -> Array:
+    """KL[q(w) || N(0, I)]."""
+    eye = jnp.eye(len(mean), dtype=mean.dtype)
+    trace = jnp.sum(solve_lower(root, eye) ** 2)
+    log_det = jnp.sum(jnp.log(jnp.diagonal(root)))
+    return 0.5 * (trace + mean @ mean - len(mean)) + log_det
+
+
+def bound(log_likelihood, linear: Linear, mean: Array, root: Array) -> Array:
+    """The evidence lower bound at q(w)."""
+    return expected(log_likelihood, *linear.moments(mean, root)) - divergence(mean, root)
+
+
+class _At(NamedTuple):
+    """A q(w), its bound, where the natural step goes, and what that would gain."""
+
+    q: Gaussian
+    value: Array
+    target: Gaussian
+    left: Array
+
+
+def optimum(
+    log_likelihood, linear: Linear, start: Gaussian
+) -> tuple[Gaussian, Array, Array, Array]:
+    """
+    The best q(w), by natural steps that are halved where the bound would fall.
+
+    :param start: where to begin; at the prior, if the bound is not finite there.
+    :return: q(w), its bound, the nats that are left about, and the number of steps.
+    """
+    size, dtype = len(linear.maps), linear.base.dtype
+    eye = jnp.eye(size, dtype=dtype)
+    flat = linear.maps.reshape(size, -1)
+    tolerance = _TOLERANCE[jnp.dtype(dtype).name]
+
+    def evaluate(q):
+        root = q.root()
+        mean = q.mean(root)
+        moments = linear.moments(mean, root)
+        value, (g, slope) = jax.value_and_grad(
+            lambda m, c: expected(log_likelihood, m, c), argnums=(0, 1)
+        )(*moments)
+        curvature = -(slope + jnp.swapaxes(slope, 0, 1))
+        weighted = jnp.einsum("krn,rsn->ksn", linear.maps, curvature).reshape(size, -1)
+        precision = eye + matmul(weighted, flat.T)
+        precision = 0.5 * (precision + precision.T)
+        shift = flat @ g.reshape(-1) + (precision - eye) @ mean
+        target = Gaussian(shift, precision)
+        return _At(q, value - divergence(mean, root), target, _left(mean, root, target))
+
+    def go_on(state):
+        step, rate, at, _ = state
+        # NaN, where the step's precision is none, is not small.
+        return (step < _MAX_STEPS) & ~(at.left < tolerance) & (rate > _LEAST_RATE)
+
+    def step(state):
+        count, rate, at, candidate = state
+        new = evaluate(candidate)
+        slack = 8 * jnp.finfo(dtype).eps * jnp.abs(at.value)
+        better = new.value >= at.value - slack
+        at = jax.tree.map(lambda a, b: jnp.where(better, a, b), new, at)
+        rate = jnp.where(better, jnp.minimum(2 * rate, 1.0), 0.5 * rate)
+        return count + 1, rate.astype(dtype), at, _between(at.q, at.target, rate)
+
+    # The start counts as a step from the prior at minus infinity: the program has one
+    # evaluation.
+    prior = Gaussian.prior(size, dtype)
+    nothing = jnp.asarray(-jnp.inf, dtype)
+    at = _At(prior, nothing, prior, -nothing)
+    begin = (0, jnp.ones((), dtype), at, start)
+    steps, _, at, _ = jax.lax.while_loop(go_on, step, begin)
+    return at.q, at.value, at.left, steps
+
+
+def _between(q, target, rate):
+    shift = (1 - rate) * q.shift + rate * target.shift
+    return Gaussian(shift, (1 - rate) * q.precision + rate * target.precision)
+
+
+def _left(mean, root, target):
+    """KL[q || target], NaN if the target has no factor."""
+    other = target.root()
+    away = other.T @ (target.mean(other) - mean)
+    ratio = solve_lower(root, other)
+    log_det = jnp.sum(jnp.log(jnp.diagonal(other)) - jnp.log(jnp.diagonal(root)))
+    return 0.5 * (jnp.sum(ratio**2) - len(mean) + away @ away) - log_det
+
+
+class Node(NamedTuple):
+    """
+    What is known at some hyperparameters.
+
+    :param free: unconstrained, ``(p,)``.
+    :param value: log prior and bound, log p(theta) + ELBO*(theta).
+    :param q: the best q(w).
+    :param left: nats that it is about from the best.
+    """
+
+    free: np.ndarray
+    value: float
+    q: Gaussian
+    left: float
+
+
+class Profile:
+    """
+    The bound at its best q(w), as a function of unconstrained hyperparameters.
+
+    :param field: the model.
+    :param args: its arguments, with the data.
+    :param kwargs: its keyword arguments.
+    """
+
+    def __init__(self, field: Field, args: tuple, kwargs: dict):
+        self.field = field
+        arrays, static = split_static((args, kwargs))
+        self._given = field.points, [jnp.asarray(a) for a in arrays]
+
+        def terms(free, points, arrays):
+            return field.terms(free, points, *join_static(arrays, static))
+
+        def node(free, start, with_slope, *given):
+            here = terms(free, *given)
+            q, value, left, _ = optimum(here.log_likelihood, here.linear, start)
+            root = q.root()
+            mean = q.mean(root)
+
+            def total(free):  # at the same q: by the envelope theorem its slope is that
+                there = terms(free, *given)
+                found = bound(there.log_likelihood, there.linear, mean, root)
+                return found + there.log_prior
+
+            slope = jax.lax.cond(with_slope, jax.grad(total), jnp.zeros_like, free)
+            return value + here.log_prior, slope, q, left
+
+        self._node = shared(node)
+        #: How often it was asked for.
+        self.count = 0
+
+    def prior(self) -> Gaussian:
+        """Where q(w) starts."""
+        return Gaussian.prior(self.field.size, self.field.dtype)
+
+    def __call__(self, free, start: Gaussian, with_slope: bool = False):
+        """
+        :param free: unconstrained hyperparameters ``(p,)``.
+        :param start: the q(w) of a neighbour.
+        :return: :class:`Node` and the slope of its value, zero if not asked for.
+        """
+        self.count += 1
+        at = jnp.asarray(free, self.field.dtype)
+        value, slope, q, left = self._node(at, start, jnp.asarray(with_slope), *self._given)
+        node = Node(np.asarray(at, float), float(value), q, float(left))
+        return node, np.asarray(slope, float)
