@@ -40,6 +40,7 @@ from numpyro_sgp.inducing import (
     assess_inducing,
     initial_inducing,
 )
+from numpyro_sgp.integrated import Mixture, Nested, nested
 from numpyro_sgp.inverse_free import InverseFreePosterior, InverseFreeSVGP
 from numpyro_sgp.layers import convolutional_layer, layer
 from numpyro_sgp.linalg.row_blocks import neighbour_blocks
@@ -90,8 +91,10 @@ __all__ = [
     "InverseFreeSVGP",
     "MarginalGP",
     "Marginals",
+    "Mixture",
     "MixtureSVGP",
     "MonteCarlo",
+    "Nested",
     "Prediction",
     "Predictions",
     "Predictor",
@@ -119,6 +122,7 @@ __all__ = [
     "means",
     "natural_gradients",
     "neighbour_blocks",
+    "nested",
     "pad_rows",
     "predict",
     "relaxation",

@@ -29,6 +29,7 @@ LEVELS = {
     "training": 9,
     "diagnostics": 10,
     "fitting": 11,
+    "integrated": 12,
     "datasets": 10,
 }
 # Modules such as `_typing` lie below every room, the public face above.

@@ -19,6 +19,7 @@ ANNOTATED = (
     "families",
     "fitting",
     "inducing",
+    "integrated",
     "inverse_free",
     "kernels",
     "likelihoods",

@@ -174,6 +174,10 @@ def to_arviz(
         if khat or calibration is not None:
             raise ValueError("khat and calibration are of guides; leave them out for MCMC.")
         found = _of_mcmc(fit, args, kwargs)
+    elif hasattr(fit, "found_draws"):
+        if result is not None or khat or calibration is not None:
+            raise ValueError("result, khat and calibration are for an SVI; leave them out.")
+        found = fit.found_draws(num_samples, k_draws, args, kwargs)
     elif isinstance(fit, SVI):
         if isinstance(result, dict):
             raise TypeError(
@@ -184,7 +188,8 @@ def to_arviz(
         found = _of_svi(fit, result, num_samples, k_draws, args, kwargs)
     else:
         raise TypeError(
-            "fit must be a numpyro.infer.MCMC or numpyro.infer.SVI object, got "
+            "fit must be a numpyro.infer.MCMC or numpyro.infer.SVI object (or what "
+            "numpyro_sgp.nested returned), got "
             f"{type(fit).__name__}."
         )
     trace = _first_trace(found)
@@ -201,7 +206,7 @@ def to_arviz(
             found.attrs["khat"] = guide_khat(k_khat, *given, **kwargs)
         if calibration is not None:
             found.attrs.update(_calibration(calibration))
-    else:
+    elif isinstance(fit, MCMC):
         found.attrs["num_parameters"] = sum(
             int(np.prod(np.shape(trace[name]["value"])))
             for name in found.draws
@@ -237,7 +242,7 @@ def to_arviz(
         converted = as_tree(arviz.from_numpyro(fit, dims={}, log_likelihood=False))
         if "sample_stats" in converted.children:
             groups["sample_stats"] = converted["sample_stats"].to_dataset()
-    elif result.losses is not None:
+    elif result is not None and result.losses is not None:
         loss = {"loss": np.asarray(result.losses)}
         groups["sample_stats"] = group(loss, (), {"loss": ["step"]})
     groups["observed_data"] = at_places(group(observed, ()), seen)
@@ -269,7 +274,7 @@ def as_tree(data) -> DataTree | None:
     return tree
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """
     What to_arviz needs of a fit.
 
@@ -289,7 +294,7 @@ class _Found(NamedTuple):
     attrs: dict
 
 
-def _of_mcmc(mcmc, args, kwargs) -> _Found:
+def _of_mcmc(mcmc, args, kwargs) -> Found:
     if mcmc.last_state is None:
         raise ValueError(
             "This MCMC has no draws yet. Call mcmc.run(rng_key, ...) before to_arviz."
@@ -300,10 +305,10 @@ def _of_mcmc(mcmc, args, kwargs) -> _Found:
     draws = jax.device_get(mcmc.get_samples(group_by_chain=True))
     name = type(mcmc.sampler).__name__
     attrs = {"method": "MCMC", "approximation": name}
-    return _Found(draws, mcmc.sampler.model, {}, args, kwargs, attrs)
+    return Found(draws, mcmc.sampler.model, {}, args, kwargs, attrs)
 
 
-def _of_svi(svi, result, num_samples, rng_key, args, kwargs) -> _Found:
+def _of_svi(svi, result, num_samples, rng_key, args, kwargs) -> Found:
     if result is None:
         raise ValueError(
             "An SVI object does not keep its result. Pass it: "
@@ -327,7 +332,7 @@ def _of_svi(svi, result, num_samples, rng_key, args, kwargs) -> _Found:
         "approximation": str(approximation),
         "num_parameters": sum(map(_num_free, result.params, result.params.values())),
     }
-    return _Found(draws, svi.model, dict(result.params), args, kwargs, attrs)
+    return Found(draws, svi.model, dict(result.params), args, kwargs, attrs)
 
 
 def _num_free(name, value) -> int:

@@ -420,6 +420,14 @@ class SparsePosterior(GPPosterior):
             return f
         return self._with_residual(key_f, f, self._residual_covariance())
 
+    def residual_factor(self) -> Array:
+        """
+        Lower factor of the covariance of f(X) given u, :math:`K_{ff} - A^\\top A`, O(N^3).
+
+        :return: shape ``(*batch, N, N)``.
+        """
+        return self._scale_tril(self._residual_covariance())
+
     def sample_parametric(self, key, sample_shape=()) -> Array:
         """
         Draws of E[f(X) | u] with u from q(u): a smooth part of :meth:`sample` that costs

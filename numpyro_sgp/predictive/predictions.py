@@ -195,7 +195,7 @@ def _in_batches(guide, params, rng_key, given, options, batch_size, kept):
         return None
     for each, count, size in found:
         share = count / max(size, 1)
-        parts.append(_read(each, guide.approximations, size, share, levels))
+        parts.append(read_rows(each, guide.approximations, size, share, levels))
     return {name: _joined([p[name] for p in parts]) for name in parts[0]}
 
 
@@ -204,10 +204,10 @@ def _all_at_once(guide, params, rng_key, given, options):
     static = all_static(given), *options
     run = jax.jit(lambda params, key: predict_rows(guide, params, key, [], static=static))
     num_rows = number_of_rows(jax.tree.leaves(given))
-    return _read(run(params, rng_key), guide.approximations, num_rows, 1.0, options[0])
+    return read_rows(run(params, rng_key), guide.approximations, num_rows, 1.0, options[0])
 
 
-def _read(found, gp_sites, num_rows, keep, levels) -> dict[str, Prediction]:
+def read_rows(found, gp_sites, num_rows, keep, levels) -> dict[str, Prediction]:
     """
     Predictions of a batch of rows.
 

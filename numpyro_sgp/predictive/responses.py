@@ -86,7 +86,7 @@ def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
         for name, (weights, *moments) in marginals.items()
     }
     points = [{**p, "weight": p["weight"] / total} for p in points]
-    return out | _of_responses(parts, points, rng_key, levels)
+    return out | of_responses(parts, points, rng_key, levels)
 
 
 def _components(q):
@@ -138,7 +138,7 @@ def _of_gp(weights, means, variances, levels):
     return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
 
 
-def _of_responses(parts, points, rng_key, levels) -> dict:
+def of_responses(parts, points, rng_key, levels) -> dict:
     """What is predicted at each response that the model has with these arguments."""
     for_moments, for_quantiles = points
 

@@ -125,9 +125,13 @@ class LinearProgram:
         """The values that ``run`` returned, in its structure, for the methods below."""
         return jax.tree.unflatten(self._structure, self._outputs)
 
+    def kind(self, value: _Value) -> _Kind:
+        """Whether a value is linear in the field, and which keys of it it depends on."""
+        return self._kinds.get(value, _Kind(True, frozenset()))
+
     def labels(self, value: _Value) -> frozenset:
         """Keys of the field that a value depends on."""
-        return self._kinds.get(value, _Kind(True, frozenset())).labels
+        return self.kind(value).labels
 
     def predictors(self, outputs: Iterable[_Value]) -> list[_Value]:
         """

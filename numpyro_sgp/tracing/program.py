@@ -11,9 +11,7 @@ from numpyro.ops.provenance import track_deps_jaxpr, track_deps_rules
 
 #: Where a value may be given.
 OPENING = Primitive("opening")
-OPENING.def_abstract_eval(
-    lambda *_, shape, dtype, **__: jax.core.ShapedArray(shape, dtype)
-)
+OPENING.def_abstract_eval(lambda *_, shape, dtype, **__: jax.core.ShapedArray(shape, dtype))
 track_deps_rules[OPENING] = lambda eqn, origins: [
     frozenset([eqn.params["key"]] if eqn.invars else []).union(*origins)
 ]

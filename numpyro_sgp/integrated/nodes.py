@@ -14,7 +14,7 @@ from scipy.spatial import KDTree
 from scipy.special import logsumexp
 from scipy.stats import chi2, multivariate_t, norm, qmc
 
-from numpyro_sgp.nested.profile import Gaussian, Node, Profile
+from numpyro_sgp.integrated.profile import Gaussian, Node, Profile
 
 _DROP = 7.5  # nats below the highest at which a grid ends: 2e-3 of a Gaussian's mass
 _SPACING = {1: 0.5, 2: 0.75, 3: 1.0}  # of grids, in standard deviations at the mode
@@ -111,7 +111,7 @@ class Nodes:
 
 
 def _interpolated(z, values) -> Callable:
-    """A smooth function through log densities: a quadratic and a cubic spline of the rest."""
+    """A smooth function through log densities: a quadratic and a spline of the rest."""
     top = values.max()
     kept = values > top - 40.0
     dim = z.shape[1]
@@ -186,7 +186,9 @@ class Search:
         tolerance = 0.05 if self._single else 1e-3
         limits = {"gtol": tolerance, "ftol": 1e-10, "maxiter": 200}
         bounds = [(v - 12.0, v + 12.0) for v in best.free]
-        minimize(loss, best.free, jac=True, method="L-BFGS-B", bounds=bounds, options=limits)
+        minimize(
+            loss, best.free, jac=True, method="L-BFGS-B", bounds=bounds, options=limits
+        )
         return state["best"]
 
     def axes(self, mode: Node) -> np.ndarray:

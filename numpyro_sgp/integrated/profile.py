@@ -1,9 +1,9 @@
 r"""
 The best Gaussian of the field at given hyperparameters, and the bound that it reaches.
 
-With linear predictors :math:`\eta = b_0 + B^\top w + r` and :math:`q(w) = N(m, P^{-1})`, the
-expected log density's slopes :math:`g = dE/d\mu` and :math:`\Lambda = -2\, dE/d\Sigma` of
-each row give the natural step
+With linear predictors :math:`\eta = b_0 + B^\top w + r` and :math:`q(w) = N(m, P^{-1})`,
+the expected log density's slopes :math:`g = dE/d\mu` and
+:math:`\Lambda = -2\, dE/d\Sigma` of each row give the natural step
 
 .. math::
 
@@ -25,9 +25,9 @@ import numpy as np
 from jax import Array
 from scipy.stats import norm, qmc
 
-from numpyro_sgp.linalg import gauss_hermite, matmul, solve_lower, tensor_grid
 from numpyro_sgp._programs import join_static, shared, split_static
-from numpyro_sgp.nested.field import Field, Linear
+from numpyro_sgp.integrated.field import Field, Linear
+from numpyro_sgp.linalg import gauss_hermite, matmul, solve_lower, tensor_grid
 
 _MAX_STEPS = 100
 _LEAST_RATE = 1e-4
@@ -108,8 +108,10 @@ def _row_factors(covariance):
         row: list[Array] = []
         for j in range(i + 1):
             left = covariance[i, j]
-            left = left - sum((row[k] * rows[j][k] for k in range(j)), zero) if j < i else (
-                left - sum((row[k] ** 2 for k in range(j)), zero)
+            left = (
+                left - sum((row[k] * rows[j][k] for k in range(j)), zero)
+                if j < i
+                else (left - sum((row[k] ** 2 for k in range(j)), zero))
             )
             if j < i:
                 row.append(left / rows[j][j])
@@ -145,12 +147,12 @@ class _At(NamedTuple):
 
 def optimum(
     log_likelihood, linear: Linear, start: Gaussian
-) -> tuple[Gaussian, Array, Array, Array]:
+) -> tuple[Gaussian, Array, Array]:
     """
     The best q(w), by natural steps that are halved where the bound would fall.
 
     :param start: where to begin; at the prior, if the bound is not finite there.
-    :return: q(w), its bound, the nats that are left about, and the number of steps.
+    :return: q(w), its bound, and about how many nats are left.
     """
     size, dtype = len(linear.maps), linear.base.dtype
     eye = jnp.eye(size, dtype=dtype)
@@ -192,8 +194,8 @@ def optimum(
     nothing = jnp.asarray(-jnp.inf, dtype)
     at = _At(prior, nothing, prior, -nothing)
     begin = (0, jnp.ones((), dtype), at, start)
-    steps, _, at, _ = jax.lax.while_loop(go_on, step, begin)
-    return at.q, at.value, at.left, steps
+    _, _, at, _ = jax.lax.while_loop(go_on, step, begin)
+    return at.q, at.value, at.left
 
 
 def _between(q, target, rate):
@@ -245,7 +247,7 @@ class Profile:
 
         def node(free, start, with_slope, *given):
             here = terms(free, *given)
-            q, value, left, _ = optimum(here.log_likelihood, here.linear, start)
+            q, value, left = optimum(here.log_likelihood, here.linear, start)
             root = q.root()
             mean = q.mean(root)
 

@@ -129,6 +129,8 @@ class Field:
             name: {key: p.value for key, p in site.initial.items()} | site.constants
             for name, site in setup.sites.items()
         }
+        #: Observed sites.
+        self.responses = tuple(k for k, s in setup.trace.items() if messages.is_response(s))
         fns = {name: setup.trace[name]["fn"] for name in setup.latents}
         self.gp_shapes = {
             name: messages.unwrap(setup.trace[name]["fn"])[0].shape() for name in self.sites
@@ -151,6 +153,11 @@ class Field:
         _check_sizes(self)
 
     # ---- sizes --------------------------------------------------------------------
+
+    @property
+    def latents(self) -> frozenset[str]:
+        """Names of all latents."""
+        return frozenset((*self.sites, *self.shapes))
 
     @property
     def size(self) -> int:
@@ -198,14 +205,15 @@ class Field:
         """Keys of the field's openings."""
         return [("gp", name) for name in self.sites] + [("effect", k) for k in self.effects]
 
-    def run(self, free: dict, points: dict, args, kwargs) -> dict:
+    def run(self, free: dict, points: dict, args, kwargs, joint: bool = False) -> dict:
         """
         Runs the model with openings in the place of the field; what it came to.
 
         :param free: unconstrained hyperparameters by name.
         :param points: as :attr:`points`.
+        :param joint: whether covariances of what inducing points leave open are wanted.
         """
-        placed = _Placed(self, free, points)
+        placed = _Placed(self, free, points, joint)
         trace_here = handlers.seed(self.model, jax.random.key(0))
         with handlers.block(), handlers.trace() as trace, placed:
             trace_here(*args, **kwargs)
@@ -217,8 +225,7 @@ class Field:
         values = {
             name: site["value"]
             for name, site in trace.items()
-            if site["type"] in ("sample", "deterministic")
-            and not site.get("is_observed", False)
+            if site["type"] == "deterministic" or name in self.latents
         }
         return {
             "likelihood": likelihood,
@@ -227,11 +234,14 @@ class Field:
             "known": placed.known,
             "projections": placed.projections,
             "left": placed.left,
+            "joint": placed.joint,
         }
 
-    def program(self, free: dict, points: dict, args, kwargs) -> LinearProgram:
+    def program(
+        self, free: dict, points: dict, args, kwargs, joint: bool = False
+    ) -> LinearProgram:
         """:meth:`run`, traced."""
-        return LinearProgram(lambda: self.run(free, points, args, kwargs), self.keys)
+        return LinearProgram(lambda: self.run(free, points, args, kwargs, joint), self.keys)
 
     def _look(self, args, kwargs):
         """Finds the layout; returns names that are no effects after all, if any."""
@@ -356,7 +366,7 @@ class Field:
         targets = [*edge, *parts, prior]
         values = program.evaluate(targets, {}, {})
         known = dict(zip(targets, values, strict=True))
-        linear = self._linear(program, known, roots, self.layout.joined)
+        linear = self.linear(program, known, roots, self.layout.joined)
 
         def log_likelihood(rows):
             given = {**known, **dict(zip(roots, self.layout.split(rows), strict=True))}
@@ -364,7 +374,7 @@ class Field:
 
         return Terms(known[prior], linear, log_likelihood)
 
-    def _linear(self, program, known, targets, joined) -> Linear:
+    def linear(self, program, known, targets, joined) -> Linear:
         """Targets that are linear in the field, as :class:`Linear`."""
         outputs = program.outputs
 
@@ -372,7 +382,9 @@ class Field:
             return joined(program.evaluate(targets, known, field))
 
         zeros = {("gp", k): jnp.zeros(s, self.dtype) for k, s in self.gp_shapes_of(outputs)}
-        zeros |= {("effect", k): jnp.zeros(self.shapes[k], self.dtype) for k in self.effects}
+        zeros |= {
+            ("effect", k): jnp.zeros(self.shapes[k], self.dtype) for k in self.effects
+        }
         base, linear = jax.linearize(of_field, zeros)
         maps, left = [], []
         for name, shape in self.gp_shapes_of(outputs):
@@ -430,18 +442,18 @@ _TIED = (
 class _Placed(Messenger):
     """Puts openings at the field's sites, and hyperparameters at theirs."""
 
-    def __init__(self, field, free, points):
-        self.field, self.free, self.points = field, free, points
+    def __init__(self, field, free, points, joint):
+        self.field, self.free, self.points, self._joint = field, free, points, joint
         self.log_prior = jnp.zeros((), field.dtype)
-        self.known, self.projections, self.left = {}, {}, {}
+        self.known, self.projections, self.left, self.joint = {}, {}, {}, {}
         super().__init__()
 
     def process_message(self, msg):
         name, field = msg.get("name"), self.field
         if msg["type"] == "param":
             raise ValueError(
-                f"The model has a parameter '{name}' (numpyro.param), which has no prior to "
-                "be integrated over. Sample it: numpyro.sample(...)."
+                f"The model has a parameter '{name}' (numpyro.param), which has no prior "
+                "to be integrated over. Sample it: numpyro.sample(...)."
             )
         if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
             return
@@ -451,6 +463,9 @@ class _Placed(Messenger):
             A = posterior.projection
             variance = prior.kernel.diag(prior.X) - jnp.sum(A**2, axis=-2)
             self.projections[name] = A
+            if self._joint:
+                L = posterior.residual_factor()
+                self.joint[name] = jnp.broadcast_to(L, (*prior.shape(), L.shape[-1]))
             positive = variance > 0
             self.left[name] = jnp.where(
                 positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0
@@ -461,22 +476,43 @@ class _Placed(Messenger):
         elif name in field.effects:
             msg["value"], self.known[name] = _effect(msg["fn"], name, field.dtype)
         elif name in self.free:
-            transform = biject_to(msg["fn"].support)
-            free = self.free[name]
-            value = transform(free)
-            msg["value"] = value
+            transform, free = biject_to(msg["fn"].support), self.free[name]
+            msg["value"] = value = transform(free)
             density = jnp.sum(messages.log_prob({**msg, "intermediates": []}))
             slope = jnp.sum(transform.log_abs_det_jacobian(free, value))
-            scale = 1.0 if msg["scale"] is None else msg["scale"]
-            self.log_prior = self.log_prior + density + jnp.sum(scale * slope) / jnp.size(
-                scale
-            )
+            self.log_prior = self.log_prior + density + slope
             self.known[name] = density
+        elif name in field.responses:
+            msg["value"] = jnp.zeros(msg["fn"].shape())
         else:
             raise ValueError(
-                f"Latent site '{name}' was not in the model when it was set up. The latents "
-                "of a model must be the same in each run."
+                f"Latent site '{name}' was not in the model when it was set up. The "
+                "latents of a model must be the same in each run."
             )
+
+
+class AtValues(Messenger):
+    """
+    Puts hyperparameters and all other latents at known values.
+
+    :param free: unconstrained hyperparameters by name.
+    :param values: of the other latents; of responses too, zero for those left out.
+    """
+
+    def __init__(self, field: Field, free: dict, values: dict):
+        self.field, self.free, self.values = field, free, values
+        super().__init__()
+
+    def process_message(self, msg):
+        if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
+            return
+        name = msg["name"]
+        if name in self.free:
+            msg["value"] = biject_to(msg["fn"].support)(self.free[name])
+        elif name in self.values:
+            msg["value"] = jnp.reshape(self.values[name], msg["fn"].shape())
+        elif name in self.field.responses:
+            msg["value"] = jnp.zeros(msg["fn"].shape())
 
 
 def _is_normal(fn) -> bool:

@@ -1,0 +1,291 @@
+"""Marginals and draws of what is linear in the field, at any inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro import handlers
+from scipy.linalg import solve_triangular
+from scipy.special import ndtr, ndtri
+
+from numpyro_sgp._programs import join_static, shared, split_static
+from numpyro_sgp.integrated.field import AtValues, Field
+from numpyro_sgp.integrated.nodes import Nodes
+from numpyro_sgp.integrated.profile import Gaussian
+from numpyro_sgp.predictive.row_batches import by_batches
+
+_KEPT_MASS = 0.999
+_TOGETHER = 16  # draws of a node that share its factors
+_BISECTIONS = 50
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """
+    A mixture of Gaussians at each place: the posterior of something that is linear in the
+    field, with hyperparameters integrated.
+
+    :param weights: of the K nodes, ``(K,)``.
+    :param means: given each node's hyperparameters, ``(K, *shape)``.
+    :param variances: likewise.
+    """
+
+    weights: np.ndarray
+    means: np.ndarray
+    variances: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The mean, shape ``shape``."""
+        return np.tensordot(self.weights, self.means, 1)
+
+    @property
+    def variance(self) -> np.ndarray:
+        """The variance, shape ``shape``: that within nodes and that between them."""
+        away = self.means - self.mean
+        return np.tensordot(self.weights, self.variances + away**2, 1)
+
+    @property
+    def sd(self) -> np.ndarray:
+        """The standard deviation."""
+        return np.sqrt(self.variance)
+
+    def quantile(self, level: float | Sequence[float] | np.ndarray) -> np.ndarray:
+        """
+        Quantiles of each number by itself.
+
+        :param level: between 0 and 1, a number or an array.
+        :return: shape ``level.shape + shape``.
+        """
+        level = np.asarray(level, float)
+        if np.any((level <= 0) | (level >= 1)):
+            raise ValueError(f"Quantiles are at levels between 0 and 1, got {level}.")
+        return np.stack([self._one(v) for v in level.ravel()]).reshape(
+            *level.shape, *self.means.shape[1:]
+        )
+
+    def _one(self, level):
+        sds = np.sqrt(np.maximum(self.variances, 1e-300))
+        ends = self.means + sds * ndtri(level)
+        low, high = ends.min(axis=0), ends.max(axis=0)
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            below = np.tensordot(self.weights, ndtr((middle - self.means) / sds), 1) < level
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        return 0.5 * (low + high)
+
+    def __repr__(self):
+        return f"Mixture(shape={self.means.shape[1:]}, nodes={len(self.weights)})"
+
+
+def marginals(
+    field: Field, nodes: Nodes, args: tuple, kwargs: dict, batch_size: int
+) -> dict[str, Mixture]:
+    """
+    Of each GP site, effect and deterministic site that is linear in the field (sums of
+    sites, say), in the shape of the site.
+
+    :param args: arguments of the model, at any inputs.
+    :param batch_size: rows done at a time.
+    """
+    arrays, static = split_static((args, kwargs))
+    weights, kept = _kept(nodes)
+    shapes: dict = {}
+
+    def moments(free, q, points, batch):
+        program = field.program(field.unravel(free), points, *join_static(batch, static))
+        outputs = program.outputs
+        chosen = {}
+        for name, value in outputs["values"].items():
+            kind = program.kind(value)
+            if kind.labels and kind.is_linear:
+                chosen[name] = value
+                shapes[name] = tuple(value.aval.shape)
+        targets = list(chosen.values())
+        parts = jax.tree.leaves((outputs["projections"], outputs["left"]))
+        edge = [*program.boundary(targets, []), *parts]
+        known = dict(zip(edge, program.evaluate(edge, {}, {}), strict=True))
+        linear = field.linear(program, known, targets, _flat)
+        root = q.root()
+        mean, variance = linear.moments(q.mean(root), root)
+        return mean[0], variance[0, 0]
+
+    run_node = shared(moments)
+
+    def run(batch):
+        batch = [jnp.asarray(a) for a in batch]
+        found = [
+            run_node(jnp.asarray(node.free, field.dtype), node.q, field.points, batch)
+            for node in kept
+        ]
+        means, variances = zip(*found, strict=True)
+        return _by_site(np.stack(means), shapes), _by_site(np.stack(variances), shapes)
+
+    found = by_batches(run, arrays, batch_size)
+    out = {}
+    for name in found[0][0][0]:
+        means, variances = (
+            _joined([(part[i][name], count, size) for part, count, size in found])
+            for i in (0, 1)
+        )
+        out[name] = Mixture(weights, means, variances)
+    return out
+
+
+def _flat(values):
+    return jnp.concatenate([v.reshape(-1) for v in values])[None]
+
+
+def _by_site(values, shapes):
+    found, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + int(np.prod(shape))
+        found[name] = values[:, start:end].reshape(-1, *shape)
+    return found
+
+
+def _joined(parts):
+    """One array of several batches of rows; what has no rows is that of the first."""
+    first, count, size = parts[0]
+    axes = [i for i in range(1, first.ndim) if first.shape[i] == size]
+    if not axes or (len(parts) == 1 and count == size):
+        return first
+    axis = axes[-1]
+    cut = [np.take(values, np.arange(count), axis=axis) for values, count, _ in parts]
+    return np.concatenate(cut, axis=axis)
+
+
+def _kept(nodes: Nodes):
+    """Weights and nodes that have all but a thousandth of the mass."""
+    order = np.argsort(-nodes.weights)
+    number = int(np.searchsorted(np.cumsum(nodes.weights[order]), _KEPT_MASS)) + 1
+    order = order[:number]
+    weights = nodes.weights[order]
+    return weights / weights.sum(), [nodes.nodes[i] for i in order]
+
+
+# ---- draws ----------------------------------------------------------------------------
+
+
+def draw_field(
+    field: Field,
+    nodes: Nodes,
+    which: np.ndarray,
+    seed: int,
+    args: tuple,
+    kwargs: dict,
+    joint: bool,
+    antithetic: bool = False,
+) -> dict[str, np.ndarray]:
+    """
+    Draws of GP sites and effects.
+
+    :param which: the node of each draw, ``(S,)``.
+    :param joint: whether rows are drawn together, O(N^3) for each node.
+    :param antithetic: whether the noise of each second draw is that of the one before,
+        negative.
+    :return: values by site, each ``(S, *shape)``.
+    """
+    arrays, static = split_static((args, kwargs))
+    arrays = [jnp.asarray(a) for a in arrays]
+
+    def values(free, w, noise, points, arrays):
+        where = points, *join_static(arrays, static)
+        program = field.program(field.unravel(free), *where, joint=joint)
+        outputs = program.outputs
+        names = [*field.sites, *field.effects]
+        targets = [outputs["values"][name] for name in names]
+        parts = jax.tree.leaves([outputs[k] for k in ("projections", "left", "joint")])
+        edge = [*program.boundary(targets, []), *parts]
+        known = dict(zip(edge, program.evaluate(edge, {}, {}), strict=True))
+
+        def one(w, noise):
+            openings = {("effect", k): v for k, v in field.effect_parts(w).items()}
+            end = 0
+            for name, shape in field.gp_shapes_of(outputs):
+                A = known[outputs["projections"][name]]
+                A = jnp.broadcast_to(A, (*shape[:-1], *A.shape[-2:]))
+                start, end = end, end + field.gp_sizes()[name]
+                own = w[start:end].reshape(*shape[:-1], -1)
+                g = jnp.einsum("...mn,...m->...n", A, own)
+                x = noise[name]
+                if joint:
+                    L = known[outputs["joint"][name]]
+                    g = g + jnp.einsum("...ij,...j->...i", L, x)
+                else:
+                    g = g + known[outputs["left"][name]] * x
+                openings["gp", name] = g
+            found = program.evaluate(targets, known, openings)
+            return dict(zip(names, found, strict=True))
+
+        return jax.vmap(one)(w, noise)
+
+    run = shared(values)
+    shapes = _gp_shapes(field, args, kwargs)
+    rng = np.random.default_rng(seed)
+    order = np.argsort(which, kind="stable")
+    dtype = np.dtype(field.dtype)
+    parts, places = [], []
+    for k in np.unique(which):
+        node, at = nodes.nodes[k], order[which[order] == k]
+        mean, spread = _mean_and_spread(node.q)
+        for start in range(0, len(at), _TOGETHER):
+            rows = at[start : start + _TOGETHER]
+
+            def normal(*shape):
+                number = _TOGETHER // 2 if antithetic else _TOGETHER
+                x = rng.normal(size=(number, *shape))
+                return np.stack([x, -x], 1).reshape(-1, *shape) if antithetic else x
+
+            w = (mean + spread(normal(len(mean)))).astype(dtype)
+            noise = {name: normal(*shape).astype(dtype) for name, shape in shapes.items()}
+            free = jnp.asarray(node.free, field.dtype)
+            found = run(free, jnp.asarray(w), noise, field.points, arrays)
+            parts.append({name: np.asarray(v)[: len(rows)] for name, v in found.items()})
+            places.append(rows)
+    back = np.argsort(np.concatenate(places))
+    return {name: np.concatenate([p[name] for p in parts])[back] for name in parts[0]}
+
+
+def _mean_and_spread(q: Gaussian):
+    """Mean of q(w), and from standard normal rows to what is added to it."""
+    precision = np.asarray(q.precision, float)
+    root = np.linalg.cholesky(precision)
+    half = solve_triangular(root, np.asarray(q.shift, float), lower=True)
+    mean = solve_triangular(root, half, lower=True, trans=1)
+
+    def spread(noise):
+        return solve_triangular(root, noise.T, lower=True, trans=1).T
+
+    return mean, spread
+
+
+def _gp_shapes(field, args, kwargs):
+    """Shapes of GP sites at some arguments."""
+    found = {}
+
+    def look():
+        thetas = {k: jnp.zeros(s) for k, s in field.free_shapes.items()}
+        program = field.program(thetas, field.points, args, kwargs)
+        found.update(field.gp_shapes_of(program.outputs))
+        return ()
+
+    jax.eval_shape(look)
+    return found
+
+
+def given(field: Field, free: Array, values: dict, args, kwargs, rng_key):
+    """
+    The model's trace at unconstrained hyperparameters and values of all other latents.
+
+    :param values: of GP sites and effects.
+    """
+    placed = AtValues(field, field.unravel(free), values)
+    with handlers.block(), handlers.trace() as trace, placed:
+        handlers.seed(field.model, rng_key)(*args, **kwargs)
+    return trace

@@ -1,0 +1,164 @@
+"""Nested inference: one Gaussian over the field, and the hyperparameters integrated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro.distributions import biject_to
+from tqdm import tqdm
+
+from numpyro_sgp._programs import join_static, shared, split_static
+from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.integrated.field import Field
+from numpyro_sgp.integrated.nodes import Search
+from numpyro_sgp.integrated.profile import Profile
+from numpyro_sgp.integrated.result import Nested
+from numpyro_sgp.tracing import messages
+
+_STARTS = 8
+
+
+def nested(
+    model: Callable,
+    approximation: Any,
+    data: tuple,
+    rng_key: Array | None = None,
+    *,
+    max_nodes: int = 1000,
+    seconds: float | None = None,
+    progress_bar: bool = True,
+    **kwargs,
+) -> Nested:
+    r"""
+    The posterior of a model with GP sites, Gaussian effects and hyperparameters, the latter
+    integrated [1].
+
+    The model's latents fall in two parts, found by following the program's arithmetic:
+
+    * the *field*: GP sites by their inducing variables, and latents with normal priors on
+      which the likelihood's predictors depend linearly (intercepts, slopes, effects of
+      groups). It has one Gaussian q(w) over all of it, so that sites and effects that the
+      data tie together are tied in q;
+    * *hyperparameters*: all other latents, of kernels, noise, variances of effects,
+      cutpoints.
+
+    For each setting :math:`\theta` of the hyperparameters natural steps lead to the best
+    q(w), and with it to the bound :math:`\mathrm{ELBO}^*(\theta)`; then
+
+    .. math::
+
+        p(\theta \mid y) \approx p(\theta) \exp \mathrm{ELBO}^*(\theta) / Z, \qquad
+        q(f, w) = \sum_k \pi_k\, q^*(f, w \mid \theta_k),
+
+    with nodes :math:`\theta_k` around the mode, in unconstrained space: a grid for up to
+    three numbers (all points connected with the mode that are no more than 7.5 nats below
+    it), and for more quasi-random draws with importance weights, in rounds that learn where
+    the mass is. Integrated nested Laplace approximations [1] have a Laplace approximation
+    in the place of the variational optimum; here the likelihood may be any code with one
+    row of predictors at a time, and the number of rows only counts in products. Up to three
+    predictors in a row are integrated by quadrature, more by quasi-random numbers.
+
+    Inducing points stay where they were put at the start.
+
+    :param model: a NumPyro model with GP sites.
+    :param approximation: what to put at GP sites, as :class:`~numpyro_sgp.AutoSparseGP`
+        takes it: ``SVGP(50)``, ``SOLVEGP``, ``VGP``, or a dict of them by site.
+    :param data: the model's positional arguments with all of the data, such as ``(X, y)``.
+    :param rng_key: key of the starting values; ``jax.random.key(0)`` if None.
+    :param max_nodes: most settings of the hyperparameters; with 1 there is one, the mode.
+    :param seconds: time after which no further node is looked at.
+    :param progress_bar: whether to show what is being done.
+    :param kwargs: keyword arguments of the model.
+    :return: the result: ``summary``, ``posterior``, ``predict``, ``sample``, ``to_arviz``,
+        ``check``, ...
+    :raises TypeError: if ``data`` is no tuple.
+    :raises ValueError: if the model is none of one Gaussian field (a deep GP, a mixture, a
+        likelihood that ties rows together), has discrete latents, improper priors, more
+        hyperparameters than nodes can cover (15), or no finite bound at the start.
+
+    **References:**
+
+    1. Rue, Martino, Chopin (2009). Approximate Bayesian Inference for Latent Gaussian
+       Models by Using Integrated Nested Laplace Approximations. JRSS B 71(2).
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+        ...     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        ...     kernel = sgp.kernels.RBF(1.0, lengthscale)
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f + slope * X[:, 0])), obs=y)
+        >>> X = jnp.linspace(0.0, 4.0, 20)[:, None]
+        >>> y = jnp.round(jnp.exp(1.0 + jnp.sin(2.0 * X[:, 0])))
+        >>> posterior = sgp.nested(model, sgp.SVGP(8), (X, y), progress_bar=False)
+        >>> list(posterior.summary().index)
+        ['lengthscale', 'slope']
+        >>> posterior.predict(X[:3])["y"].mean.shape
+        (3,)
+    """
+    started = time.monotonic()
+    if not isinstance(data, tuple | list):
+        raise TypeError(
+            "data must be the tuple of the model's arguments, such as (X, y), got "
+            f"{type(data).__name__}."
+        )
+    if isinstance(max_nodes, bool) or not isinstance(max_nodes, int) or max_nodes < 1:
+        raise ValueError(f"max_nodes must be a positive whole number, got {max_nodes!r}.")
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"seconds must be positive, got {seconds}.")
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    args, kwargs = as_arrays(model, tuple(data), kwargs)
+    guide = AutoSparseGP(model, approximation)
+    guide.setup(*args, **kwargs)
+    field = Field(guide, args, kwargs)
+    starts = _starts(field, rng_key, args, kwargs)
+    field.choose_layout(jnp.asarray(starts[0], field.dtype), args, kwargs)
+    profile = Profile(field, args, kwargs)
+    until = None if seconds is None else started + seconds
+    with tqdm(disable=not progress_bar, bar_format="{desc} {elapsed}") as bar:
+
+        def progress(what, number):
+            shown = f"{number:.2f} nats" if what == "mode" else f"{number}"
+            bar.set_description_str(f"{what}: {shown}", refresh=False)
+            bar.update()
+
+        nodes = Search(profile, max_nodes, until, progress).nodes(starts)
+    took = time.monotonic() - started
+    return Nested(field, nodes, args, kwargs, seconds=took)
+
+
+def _starts(field, rng_key, args, kwargs) -> np.ndarray:
+    """Unconstrained hyperparameters to begin from: medians and draws of the prior."""
+    arrays, static = split_static((args, kwargs))
+
+    def draw(arrays, keys):
+        args, kwargs = join_static(arrays, static)
+
+        def one(key):
+            at_mean = messages.at_prior_mean
+            trace = messages.trace_of(field.model, args, kwargs, key, at_site=at_mean)
+            values = []
+            for name in field.thetas:
+                site = trace[name]
+                free = biject_to(site["fn"].support).inv(site["value"])
+                values.append(jnp.ravel(free))
+            return jnp.concatenate([jnp.zeros(0), *values])
+
+        return jax.lax.map(one, keys)
+
+    keys = jax.random.split(rng_key, 15)
+    draws = np.asarray(shared(draw, briefly=True)(arrays, keys), float)
+    return np.concatenate([np.median(draws, axis=0)[None], draws[: _STARTS - 1]])

@@ -1,0 +1,393 @@
+"""The result of nested inference, which is asked what a fit is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.scipy.special import logsumexp
+
+from numpyro_sgp._programs import join_static, mapped, shared, split_static
+from numpyro_sgp.diagnostics.arviz import Found, to_arviz
+from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.fitting.log_score import LogScore
+from numpyro_sgp.integrated.field import Field
+from numpyro_sgp.integrated.marginals import Mixture, draw_field, given, marginals
+from numpyro_sgp.integrated.nodes import Nodes
+from numpyro_sgp.predictive import Prediction, Predictions
+from numpyro_sgp.predictive.mixture import MixtureParts
+from numpyro_sgp.predictive.predictions import read_rows
+from numpyro_sgp.predictive.responses import of_responses
+from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.rows import by_row
+
+_THETA_DRAWS = 8192
+_MAX_NUMBERS = 3e6
+_LEVELS = 0.05, 0.5, 0.95
+
+
+class Nested:
+    """
+    The posterior of a model with its hyperparameters integrated, as
+    :func:`~numpyro_sgp.nested` finds it.
+
+    Arguments of the methods, but for options by name, are those of the model, most often
+    new inputs ``X_new``. Printed, it is a summary.
+
+    :param field: the model: what is the Gaussian field, and what are hyperparameters.
+    :param nodes: hyperparameters with weights, and the field's best Gaussian at each.
+    :param args: arguments of the model with the training data.
+    :param kwargs: its keyword arguments.
+    :param seconds: how long it took.
+    """
+
+    def __init__(
+        self, field: Field, nodes: Nodes, args: tuple, kwargs: dict, seconds: float
+    ):
+        self.field, self.nodes = field, nodes
+        self.model, self.guide = field.model, field.guide
+        self.args, self.kwargs, self.seconds = args, kwargs, seconds
+        self._thetas: dict[str, np.ndarray] | None = None
+
+    # ---- in numbers -----------------------------------------------------------------
+
+    @property
+    def log_evidence(self) -> float:
+        """
+        Log evidence, with all hyperparameters integrated: a lower bound but for the error
+        of the nodes.
+        """
+        return self.nodes.log_evidence
+
+    @property
+    def hyperparameters(self) -> dict[str, np.ndarray]:
+        """8192 draws of each hyperparameter from its posterior, ``(8192, *shape)``."""
+        if self._thetas is None:
+            free, _ = self.nodes.draws(_THETA_DRAWS)
+            self._thetas = self._constrained(free)
+        return self._thetas
+
+    def _constrained(self, free) -> dict[str, np.ndarray]:
+        """Hyperparameters by name, of unconstrained vectors ``(S, p)``."""
+        if not self.field.thetas:
+            return {}
+        arrays, static = split_static((self.args, self.kwargs))
+
+        def run(free, arrays):
+            def one(free):
+                zeros = {k: jnp.zeros(self.field.gp_shapes[k]) for k in self.field.sites}
+                zeros |= {k: jnp.zeros(self.field.shapes[k]) for k in self.field.effects}
+                where = join_static(arrays, static)
+                trace = given(self.field, free, zeros, *where, jax.random.key(0))
+                return {name: trace[name]["value"] for name in self.field.thetas}
+
+            return jax.lax.map(one, free, batch_size=256)
+
+        free = jnp.asarray(free, self.field.dtype)
+        return jax.tree.map(np.asarray, shared(run, briefly=True)(free, arrays))
+
+    def summary(self, levels: Sequence[float] = _LEVELS) -> Any:
+        """
+        Mean, standard deviation and quantiles of hyperparameters and effects.
+
+        :param levels: of the quantiles.
+        :return: a :class:`pandas.DataFrame` with a row for each number.
+        """
+        import pandas as pd
+
+        rows = {}
+
+        def add(name, mean, sd, quantiles):
+            for index in np.ndindex(np.shape(mean)):
+                label = f"{name}[{', '.join(map(str, index))}]" if index else name
+                found = {"mean": mean[index], "sd": sd[index]}
+                shown = [f"{100 * level:g}%" for level in levels]
+                rows[label] = found | dict(zip(shown, quantiles[:, *index], strict=True))
+
+        for name, draws in self.hyperparameters.items():
+            quantiles = np.quantile(draws, levels, axis=0)
+            add(name, np.asarray(draws.mean(0)), np.asarray(draws.std(0)), quantiles)
+        if self.field.effects:
+            found = self.posterior(*self.args, **self.kwargs)
+            for name in self.field.effects:
+                q = found[name]
+                add(name, q.mean, q.sd, q.quantile(levels))
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    # ---- posteriors and predictions -------------------------------------------------
+
+    def posterior(self, *args, batch_size: int = 2048, **kwargs) -> dict[str, Mixture]:
+        """
+        The posterior of each GP site, of each effect, and of each deterministic site that
+        is linear in them (:func:`numpyro.deterministic` of a sum of sites, say).
+
+        :param args: arguments of the model, ``X_new`` most often.
+        :param batch_size: rows done at a time.
+        :return: by site a mixture of Gaussians over nodes, with ``mean``, ``variance``,
+            ``sd`` and ``quantile`` in the shape of the site.
+        :raises ValueError: if the inputs do not fit the model.
+        """
+        args, kwargs = self._arguments(args, kwargs)
+        return marginals(self.field, self.nodes, args, kwargs, batch_size)
+
+    def predict(
+        self,
+        *args,
+        quantiles: Sequence[float] = (0.05, 0.95),
+        num_draws: int = 2048,
+        rng_key: Array | None = None,
+        batch_size: int = 2048,
+        **kwargs,
+    ) -> Predictions:
+        """
+        Means, standard deviations and quantiles of GP sites, of sums of them, and of the
+        responses at new inputs; of classes the probabilities. Those of sites are exact for
+        the mixture over nodes; responses are averaged over draws of all latents.
+
+        :param args: arguments of the model, ``X_new`` most often.
+        :param quantiles: levels between 0 and 1.
+        :param num_draws: draws of all latents, for the responses.
+        :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
+        :param batch_size: rows done at a time.
+        :return: a :class:`~numpyro_sgp.Prediction` for each site.
+        :raises ValueError: if levels are not between 0 and 1, or the inputs do not fit.
+        """
+        levels = tuple(float(level) for level in quantiles)
+        if not all(0.0 < level < 1.0 for level in levels):
+            raise ValueError(f"quantiles must be between 0 and 1, got {quantiles}.")
+        if num_draws < 1:
+            raise ValueError(f"num_draws must be positive, got {num_draws}.")
+        args, kwargs = self._arguments(args, kwargs)
+        found = {}
+        for name, q in marginals(self.field, self.nodes, args, kwargs, batch_size).items():
+            if name in self.field.effects:
+                continue
+            values = np.zeros((0, *q.mean.shape))
+            if levels:
+                values = q.quantile(levels)
+            mean, sd, values = (jnp.asarray(v) for v in (q.mean, q.sd, values))
+            axis = max(mean.ndim - 1, 0)
+            found[name] = Prediction(mean, sd, values, levels, None, axis)
+        rng_key = jax.random.key(0) if rng_key is None else rng_key
+        found |= self._responses(args, kwargs, levels, num_draws, rng_key)
+        return Predictions(found)
+
+    def _responses(self, args, kwargs, levels, num_draws, rng_key):
+        free, which, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
+        arrays, static = split_static((args, kwargs))
+        rows = max(self.field.sites, key=lambda k: values[k].shape[-1])
+
+        def run(free, values, rng_key, arrays):
+            where = join_static(arrays, static)
+            parts = _Parts(self.field, values, free, *where)
+            points = {
+                "f": {k: values[k] for k in self.field.sites},
+                "others": {k: values[k] for k in self.field.effects} | {"": free},
+                "weight": jnp.full(num_draws, 1.0 / num_draws, self.field.dtype),
+                "key": jax.random.split(rng_key, num_draws),
+            }
+            found = jnp.asarray(levels, self.field.dtype)
+            return of_responses(parts, (points, points), rng_key, found)
+
+        values = jax.tree.map(jnp.asarray, values)
+        arrays = [jnp.asarray(a) for a in arrays]
+        found = shared(run)(jnp.asarray(free, self.field.dtype), values, rng_key, arrays)
+        num_rows = values[rows].shape[-1]
+        return read_rows(found, self.field.sites, num_rows, 1.0, levels)
+
+    def log_score(
+        self, *args, rng_key: Array | None = None, num_draws: int = 2048, **kwargs
+    ) -> dict[str, LogScore]:
+        """
+        Log predictive density of observations, averaged over draws of all latents.
+
+        :param args: arguments of the model with observations, such as ``X_new, y_new``.
+        :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
+        :param num_draws: draws of all latents.
+        :return: for each observed site the mean over the rows that no mask leaves out, and
+            the density of each row.
+        :raises ValueError: if there are no observations.
+        """
+        args, kwargs = self._arguments(args, kwargs)
+        rng_key = jax.random.key(0) if rng_key is None else rng_key
+        free, _, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
+        arrays, static = split_static((args, kwargs))
+        num_rows = max(values[k].shape[-1] for k in self.field.sites)
+
+        def run(free, values, arrays):
+            where = join_static(arrays, static)
+
+            def one(inputs):
+                free, values = inputs
+                trace = given(self.field, free, values, *where, jax.random.key(0))
+                checks.check_observations(trace)
+                found = {}
+                for name, site in trace.items():
+                    if not messages.is_response(site):
+                        continue
+                    density = by_row(messages.log_prob(site, scaled=False), num_rows)
+                    if density is None:
+                        raise ValueError(
+                            f"Observed site '{name}' has no log likelihood for each of "
+                            f"the {num_rows} rows."
+                        )
+                    count = by_row(messages.counted(site), num_rows)
+                    found[name] = jnp.where(count > 0, density, jnp.nan)
+                return found
+
+            chunk = int(np.clip(_MAX_NUMBERS / num_rows, 1, num_draws))
+            each = mapped(one, (free, values), chunk)
+            return {k: logsumexp(v, axis=0) - np.log(num_draws) for k, v in each.items()}
+
+        values = jax.tree.map(jnp.asarray, values)
+        arrays = [jnp.asarray(a) for a in arrays]
+        found = shared(run)(jnp.asarray(free, self.field.dtype), values, arrays)
+        if not found:
+            raise ValueError(
+                "The model has no observed site with these arguments. Pass observations "
+                "too: log_score(X_new, y_new)."
+            )
+        return {name: LogScore(float(jnp.nanmean(v)), v) for name, v in found.items()}
+
+    # ---- draws ----------------------------------------------------------------------
+
+    def sample(self, key: Array, *args, sample_shape: tuple = (), **kwargs) -> dict:
+        """
+        Joint draws of all latent and deterministic sites from the posterior, rows of GP
+        sites drawn together, at a cost of O(N^3) for each node that is drawn from.
+
+        Hyperparameters are drawn from the density that goes through the nodes, and the
+        field from that of the node nearest to them.
+
+        :param key: random key.
+        :param args: arguments of the model, ``X_new`` most often; the training data if left
+            out.
+        :param sample_shape: shape of the sample.
+        :return: values by site, each of shape ``sample_shape + site shape``.
+        """
+        args, kwargs = self._arguments(args, kwargs)
+        number = int(np.prod(sample_shape))
+        free, _, values = self._draw(key, max(number, 1), args, kwargs, joint=True)
+        found = self._all_values(free, values, args, kwargs)
+        return {k: v.reshape(*sample_shape, *v.shape[1:]) for k, v in found.items()}
+
+    def _all_values(self, free, values, args, kwargs):
+        """Values of all latent and deterministic sites at draws."""
+        arrays, static = split_static((args, kwargs))
+        latents = self.field.latents
+
+        def run(free, values, arrays):
+            def one(inputs):
+                where = join_static(arrays, static)
+                trace = given(self.field, *inputs, *where, jax.random.key(0))
+                return {
+                    name: site["value"]
+                    for name, site in trace.items()
+                    if name in latents or site["type"] == "deterministic"
+                }
+
+            return jax.lax.map(one, (free, values), batch_size=64)
+
+        values = jax.tree.map(jnp.asarray, values)
+        arrays = [jnp.asarray(a) for a in arrays]
+        free = jnp.asarray(free, self.field.dtype)
+        return shared(run, briefly=True)(free, values, arrays)
+
+    def _draw(self, key, number, args, kwargs, joint):
+        """Draws of unconstrained hyperparameters, their nodes, and the field's values."""
+        seed = int(jax.random.randint(key, (), 0, 2**31 - 1))
+        free, which = self.nodes.draws(number, seed)
+        where = which, seed + 1, args, kwargs, joint
+        values = draw_field(self.field, self.nodes, *where, antithetic=not joint)
+        return free, which, values
+
+    # ---- ArviZ ----------------------------------------------------------------------
+
+    def to_arviz(self, *args, num_samples: int = 1000, **kwargs) -> Any:
+        """
+        The posterior as ArviZ data, with the groups that NUTS has; see
+        :func:`~numpyro_sgp.to_arviz`.
+
+        :param args: arguments of the model with all of the data; those of the inference if
+            left out.
+        :param num_samples: number of draws.
+        :param kwargs: options of :func:`~numpyro_sgp.to_arviz` (``rng_key``, ``coords``,
+            ``dims``), and keyword arguments of the model.
+        """
+        if not args:
+            args, kwargs = self.args, {**self.kwargs, **kwargs}
+        kwargs.setdefault("seconds", self.seconds)
+        return to_arviz(self, *args, num_samples=num_samples, **kwargs)
+
+    def found_draws(
+        self, num_samples: int, rng_key: Array, args: tuple, kwargs: dict
+    ) -> Found:
+        """What :func:`~numpyro_sgp.to_arviz` asks for."""
+        args, kwargs = as_arrays(self.model, args, kwargs)
+        draws = self.sample(rng_key, *args, sample_shape=(num_samples,), **kwargs)
+        attrs = {
+            "method": "nested",
+            "approximation": str(self.guide.approximation),
+            "elbo": self.log_evidence,
+            "elbo_se": 0.0,
+            "num_parameters": self.field.size * (self.field.size + 3) // 2,
+            "num_nodes": len(self.nodes.nodes),
+            "effective_nodes": self.nodes.effective,
+        }
+        draws = {name: np.asarray(v)[None] for name, v in draws.items()}
+        return Found(draws, self.model, {}, args, kwargs, attrs)
+
+    # ---- shown ----------------------------------------------------------------------
+
+    def _arguments(self, args, kwargs):
+        if not (args or kwargs):
+            return self.args, self.kwargs
+        return as_arrays(self.model, args, kwargs)
+
+    def __repr__(self):
+        nodes, field = self.nodes, self.field
+        parts = {
+            **field.gp_sizes(),
+            **{k: int(np.prod(field.shapes[k])) for k in field.effects},
+        }
+        shown = ", ".join(f"{name} ({size})" for name, size in parts.items())
+        lines = [
+            f"Nested inference in {self.seconds:.1f} s",
+            f"  one Gaussian over: {shown}",
+            f"  integrated: {', '.join(field.thetas) or 'nothing'}",
+            f"  nodes: {len(nodes.nodes)} ({nodes.kind}), effective {nodes.effective:.0f}"
+            + (f", {nodes.stopped}" if nodes.stopped else ""),
+            f"  log evidence: {nodes.log_evidence:.7g} (a lower bound)",
+        ]
+        if nodes.border > 0.01:
+            lines.append(
+                f"  {nodes.border:.0%} of the mass is at the border of the nodes: more "
+                "nodes are needed"
+            )
+        return "\n".join(lines)
+
+
+class _Parts(MixtureParts):
+    """What predictions of responses ask of draws of all latents."""
+
+    def __init__(self, field, values, free, args, kwargs):
+        self.field, self.args, self.kwargs = field, args, kwargs
+        self.responses = list(field.responses)
+        self.posteriors = {k: _Mean(values[k].mean(axis=0)) for k in field.sites}
+        self.others = {k: values[k].mean(axis=0) for k in field.effects}
+        self.others[""] = free[0]
+
+    def run(self, f, others, rng_key=0, responses=None):
+        """See :meth:`MixtureParts.run`; the entry without a name are hyperparameters."""
+        values = {**f, **others, **(responses or {})}
+        key = jax.random.key(rng_key) if isinstance(rng_key, int) else rng_key
+        return given(self.field, others[""], values, self.args, self.kwargs, key)
+
+
+class _Mean:
+    def __init__(self, mean):
+        self.mean = mean
