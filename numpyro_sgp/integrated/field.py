@@ -332,7 +332,10 @@ class Field:
                 def slope(rows):
                     return jax.grad(terms.log_likelihood)(terms.linear.base + rows)
 
-                return jax.jvp(slope, (start,), (signs,))[1] / signs
+                # Not the same for all predictors of a row: probabilities of classes do not
+                # change with what is added to all.
+                along = jnp.cos(jnp.arange(float(len(start))))[:, None] * signs
+                return jax.jvp(slope, (start,), (along,))[1] / signs
 
             product = shared(product, briefly=True)
             apart = True
@@ -340,10 +343,10 @@ class Field:
                 start = jnp.asarray(rng.normal(size=shape), self.dtype)
                 found = []
                 for _ in range(2):
-                    signs = np.broadcast_to(rng.choice([-1.0, 1.0], shape[1]), shape)
-                    signs = signs * rng.uniform(0.5, 1.5, shape[1])
+                    signs = rng.choice([-1.0, 1.0], shape[1])
+                    signs = jnp.asarray(signs * rng.uniform(0.5, 1.5, shape[1]), self.dtype)
                     where = free, self.points, args, kwargs
-                    found.append(np.asarray(product(*where, jnp.asarray(signs), start)))
+                    found.append(np.asarray(product(*where, signs, start)))
                 a, b = found
                 tolerance = 1e4 * jnp.finfo(self.dtype).eps
                 size = np.maximum(np.abs(a), np.abs(b)).max() + 1e-30

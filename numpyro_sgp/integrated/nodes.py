@@ -16,8 +16,14 @@ from scipy.stats import chi2, multivariate_t, norm, qmc
 
 from numpyro_sgp.integrated.profile import Gaussian, Node, Profile
 
-_DROP = 7.5  # nats below the highest at which a grid ends: 2e-3 of a Gaussian's mass
-_SPACING = {1: 0.5, 2: 0.75, 3: 1.0}  # of grids, in standard deviations at the mode
+# Nats below the highest from where a grid does not go on; it then has all points that are
+# 7.5 nats below, and 2e-3 of a Gaussian's mass are outside.
+_DROP = 6.0
+# Distance of a grid's points, in standard deviations at the mode: at 1.4 sums over them
+# are those of a Gaussian to 1e-4; densities that are none need more. The second is for
+# problems that take long.
+_SPACING = {1: (0.5, 1.0), 2: (0.75, 1.2), 3: (1.0, 1.4)}
+_LONG = 5e8  # rows times numbers of the field squared
 _FREEDOM = 5.0  # of the Student t that nodes are drawn from
 _ROUND = 128  # nodes of a round
 _ENOUGH = 400.0  # effective number of nodes
@@ -87,7 +93,7 @@ class Nodes:
         smooth = _interpolated(z, self.values)
         # Candidates are around nodes, as wide as nodes are apart.
         apart = np.median(tree.query(z, k=2)[0][:, 1])
-        width = 0.7 * max(apart, _SPACING.get(dim, 0.5) / 2)
+        width = 0.7 * max(apart, 0.25)
         heavy = 0.9 * self.weights + 0.1 / len(z)
         heavy /= heavy.sum()
         centres = rng.choice(len(z), _CANDIDATES, p=heavy)
@@ -237,10 +243,10 @@ class Search:
 
     def _grid(self, mode, axes):
         """
-        All points of a grid along the axes that are connected with the mode by points no
-        more than 7.5 nats below it.
+        All points of a grid along the axes that are neighbours of points connected with the
+        mode by such no more than 6 nats below it.
         """
-        dim, spacing = len(mode.free), _SPACING[len(mode.free)]
+        dim, spacing = len(mode.free), _SPACING[len(mode.free)][self.profile.work > _LONG]
         origin = (0,) * dim
         known, waiting, stopped = {origin: mode}, {origin}, ""
         try:

@@ -260,6 +260,8 @@ class Profile:
             return value + here.log_prior, slope, q, left
 
         self._node = shared(node)
+        #: Multiplications of one product of all rows with the field's covariance.
+        self.work = float(field.layout.num_rows) * field.layout.number * field.size**2
         #: How often it was asked for.
         self.count = 0
 

@@ -169,9 +169,10 @@ class Nested:
             values = np.zeros((0, *q.mean.shape))
             if levels:
                 values = q.quantile(levels)
-            mean, sd, values = (jnp.asarray(v) for v in (q.mean, q.sd, values))
-            axis = max(mean.ndim - 1, 0)
-            found[name] = Prediction(mean, sd, values, levels, None, axis)
+            axis = max(q.mean.ndim - 1, 0)
+            mean, sd = jnp.asarray(q.mean), jnp.asarray(q.sd)
+            at_levels = jnp.asarray(values)
+            found[name] = Prediction(mean, sd, at_levels, levels, None, axis)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         found |= self._responses(args, kwargs, levels, num_draws, rng_key)
         return Predictions(found)

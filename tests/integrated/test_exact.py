@@ -1,0 +1,265 @@
+"""One Gaussian over GP sites and effects, beside dense linear algebra in NumPy."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import numpyro_sgp as sgp
+
+
+
+JITTER = 1e-10  # relative; of K_uu, so that sds are right to some 1e-8
+
+
+def rbf(X, variance, lengthscale):
+    return variance * np.exp(-0.5 * (X - X.T) ** 2 / lengthscale**2)
+
+
+def matern12(X, variance, lengthscale):
+    return variance * np.exp(-np.abs(X - X.T) / lengthscale)
+
+
+def conditional(prior, maps, y, noise):
+    """
+    Mean and covariance of parts of a Gaussian vector given y = sum of maps of it and noise.
+
+    :param prior: covariance of all, a list of blocks.
+    :param maps: matrices from each block to the rows.
+    """
+    K = np.zeros((sum(map(len, prior)),) * 2)
+    ends = np.cumsum([0, *map(len, prior)])
+    for block, start, end in zip(prior, ends, ends[1:], strict=False):
+        K[start:end, start:end] = block
+    H = np.concatenate(maps, axis=1)
+    gain = np.linalg.solve(H @ K @ H.T + noise**2 * np.eye(len(y)), H @ K).T
+    mean, covariance = gain @ y, K - gain @ H @ K
+    parts = [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [mean[p] for p in parts], [covariance[p, p] for p in parts], covariance
+
+
+def log_evidence(prior, maps, y, noise):
+    H = np.concatenate(maps, axis=1)
+    covariance = noise**2 * np.eye(len(y))
+    for block, part in zip(prior, maps, strict=True):
+        covariance += part @ block @ part.T
+    sign, log_det = np.linalg.slogdet(2 * np.pi * covariance)
+    return -0.5 * (log_det + y @ np.linalg.solve(covariance, y))
+
+
+def options(X, **more):
+    return sgp.SVGP(inducing=X, train_inducing=False, jitter=JITTER, **more)
+
+
+def rows(number, seed):
+    rng = np.random.default_rng(seed)
+    return rng, np.sort(rng.uniform(0.0, 5.0, (number, 1)), axis=0)
+
+
+def assert_is(q, mean, covariance, tolerance=1e-6):
+    np.testing.assert_allclose(q.mean, mean, atol=tolerance)
+    np.testing.assert_allclose(q.sd, np.sqrt(np.diag(covariance)), atol=tolerance)
+
+
+def test_two_sites_and_effects_are_exact():
+    rng, X = rows(30, 0)
+    day = np.arange(30) % 4
+    y = np.sin(X[:, 0]) + 0.5 * day + 0.2 * rng.normal(size=30)
+
+    def model(X, day, y=None):
+        level = numpyro.sample("level", dist.Normal(1.0, 2.0))
+        with numpyro.plate("days", 4):
+            effect = numpyro.sample("effect", dist.Normal(0.0, 1.3))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern12(1.5, 2.0), X))
+        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.Matern12(0.4, 0.3), X))
+        total = numpyro.deterministic("total", level + f + g)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(total + effect[day], 0.3), obs=y)
+
+    posterior = sgp.nested(model, options(X), (X, day, y), progress_bar=False)
+    prior = [matern12(X, 1.5, 2.0), matern12(X, 0.4, 0.3), 1.69 * np.eye(4), [[4.0]]]
+    prior = [np.asarray(block) for block in prior]
+    maps = [np.eye(30), np.eye(30), np.eye(4)[day], np.ones((30, 1))]
+    means, covariances, joint = conditional(prior, maps, y - 1.0, 0.3)
+    means[3] = means[3] + 1.0
+    found = posterior.posterior(X, day)
+    for i, name in enumerate(("f", "g", "effect")):
+        assert_is(found[name], means[i], covariances[i])
+    assert_is(found["level"], means[3][0], covariances[3])
+    H = np.concatenate([np.eye(30), np.eye(30), np.zeros((30, 4)), np.ones((30, 1))], 1)
+    assert_is(found["total"], means[0] + means[1] + means[3], H @ joint @ H.T)
+    exact = log_evidence(prior, maps, y - 1.0, 0.3)
+    np.testing.assert_allclose(posterior.log_evidence, exact, atol=1e-5)
+
+
+def test_three_sites_are_exact():
+    rng, X = rows(24, 1)
+    y = np.sin(2 * X[:, 0]) + 0.1 * rng.normal(size=24)
+    kernels = [(1.0, 3.0), (0.5, 0.5), (0.3, 0.1)]
+
+    def model(X, y=None):
+        sites = [
+            numpyro.sample(f"f{i}", sgp.GaussianProcess(sgp.kernels.Matern12(*kernel), X))
+            for i, kernel in enumerate(kernels)
+        ]
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(sites[0] + 2.0 * sites[1] - sites[2], 0.2), obs=y)
+
+    posterior = sgp.nested(model, options(X), (X, y), progress_bar=False)
+    maps = [np.eye(24), 2 * np.eye(24), -np.eye(24)]
+    prior = [matern12(X, *kernel) for kernel in kernels]
+    means, covariances, _ = conditional(prior, maps, y, 0.2)
+    found = posterior.posterior(X)
+    for i in range(3):
+        assert_is(found[f"f{i}"], means[i], covariances[i])
+
+
+def test_a_site_and_300_groups_are_exact():
+    rng, X = rows(40, 2)
+    at, group = rng.integers(0, 40, 700), rng.integers(0, 300, 700)
+    y = np.sin(X[at, 0]) + 0.5 * rng.normal(size=300)[group] + 0.2 * rng.normal(size=700)
+
+    def model(X, at, group, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern12(1.0, 2.0), X))
+        with numpyro.plate("groups", 300):
+            b = numpyro.sample("b", dist.Normal(0.0, 0.5))
+        with numpyro.plate("data", len(at)):
+            numpyro.sample("y", dist.Normal(f[at] + b[group], 0.2), obs=y)
+
+    posterior = sgp.nested(model, options(X), (X, at, group, y), progress_bar=False)
+    maps = [np.eye(40)[at], np.eye(300)[group]]
+    prior = [matern12(X, 1.0, 2.0), 0.25 * np.eye(300)]
+    means, covariances, _ = conditional(prior, maps, y, 0.2)
+    found = posterior.posterior(X, at, group)
+    assert_is(found["f"], means[0], covariances[0])
+    assert_is(found["b"], means[1], covariances[1])
+
+
+def test_few_points_are_near_exact():
+    """M = 25 of 300 rows: sds within 3 %, means within .05 sd."""
+    rng, X = rows(300, 3)
+    y = np.sin(2 * X[:, 0]) + 0.3 * X[:, 0] + 0.3 * rng.normal(size=300)
+
+    def model(X, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.8), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + slope * X[:, 0], 0.3), obs=y)
+
+    posterior = sgp.nested(model, sgp.SVGP(25), (X, y), progress_bar=False)
+    means, covariances, _ = conditional(
+        [rbf(X, 1.0, 0.8), np.eye(1)], [np.eye(300), X], y, 0.3
+    )
+    found = posterior.posterior(X)
+    for name, mean, covariance in zip(("f", "slope"), means, covariances, strict=True):
+        sd = np.sqrt(np.diag(covariance))
+        assert np.all(np.abs(found[name].mean - mean) < 0.05 * sd)
+        assert np.all(np.abs(found[name].sd / sd - 1.0) < 0.03)
+
+
+def test_hyperparameters_are_integrated_exactly():
+    """Beside a dense grid over lengthscale and noise, in NumPy."""
+    rng, X = rows(20, 4)
+    y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=20)
+
+    def model(X, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.7))
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+        kernel = sgp.kernels.Matern12(1.0, lengthscale)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    posterior = sgp.nested(model, options(X), (X, y), progress_bar=False)
+    lengths, noises = np.linspace(-3, 3.5, 66), np.linspace(-3, 1, 61)
+    logs = np.array(
+        [
+            [
+                log_evidence([matern12(X, 1.0, np.exp(a))], [np.eye(20)], y, np.exp(b))
+                - 0.5 * ((a / 0.7) ** 2 + ((b + 1) / 0.5) ** 2)
+                - np.log(2 * np.pi * 0.7 * 0.5)
+                for b in noises
+            ]
+            for a in lengths
+        ]
+    )
+    area = (lengths[1] - lengths[0]) * (noises[1] - noises[0])
+    weights = np.exp(logs - logs.max())
+    exact = np.log(weights.sum() * area) + logs.max()
+    # Of the mass a grid that ends 7.5 nats below the mode leaves some thousandths.
+    np.testing.assert_allclose(posterior.log_evidence, exact, atol=0.02)
+    weights /= weights.sum()
+    draws = posterior.hyperparameters
+    for name, values, axis in (("lengthscale", lengths, 1), ("noise", noises, 0)):
+        share = weights.sum(axis)
+        mean = share @ values
+        sd = np.sqrt(share @ (values - mean) ** 2)
+        found = np.log(draws[name])
+        assert abs(found.mean() - mean) < 0.05 * sd
+        assert abs(found.std() / sd - 1.0) < 0.05
+        for level in (0.05, 0.95):
+            at = np.interp(level, np.cumsum(share) - 0.5 * share, values)
+            assert abs(np.quantile(found, level) - at) < 0.1 * sd
+    q = posterior.posterior(X)["f"]
+    means, variances = [], []
+    for a in lengths:
+        for b in noises:
+            (mean,), (covariance,), _ = conditional(
+                [matern12(X, 1.0, np.exp(a))], [np.eye(20)], y, np.exp(b)
+            )
+            means.append(mean)
+            variances.append(np.diag(covariance))
+    flat = weights.ravel()
+    mean = flat @ np.array(means)
+    sd = np.sqrt(flat @ (np.array(variances) + (np.array(means) - mean) ** 2))
+    assert np.all(np.abs(q.mean - mean) < 0.02 * sd)
+    assert np.all(np.abs(q.sd / sd - 1.0) < 0.02)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 12), st.floats(0.05, 1.0))
+def test_the_bound_is_one(seed, number, noise):
+    """Below the evidence with any number of inducing points, of two sites and an effect."""
+    rng, X = rows(16, seed)
+    y = np.sin(X[:, 0]) + noise * rng.normal(size=16)
+
+    def model(X, noise, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern12(1.0, 2.0), X))
+        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.Matern12(0.5, 0.4), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(level + f + g, noise), obs=y)
+
+    Z = np.linspace(0.0, 5.0, 12)[:number, None]
+    data = X, jnp.asarray(noise), y
+    posterior = sgp.nested(model, sgp.SVGP(inducing=Z), data, progress_bar=False)
+    prior = [matern12(X, 1.0, 2.0), matern12(X, 0.5, 0.4), np.eye(1)]
+    exact = log_evidence(prior, [np.eye(16), np.eye(16), np.ones((16, 1))], y, noise)
+    assert posterior.log_evidence <= exact + 1e-6 * abs(exact)
+
+
+def test_it_is_above_the_factorised_bound():
+    rng, X = rows(40, 5)
+    y = rng.poisson(np.exp(1.0 + np.sin(X[:, 0])))
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(level + f)), obs=y)
+
+    Z = np.linspace(0.0, 5.0, 8)[:, None]
+    option = sgp.SVGP(inducing=Z, train_inducing=False)
+    joint = sgp.nested(model, option, (X, y), progress_bar=False)
+    apart = sgp.fit(
+        model,
+        option,
+        (X, y),
+        base_guide=numpyro.infer.autoguide.AutoNormal,
+        steps=600,
+        progress_bar=False,
+    )
+    assert joint.log_evidence > apart.bound - 3 * apart.bound_se
