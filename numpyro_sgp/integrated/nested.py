@@ -31,7 +31,7 @@ def nested(
     data: tuple,
     rng_key: Array | None = None,
     *,
-    max_nodes: int = 1000,
+    max_nodes: int = 3000,
     seconds: float | None = None,
     progress_bar: bool = True,
     **kwargs,
@@ -58,11 +58,12 @@ def nested(
         q(f, w) = \sum_k \pi_k\, q^*(f, w \mid \theta_k),
 
     with nodes :math:`\theta_k` around the mode, in unconstrained space: a grid for up to
-    three numbers (as far as the density is within 7.5 nats of the mode's), and for more quasi-random draws with importance weights, in rounds that learn where
-    the mass is. Integrated nested Laplace approximations [1] have a Laplace approximation
-    in the place of the variational optimum; here the likelihood may be any code with one
-    row of predictors at a time, and the number of rows only counts in products. Up to three
-    predictors in a row are integrated by quadrature, more by quasi-random numbers.
+    three numbers, as far as the density is within 7.5 nats of the mode's; for more,
+    quasi-random draws with importance weights, in rounds that learn where the mass is.
+    Integrated nested Laplace approximations [1] have a Laplace approximation in the place
+    of the variational optimum; here the likelihood may be any code with one row of
+    predictors at a time, and N only counts in products. Up to three predictors in a row are
+    integrated by quadrature, more by quasi-random numbers.
 
     Inducing points stay where they were put at the start.
 

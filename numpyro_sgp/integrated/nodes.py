@@ -26,7 +26,9 @@ _SPACING = {1: (0.5, 1.0), 2: (0.75, 1.2), 3: (1.0, 1.4)}
 _LONG = 5e8  # rows times numbers of the field squared
 _FREEDOM = 5.0  # of the Student t that nodes are drawn from
 _ROUND = 128  # nodes of a round
-_ENOUGH = 400.0  # effective number of nodes
+_ENOUGH = 1000.0, 300.0  # effective number of nodes; of problems that take long
+_SMOOTH = 0.2  # how far draws are from nodes, in standard deviations
+_WIDER = 1.2  # than what was found, are standard deviations of the next round
 _LARGEST = 3.0  # standard deviation of a direction at the mode: twenty times in a scale
 _CANDIDATES = 20_000
 
@@ -79,8 +81,9 @@ class Nodes:
 
     def draws(self, number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """
-        Draws of hyperparameters from the density that goes through the nodes' values, and
-        for each the node that is nearest.
+        Draws of hyperparameters, and for each the node that is nearest: from the density
+        that goes through the values of a grid; or near nodes that were drawn, with the
+        mean and covariance that these have.
 
         :return: unconstrained, ``(number, p)``, and indices of nodes.
         """
@@ -89,6 +92,13 @@ class Nodes:
             zeros = np.zeros(number, int)
             return np.broadcast_to(self.mode, (number, len(self.mode))), zeros
         z, dim = self.standardised(self.free), len(self.mode)
+        if self.kind == "drawn":
+            places = rng.permutation(_systematic(self.weights, number, rng))
+            mean = self.weights @ z
+            root = np.linalg.cholesky((z - mean).T * self.weights @ (z - mean))
+            near = np.sqrt(1 - _SMOOTH**2) * (z[places] - mean) + mean
+            near = near + _SMOOTH * rng.normal(size=(number, dim)) @ root.T
+            return self.mode + near @ self.axes.T, places
         tree = KDTree(z)
         smooth = _interpolated(z, self.values)
         # Candidates are around nodes, as wide as nodes are apart.
@@ -291,12 +301,13 @@ class Search:
 
     def _drawn(self, mode, axes):
         """
-        Quasi-random nodes from a Student t at the mode, then from mixtures of such around
-        the nodes found, all weighted by the mixture of what they were drawn from.
+        Quasi-random nodes from a Student t at the mode, then from such with the mean and
+        covariance found, all weighted by the mixture of what they were drawn from.
         """
         dim = len(mode.free)
         nodes, z, proposals, stopped = [], np.zeros((0, dim)), [], ""
-        centres, shares, root = np.zeros((1, dim)), np.ones(1), 1.1 * np.eye(dim)
+        centre, root = np.zeros(dim), _WIDER * np.eye(dim)
+        enough = _ENOUGH[self.profile.work > _LONG]
         weights, log_mean = np.zeros(0), -np.inf
         try:
             while True:
@@ -304,8 +315,8 @@ class Search:
                 if number < 1:
                     stopped = f"at the limit of {self.max_nodes} nodes"
                     break
-                proposals.append((centres, shares, root))
-                new = _student_draws(*proposals[-1], number, seed=len(proposals))
+                proposals.append((centre, root))
+                new = _student_draws(centre, root, number, seed=len(proposals))
                 tree = KDTree(z) if len(z) else None
                 for point in new:
                     near = mode if tree is None else nodes[tree.query(point)[1]]
@@ -316,17 +327,15 @@ class Search:
                     z = np.concatenate([z, point[None]])
                     self._progress("nodes", len(nodes))
                 weights, log_mean = _weights(z, nodes, proposals, mode.value)
-                if 1.0 / np.sum(weights**2) > _ENOUGH:
-                    break
-                # Wider than the nodes' spread shrinks with their number, as kernel density
-                # estimates do.
-                mean = weights @ z
-                spread = (z - mean).T * weights @ (z - mean) + 1e-3 * np.eye(dim)
                 effective = 1.0 / np.sum(weights**2)
-                width = max((4 / (dim + 2) / max(effective, 2)) ** (1 / (dim + 4)), 0.4)
-                kept = weights > 1e-4 * weights.max()
-                centres, shares = z[kept], weights[kept] / weights[kept].sum()
-                root = width * np.linalg.cholesky(spread)
+                if effective > enough:
+                    break
+                if effective > 2 * dim:
+                    centre = weights @ z
+                    spread = (z - centre).T * weights @ (z - centre)
+                    root = _WIDER * np.linalg.cholesky(spread + 1e-3 * np.eye(dim))
+                else:
+                    root = 1.5 * root
         except Interrupted:
             stopped = "the time was used up"
             if not nodes:
@@ -351,26 +360,19 @@ def _of(nodes):
     return ((key, node.value) for key, node in nodes.items())
 
 
-def _student_draws(centres, shares, root, number, seed):
-    """Quasi-random draws from a mixture of Student t."""
-    dim = len(root)
-    points = qmc.Sobol(dim + 2, seed=seed).random(number)
-    points = np.clip(points, 1e-9, 1 - 1e-9)
-    which = np.searchsorted(np.cumsum(shares), points[:, 0] * (1 - 1e-12))
-    which = np.minimum(which, len(shares) - 1)
-    scale = np.sqrt(_FREEDOM / chi2(_FREEDOM).ppf(points[:, 1]))
-    normal = norm.ppf(points[:, 2:])
-    return centres[which] + scale[:, None] * (normal @ root.T)
+def _student_draws(centre, root, number, seed):
+    """Quasi-random draws from a Student t."""
+    points = np.clip(qmc.Sobol(len(root) + 1, seed=seed).random(number), 1e-9, 1 - 1e-9)
+    scale = np.sqrt(_FREEDOM / chi2(_FREEDOM).ppf(points[:, 0]))
+    return centre + scale[:, None] * (norm.ppf(points[:, 1:]) @ root.T)
 
 
 def _weights(z, nodes, proposals, top):
     """Weights of nodes drawn from several proposals, and the log of their mean."""
     log_q = np.full(len(z), -np.inf)
-    for centres, shares, root in proposals:
-        density = multivariate_t(np.zeros(len(root)), root @ root.T, df=_FREEDOM)
-        away = z[:, None] - centres
-        found = logsumexp(density.logpdf(away).reshape(away.shape[:2]), b=shares, axis=1)
-        log_q = np.logaddexp(log_q, found - np.log(len(proposals)))
+    for centre, root in proposals:
+        density = multivariate_t(centre, root @ root.T, df=_FREEDOM)
+        log_q = np.logaddexp(log_q, density.logpdf(z) - np.log(len(proposals)))
     values = np.array([node.value for node in nodes]) - top
     log_weights = values - log_q
     total = logsumexp(log_weights)

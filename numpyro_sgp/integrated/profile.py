@@ -31,9 +31,15 @@ from numpyro_sgp.linalg import gauss_hermite, matmul, solve_lower, tensor_grid
 
 _MAX_STEPS = 100
 _LEAST_RATE = 1e-4
-_GRIDS = {1: 24, 2: 16, 3: 9}  # nodes of each predictor, by their number
+# Nodes of each predictor, by the number of predictors; and where there are many rows, of
+# which each says little.
+_GRIDS = {1: (24, 12), 2: (16, 10), 3: (9, 7)}
+_MANY = 5_000
 _DRAWS = 256  # of more predictors than that
-_TOLERANCE = {"float32": 1e-3, "float64": 1e-7}
+#: Nats that may be left at a node; and where slopes are taken, whose errors are of the
+#: order of the root of that, by dtype.
+AT_NODES = 1e-3
+AT_SLOPES = {"float32": 1e-3, "float64": 1e-7}
 
 
 class Gaussian(NamedTuple):
@@ -62,15 +68,18 @@ class Gaussian(NamedTuple):
         return solve_lower(root, half, transpose=True)[:, 0]
 
 
-def quadrature(number: int, dtype) -> tuple[Array, Array]:
+def quadrature(number: int, num_rows: int, dtype) -> tuple[Array, Array]:
     """
     Nodes for standard normals: a product of Gauss-Hermite rules for up to three, else Sobol
     points.
 
+    :param number: J, of predictors in a row.
+    :param num_rows: N.
     :return: nodes of shape ``(S, J)``, and weights ``(S,)``.
     """
     if number in _GRIDS:
-        nodes, weights = tensor_grid(*gauss_hermite(_GRIDS[number]), number)
+        each = _GRIDS[number][num_rows > _MANY]
+        nodes, weights = tensor_grid(*gauss_hermite(each), number)
     else:
         points = qmc.Sobol(number, seed=0).random(_DRAWS // 2)
         nodes = norm.ppf(np.clip(points, 1e-9, 1 - 1e-9))
@@ -89,7 +98,7 @@ def expected(
     :param mean: shape ``(J, N)``.
     :param covariance: shape ``(J, J, N)``.
     """
-    nodes, weights = quadrature(len(mean), mean.dtype)
+    nodes, weights = quadrature(*mean.shape, mean.dtype)
     root = _row_factors(covariance)
 
     def at(node):
@@ -146,18 +155,18 @@ class _At(NamedTuple):
 
 
 def optimum(
-    log_likelihood, linear: Linear, start: Gaussian
+    log_likelihood, linear: Linear, start: Gaussian, tolerance: Array
 ) -> tuple[Gaussian, Array, Array]:
     """
     The best q(w), by natural steps that are halved where the bound would fall.
 
     :param start: where to begin; at the prior, if the bound is not finite there.
+    :param tolerance: nats that may be left.
     :return: q(w), its bound, and about how many nats are left.
     """
     size, dtype = len(linear.maps), linear.base.dtype
     eye = jnp.eye(size, dtype=dtype)
     flat = linear.maps.reshape(size, -1)
-    tolerance = _TOLERANCE[jnp.dtype(dtype).name]
 
     def evaluate(q):
         root = q.root()
@@ -245,9 +254,9 @@ class Profile:
         def terms(free, points, arrays):
             return field.terms(free, points, *join_static(arrays, static))
 
-        def node(free, start, with_slope, *given):
+        def node(free, start, with_slope, tolerance, *given):
             here = terms(free, *given)
-            q, value, left = optimum(here.log_likelihood, here.linear, start)
+            q, value, left = optimum(here.log_likelihood, here.linear, start, tolerance)
             root = q.root()
             mean = q.mean(root)
 
@@ -276,7 +285,10 @@ class Profile:
         :return: :class:`Node` and the slope of its value, zero if not asked for.
         """
         self.count += 1
-        at = jnp.asarray(free, self.field.dtype)
-        value, slope, q, left = self._node(at, start, jnp.asarray(with_slope), *self._given)
+        dtype = self.field.dtype
+        at = jnp.asarray(free, dtype)
+        limit = AT_SLOPES[jnp.dtype(dtype).name] if with_slope else AT_NODES
+        options = jnp.asarray(with_slope), jnp.asarray(limit, dtype)
+        value, slope, q, left = self._node(at, start, *options, *self._given)
         node = Node(np.asarray(at, float), float(value), q, float(left))
         return node, np.asarray(slope, float)

@@ -1,0 +1,148 @@
+"""
+Nested inference beside NUTS: how far posteriors are apart, and how long each took.
+
+`python compare.py NAME... [--reference FOLDER] [--guides]` reads what `reference.py` wrote
+and prints for each problem the largest differences over all numbers of a kind: of means in
+reference sds, sds as a ratio, and 5 % and 95 % quantiles of hyperparameters in sds.
+`--guides` adds the factorised guide (AutoNormal) and AutoMultivariateNormal beside q(u).
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from problems import PROBLEMS
+
+import numpyro_sgp as sgp
+
+LEVELS = 0.05, 0.95
+FIELDS = "f", "eta", "trend", "season"
+
+
+def of_draws(draws):
+    """Mean, sd and quantiles over the first axis."""
+    return draws.mean(0), draws.std(0), np.quantile(draws, LEVELS, axis=0)
+
+
+def logs(name, draws, positive):
+    """Hyperparameters that are positive by their logarithms."""
+    return np.log(draws) if name in positive else draws
+
+
+def apart(found, reference):
+    """Largest differences of means and quantiles in sds, and the range of sd ratios."""
+    mean, sd, quantiles = (np.atleast_1d(v) for v in found)
+    mean0, sd0, quantiles0 = (np.atleast_1d(v) for v in reference)
+    ratio = sd / sd0
+    return {
+        "mean": float(np.max(np.abs(mean - mean0) / sd0)),
+        "sd_low": float(ratio.min()),
+        "sd_high": float(ratio.max()),
+        "quantiles": float(np.max(np.abs(quantiles - quantiles0) / sd0)),
+    }
+
+
+def compare(summaries, reference, thetas, positive):
+    """
+    :param summaries: by site mean, sd and quantiles, of logarithms where positive.
+    :param reference: what is in the file of `reference.py`.
+    """
+    table = {"hyperparameters": {}, "effects": {}, "functions": {}}
+    for name, found in summaries.items():
+        if name in reference:
+            kind = "hyperparameters" if name in thetas else "effects"
+            other = of_draws(logs(name, reference[name], positive))
+        elif name in FIELDS and f"{name}_mean" in reference:
+            kind, quantiles = "functions", reference[f"{name}_quantiles"][[0, -1]]
+            other = reference[f"{name}_mean"], reference[f"{name}_sd"], quantiles
+        else:
+            continue
+        table[kind][name] = apart(found, other)
+    return table
+
+
+def nested(problem, data, thetas, positive):
+    """Seconds and summaries of nested inference."""
+    started = time.monotonic()
+    option = sgp.SVGP(problem.num_inducing)
+    posterior = sgp.nested(problem.model, option, data, progress_bar=False)
+    found = posterior.posterior(*data)
+    seconds = time.monotonic() - started
+    draws = posterior.hyperparameters
+    out = {k: of_draws(logs(k, draws[k], positive)) for k in thetas}
+    out |= {k: (q.mean, q.sd, q.quantile(LEVELS)) for k, q in found.items()}
+    print(posterior)
+    return seconds, out
+
+
+def guide(problem, data, thetas, positive, base):
+    """Seconds and summaries of a trained guide."""
+    started = time.monotonic()
+    option = sgp.SVGP(problem.num_inducing)
+    fitted = sgp.fit(problem.model, option, data, base_guide=base, progress_bar=False)
+    draws = fitted.sample(jax.random.key(1), sample_shape=(2000,))
+    seconds = time.monotonic() - started
+    draws = {k: np.asarray(v) for k, v in draws.items()}
+    return seconds, {k: of_draws(logs(k, v, positive)) for k, v in draws.items()}
+
+
+def shown(table):
+    """One line a kind."""
+    for kind, sites in table.items():
+        if sites:
+            worst = {
+                "mean": max(s["mean"] for s in sites.values()),
+                "sd_low": min(s["sd_low"] for s in sites.values()),
+                "sd_high": max(s["sd_high"] for s in sites.values()),
+                "quantiles": max(s["quantiles"] for s in sites.values()),
+            }
+            print(
+                f"    {kind:<16} mean {worst['mean']:.3f} sd, sds {worst['sd_low']:.3f} to "
+                f"{worst['sd_high']:.3f}, quantiles {worst['quantiles']:.3f} sd"
+            )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=list(PROBLEMS))
+    parser.add_argument("--reference", default=Path(__file__).parent / "reference")
+    parser.add_argument("--out", default=None)
+    parser.add_argument("--guides", action="store_true")
+    options = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    every = {}
+    for name in options.names:
+        problem, path = PROBLEMS[name], Path(options.reference) / f"{name}.npz"
+        reference = dict(np.load(path))
+        data = problem.data()
+        thetas = [
+            k
+            for k in reference
+            if reference[k].ndim and len(reference[k]) > 1000
+            if k not in ("intercept", "slope", "b", "weekday")
+        ]
+        positive = [k for k in thetas if np.all(reference[k] > 0)]
+        methods = {"nested": lambda *given: nested(*given)}
+        if options.guides:
+            methods["AutoNormal"] = lambda *given: guide(*given, AutoNormal)
+            methods["AutoMultivariateNormal"] = lambda *given: guide(
+                *given, AutoMultivariateNormal
+            )
+        print(f"{name}: NUTS {float(reference['seconds']):.0f} s")
+        every[name] = {"NUTS": {"seconds": float(reference["seconds"])}}
+        for method, run in methods.items():
+            seconds, summaries = run(problem, data, thetas, positive)
+            table = compare(summaries, reference, thetas, positive)
+            print(f"  {method}: {seconds:.1f} s")
+            shown(table)
+            every[name][method] = {"seconds": seconds, **table}
+        if options.out:
+            Path(options.out).write_text(json.dumps(every, indent=1))
+
+
+if __name__ == "__main__":
+    main()
