@@ -17,7 +17,7 @@ from numpyro_sgp.fitting.encoding import NotInFile, decode, encode
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.training.padding import Padded
 
-_KEYS = {"guide", "params", "setup", "fit", "num_rows", "arguments"}
+_KEYS = {"guide", "params", "setup", "fit", "num_rows", "arguments", "more"}
 _NUMBERS = ("bound", "bound_se", "seconds")
 _ROWS = 2  # of the data that a file has
 _SMALL = 10_000  # numbers in other arrays, which are kept whole
@@ -65,6 +65,7 @@ def write(path: str | os.PathLike, fitted: Any) -> None:
         },
         "num_rows": fitted.num_rows,
         "arguments": arguments,
+        "more": encode(fitted.more, "more", arrays, strict=True),
     }
     write_archive(path, header, arrays)
 
@@ -97,6 +98,7 @@ def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
                 raise ValueError(f"{name} is {value!r}")
             found[name] = value
         found["params"] = decode(header["params"], arrays)
+        found["more"] = decode(header["more"], arrays)
         setup = decode(header["setup"], arrays)
         try:
             found["loss"] = chosen("loss", recipe["loss"])

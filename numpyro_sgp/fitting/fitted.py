@@ -135,6 +135,8 @@ class Fitted:
         #: least, and seconds, of each training.
         self.grown: tuple[tuple[int, float, float], ...] = ()
         self.descent = descent
+        #: What a file has beside the fit, by the kind of result that it is part of.
+        self.more: dict = {}
         #: What is wrong with the fit, if anything, once it was looked at.
         self._verdict: str | None = None
         self._attrs: dict[str, float | str] = {}

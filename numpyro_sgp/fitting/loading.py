@@ -1,11 +1,15 @@
 """Fits from files."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from numpyro_sgp.fitting.files import read
 from numpyro_sgp.fitting.fitted import Fitted, check_args
 from numpyro_sgp.guides import AutoSparseGP
+
+#: From a fit and what else its file has to another kind of result, by that kind.
+RESULTS: dict[str, Callable[[Fitted, dict], Any]] = {}
 
 
 def load(
@@ -17,10 +21,10 @@ def load(
     approximation: Any = None,
     base_guide: Any = None,
     loss: Any = None,
-) -> Fitted:
+) -> Any:
     """
-    Reads what :meth:`Fitted.save` wrote. The training data are not needed, and nothing in
-    the file is executed.
+    Reads what :meth:`Fitted.save` or :meth:`Nested.save` wrote. The training data are not
+    needed, and nothing in the file is executed.
 
     :param path: the file.
     :param model: the model that was trained.
@@ -32,7 +36,8 @@ def load(
     :param base_guide: the base guide, where it is none of NumPyro's.
     :param loss: the loss, where it is no :class:`~numpyro_sgp.TraceGP_ELBO` with a rule of
         the package; predictions do not need it.
-    :return: the fit, whose predictions are equal to the last bit to those before.
+    :return: a :class:`Fitted` or :class:`Nested`, whose predictions are equal to the last
+        bit to those before.
     :raises ValueError: if the file is damaged or not one of :meth:`Fitted.save`, is of
         another model or another version of the format, has float64 where JAX is set to
         float32, or does not have all that makes the guide.
@@ -72,10 +77,12 @@ def load(
         arguments = tuple(args or ()), dict(kwargs or {})
     given = {"approximation": approximation, "base_guide": base_guide, "loss": loss}
     found = read(path, model, {**given, "arguments": arguments})
-    of_file = {k: found.pop(k) for k in ("examples", "num_rows", "_verdict")}
+    of_file = {k: found.pop(k) for k in ("examples", "num_rows", "_verdict", "more")}
     fitted = Fitted(found.pop("guide"), found.pop("params"), *(arguments or ()), **found)
     fitted.examples = of_file["examples"]
     if arguments is None:
         fitted.num_rows = of_file["num_rows"]
     fitted._verdict = of_file["_verdict"]
+    for kind, more in of_file["more"].items():
+        return RESULTS[kind](fitted, more)
     return fitted

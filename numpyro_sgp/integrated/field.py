@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,9 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.primitives import Messenger
 
-from numpyro_sgp._programs import shared
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, shared
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.points import points_of
 from numpyro_sgp.linalg import matmul, solve_lower
@@ -116,10 +116,17 @@ class Field:
     :param guide: set up with the data; for the GP sites and their inducing points.
     :param args: arguments of the model.
     :param kwargs: its keyword arguments.
+    :param effects: names of the latents that are part of the field, where they are known.
     :raises ValueError: if the model's likelihood is not one of linear predictors by row.
     """
 
-    def __init__(self, guide: AutoSparseGP, args: tuple, kwargs: dict):
+    def __init__(
+        self,
+        guide: AutoSparseGP,
+        args: tuple,
+        kwargs: dict,
+        effects: tuple[str, ...] | None = None,
+    ):
         self.guide, self.model = guide, guide.model
         setup = guide.known()
         _check(guide, setup)
@@ -141,8 +148,11 @@ class Field:
         self.shapes = {name: tuple(fn.shape()) for name, fn in fns.items()}
         self._fns = fns
         self.layout: Layout
-        while (wrong := self._look(args, kwargs)) is not None:
-            self.effects = tuple(name for name in self.effects if name not in wrong)
+        if effects is not None:
+            self.effects = effects
+        else:
+            while (wrong := self._look(args, kwargs)) is not None:
+                self.effects = tuple(name for name in self.effects if name not in wrong)
         #: Names of the hyperparameters.
         self.thetas = tuple(name for name in fns if name not in self.effects)
         #: Their shapes in unconstrained space.
@@ -453,11 +463,6 @@ class _Placed(Messenger):
 
     def process_message(self, msg):
         name, field = msg.get("name"), self.field
-        if msg["type"] == "param":
-            raise ValueError(
-                f"The model has a parameter '{name}' (numpyro.param), which has no prior "
-                "to be integrated over. Sample it: numpyro.sample(...)."
-            )
         if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
             return
         if name in field.sites:
@@ -518,6 +523,46 @@ class AtValues(Messenger):
             msg["value"] = jnp.zeros(msg["fn"].shape())
 
 
+class _Refusing(Messenger):
+    """Refuses what has no density over all rows, before anything is drawn."""
+
+    def process_message(self, msg):
+        name = msg.get("name")
+        if msg["type"] == "plate":
+            size, subsample_size = msg["args"]
+            if subsample_size not in (None, size):
+                raise ValueError(
+                    f"Plate '{name}' takes a subsample of {subsample_size} of its {size} "
+                    "rows, but nested inference sees all rows. Leave subsample_size out."
+                )
+        elif msg["type"] == "param":
+            raise ValueError(
+                f"The model has a parameter '{name}' (numpyro.param), which has no prior "
+                "to be integrated over. Sample it: numpyro.sample(...)."
+            )
+        elif msg["type"] == "sample" and not msg["is_observed"]:
+            if isinstance(messages.innermost(msg["fn"]), dist.ImproperUniform):
+                raise ValueError(
+                    f"Latent site '{name}' has an improper prior, under which the evidence "
+                    "is not defined. Give it a proper one, such as dist.Normal(0, 10)."
+                )
+
+
+def check_model(model, args: tuple, kwargs: dict) -> None:
+    """
+    :raises ValueError: if a model has parameters, improper priors or subsampled plates.
+    """
+
+    def look():
+        at_mean = messages.at_prior_mean
+        messages.trace_of(_Refusing(model), args, kwargs, at_site=at_mean)
+        return ()
+
+    # What else is wrong is told when the guide is set up.
+    with suppress(*NEEDS_KNOWN_DATA):
+        jax.eval_shape(look)
+
+
 def _is_normal(fn) -> bool:
     """Whether a latent has a Gaussian prior that may be part of the field."""
     fn, _ = messages.unwrap(fn)
@@ -544,12 +589,6 @@ def _free_shape(fn):
 
 def _check(guide, setup):
     """Refuses what is not one Gaussian field."""
-    sizes = subsample_plate_sizes(setup.trace)
-    if sizes:
-        raise ValueError(
-            f"Plates {sorted(sizes)} take a subsample of their rows, but nested inference "
-            "sees all rows. Pass subsample_size=None."
-        )
     for name, site in setup.sites.items():
         option = site.approximation
         family, kind = option.family, type(option).__name__
@@ -572,11 +611,6 @@ def _check(guide, setup):
             raise ValueError(
                 f"Latent site '{name}' is discrete. Sum it out (dist.MixtureSameFamily, "
                 "say), or use NumPyro's samplers for discrete latents."
-            )
-        if isinstance(messages.innermost(fn), dist.ImproperUniform):
-            raise ValueError(
-                f"Latent site '{name}' has an improper prior, under which the evidence is "
-                "not defined. Give it a proper one, such as dist.Normal(0, 10)."
             )
 
 

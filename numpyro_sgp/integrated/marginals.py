@@ -65,9 +65,8 @@ class Mixture:
         level = np.asarray(level, float)
         if np.any((level <= 0) | (level >= 1)):
             raise ValueError(f"Quantiles are at levels between 0 and 1, got {level}.")
-        return np.stack([self._one(v) for v in level.ravel()]).reshape(
-            *level.shape, *self.means.shape[1:]
-        )
+        found = np.stack([self._one(v) for v in level.ravel()])
+        return found.reshape((*level.shape, *self.means.shape[1:]))
 
     def _one(self, level):
         sds = np.sqrt(np.maximum(self.variances, 1e-300))

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.guides import AutoSparseGP
-from numpyro_sgp.integrated.field import Field
+from numpyro_sgp.integrated.field import Field, check_model
 from numpyro_sgp.integrated.nodes import Search
 from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.result import Nested
@@ -121,6 +121,7 @@ def nested(
         raise ValueError(f"seconds must be positive, got {seconds}.")
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     args, kwargs = as_arrays(model, tuple(data), kwargs)
+    check_model(model, args, kwargs)
     guide = AutoSparseGP(model, approximation)
     guide.setup(*args, **kwargs)
     field = Field(guide, args, kwargs)

@@ -98,7 +98,7 @@ def expected(
     :param mean: shape ``(J, N)``.
     :param covariance: shape ``(J, J, N)``.
     """
-    nodes, weights = quadrature(*mean.shape, mean.dtype)
+    nodes, weights = quadrature(len(mean), mean.shape[-1], mean.dtype)
     root = _row_factors(covariance)
 
     def at(node):

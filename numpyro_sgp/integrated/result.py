@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +15,15 @@ from jax.scipy.special import logsumexp
 from numpyro_sgp._programs import join_static, mapped, shared, split_static
 from numpyro_sgp.diagnostics.arviz import Found, to_arviz
 from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.fitting import Fitted
+from numpyro_sgp.fitting.loading import RESULTS
 from numpyro_sgp.fitting.log_score import LogScore
+from numpyro_sgp.fitting.verdict import Verdict
+from numpyro_sgp.integrated.check import check
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.marginals import Mixture, draw_field, given, marginals
 from numpyro_sgp.integrated.nodes import Nodes
+from numpyro_sgp.integrated.profile import Gaussian, Node
 from numpyro_sgp.predictive import Prediction, Predictions
 from numpyro_sgp.predictive.mixture import MixtureParts
 from numpyro_sgp.predictive.predictions import read_rows
@@ -52,6 +58,8 @@ class Nested:
         self.model, self.guide = field.model, field.guide
         self.args, self.kwargs, self.seconds = args, kwargs, seconds
         self._thetas: dict[str, np.ndarray] | None = None
+        self._verdict: Verdict | None = None
+        self._examples: tuple | None = None  # in the place of data, of a file
 
     # ---- in numbers -----------------------------------------------------------------
 
@@ -254,6 +262,20 @@ class Nested:
             )
         return {name: LogScore(float(jnp.nanmean(v)), v) for name, v in found.items()}
 
+    def check(self, *args, **kwargs) -> Verdict:
+        """
+        What the result misses, in nats: of the optimum of q(w), of the nodes, of what more
+        inducing points would gain and of what importance weights see between q(w) and the
+        field's posterior, the last two at up to five nodes. What is the same at all nodes
+        leaves the weights of nodes right.
+
+        :param args: arguments of the model; those of the inference if left out.
+        :return: a :class:`~numpyro_sgp.fitting.Verdict`, which prints as a table.
+        """
+        args, kwargs = self._arguments(args, kwargs)
+        self._verdict = check(self.field, self.nodes, args, kwargs)
+        return self._verdict
+
     # ---- draws ----------------------------------------------------------------------
 
     def sample(self, key: Array, *args, sample_shape: tuple = (), **kwargs) -> dict:
@@ -342,12 +364,36 @@ class Nested:
         draws = {name: np.asarray(v)[None] for name, v in draws.items()}
         return Found(draws, self.model, {}, args, kwargs, attrs)
 
+    # ---- files ----------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike) -> None:
+        """
+        Writes the result to a file, for :func:`~numpyro_sgp.load` in another process: as
+        :meth:`Fitted.save` does. A node has m^2 numbers, for a field of m.
+
+        :param path: the file; written at once or not at all, over one that is there.
+        """
+        guide = self.guide
+        fitted = Fitted(guide, guide.known().starts, self.args, self.kwargs)
+        if self._examples is not None:
+            fitted.args, fitted.kwargs, fitted.examples = None, {}, self._examples
+        fitted.bound, fitted.seconds = self.log_evidence, self.seconds
+        fitted.more = {
+            "nested": {"effects": list(self.field.effects), **_packed(self.nodes)}
+        }
+        fitted.save(path)
+
     # ---- shown ----------------------------------------------------------------------
 
     def _arguments(self, args, kwargs):
-        if not (args or kwargs):
-            return self.args, self.kwargs
-        return as_arrays(self.model, args, kwargs)
+        if args or kwargs:
+            return as_arrays(self.model, args, kwargs)
+        if self._examples is not None:
+            raise ValueError(
+                "The training data are not in the file that this came from. Say at which "
+                "inputs: pass the model's arguments."
+            )
+        return self.args, self.kwargs
 
     def __repr__(self):
         nodes, field = self.nodes, self.field
@@ -364,12 +410,55 @@ class Nested:
             + (f", {nodes.stopped}" if nodes.stopped else ""),
             f"  log evidence: {nodes.log_evidence:.7g} (a lower bound)",
         ]
+        if self._verdict is not None:
+            lines.append(f"  verdict: {self._verdict.summary}")
         if nodes.border > 0.01:
             lines.append(
                 f"  {nodes.border:.0%} of the mass is at the border of the nodes: more "
                 "nodes are needed"
             )
         return "\n".join(lines)
+
+
+def _packed(nodes: Nodes) -> dict:
+    """Nodes as arrays and numbers."""
+    each = nodes.nodes
+    return {
+        "free": np.stack([node.free for node in each]),
+        "values": np.array([node.value for node in each]),
+        "left": np.array([node.left for node in each]),
+        "shift": np.stack([np.asarray(node.q.shift) for node in each]),
+        "precision": np.stack([np.asarray(node.q.precision) for node in each]),
+        "weights": nodes.weights,
+        "numbers": np.array([nodes.log_evidence, nodes.effective, nodes.border]),
+        "mode": nodes.mode,
+        "axes": nodes.axes,
+        "kind": nodes.kind,
+        "stopped": nodes.stopped,
+    }
+
+
+def _unpacked(fitted: Fitted, more: dict) -> Nested:
+    """The result that a file has."""
+    args, kwargs = fitted.examples or (fitted.args or (), fitted.kwargs)
+    field = Field(fitted.guide, args, kwargs, tuple(more["effects"]))
+    qs = map(Gaussian, jnp.asarray(more["shift"]), jnp.asarray(more["precision"]))
+    parts = zip(more["free"], map(float, more["values"]), qs, more["left"], strict=True)
+    log_evidence, effective, border = map(float, more["numbers"])
+    nodes = Nodes(
+        nodes=tuple(Node(*part) for part in parts),
+        log_evidence=log_evidence,
+        effective=effective,
+        border=border,
+        **{name: more[name] for name in ("weights", "mode", "axes", "kind", "stopped")},
+    )
+    found = Nested(field, nodes, args, kwargs, fitted.seconds)
+    if fitted.args is None:
+        found._examples = args, kwargs
+    return found
+
+
+RESULTS["nested"] = _unpacked
 
 
 class _Parts(MixtureParts):

@@ -4,13 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numpyro_sgp as sgp
-
-
 
 JITTER = 1e-10  # relative; of K_uu, so that sds are right to some 1e-8
 
@@ -42,7 +39,6 @@ def conditional(prior, maps, y, noise):
 
 
 def log_evidence(prior, maps, y, noise):
-    H = np.concatenate(maps, axis=1)
     covariance = noise**2 * np.eye(len(y))
     for block, part in zip(prior, maps, strict=True):
         covariance += part @ block @ part.T
@@ -106,7 +102,9 @@ def test_three_sites_are_exact():
             for i, kernel in enumerate(kernels)
         ]
         with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", dist.Normal(sites[0] + 2.0 * sites[1] - sites[2], 0.2), obs=y)
+            numpyro.sample(
+                "y", dist.Normal(sites[0] + 2.0 * sites[1] - sites[2], 0.2), obs=y
+            )
 
     posterior = sgp.nested(model, options(X), (X, y), progress_bar=False)
     maps = [np.eye(24), 2 * np.eye(24), -np.eye(24)]

@@ -1,0 +1,183 @@
+"""What nested inference misses, in nats, at a few of its nodes."""
+
+from __future__ import annotations
+
+import warnings
+from copy import copy
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgp._programs import join_static, shared, split_static
+from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k
+from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
+from numpyro_sgp.guides import SVGP, AutoSparseGP
+from numpyro_sgp.guides.points import points_of
+from numpyro_sgp.integrated.field import Field
+from numpyro_sgp.integrated.nodes import Nodes
+from numpyro_sgp.integrated.profile import Profile
+from numpyro_sgp.linalg import solve_lower
+
+_LOOKED_AT = 5
+_FEW = 5.0  # effective nodes
+_BORDER = 0.01
+_CHUNK = 3e7  # numbers of draws held at one time
+
+
+def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
+    """The verdict; see :meth:`~numpyro_sgp.Nested.check`, whose attributes these are."""
+    chosen = _spread(nodes)
+    causes = {
+        "q(u)": _of_q(nodes),
+        "other parameters": _of_nodes(nodes),
+        "inducing points": _of_points(field, chosen, args, kwargs),
+        "family": _of_family(field, chosen, args, kwargs),
+    }
+    return Verdict(causes, None, nodes.log_evidence)
+
+
+def _spread(nodes: Nodes) -> list:
+    """The mode, and nodes at even shares of the mass along the widest direction."""
+    values = nodes.values
+    if len(values) <= _LOOKED_AT:
+        return list(nodes.nodes)
+    order = np.argsort(nodes.standardised(nodes.free)[:, -1], kind="stable")
+    mass = np.cumsum(nodes.weights[order])
+    shares = (np.arange(_LOOKED_AT - 1) + 0.5) / (_LOOKED_AT - 1)
+    places = {int(np.argmax(values)), *(order[np.searchsorted(mass, s)] for s in shares)}
+    return [nodes.nodes[i] for i in sorted(places)]
+
+
+def _of_q(nodes):
+    left = float(nodes.weights @ [max(node.left, 0.0) for node in nodes.nodes])
+    mend = "the bound is not concave there: see `family`" if left > ENOUGH_NATS else ""
+    return Cause("q(w)", left, told="by one natural step, averaged over nodes", mend=mend)
+
+
+def _of_nodes(nodes):
+    told = f"{len(nodes.nodes)}, effective {nodes.effective:.0f}"
+    told += f", {nodes.border:.1%} of the mass at their border" if nodes.border else ""
+    told += f" ({nodes.stopped})" if nodes.stopped else ""
+    mend = ""
+    if nodes.border > _BORDER or (nodes.kind == "drawn" and nodes.effective < 20 * _FEW):
+        mend = "more nodes: a larger max_nodes, or more seconds"
+    lost = float(-np.log1p(-min(nodes.border, 0.999)))
+    return Cause("nodes", lost, told=told, mend=mend)
+
+
+def _of_points(field, chosen, args, kwargs):
+    """What up to three times as many inducing points gain."""
+    name = "inducing points"
+    try:
+        larger = _larger(field, args, kwargs)
+        if larger is None:
+            return Cause(name, 0.0, told="there is one for each row")
+        richer = Profile(larger, args, kwargs)
+        start = richer.prior()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = [richer(node.free, start)[0].value - node.value for node in chosen]
+    except Exception as error:
+        first = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Cause(name, np.nan, told=f"unknown: {first}")
+    low, high = min(found), max(found)
+    number = larger.size - larger.num_effects
+    told = f"{low:.2g} to {high:.2g} are gained with {number} at {len(chosen)} nodes"
+    mend = "use more inducing points" if high > 1.0 or high - low > ENOUGH_NATS else ""
+    return Cause(name, max(high, 0.0), told=told, mend=mend)
+
+
+def _larger(field, args, kwargs) -> Field | None:
+    """The same field with twice as many inducing points more at each site."""
+    options: dict[str, Any] = {}
+    grown = False
+    for name, site in field.sites.items():
+        own = [np.asarray(points_of(points)) for points in site.points]
+        if any(points.ndim > 2 for points in own) or site.approximation.inter_domain:
+            raise NotImplementedError(
+                "points of each latent function, or inter-domain ones"
+            )
+        Z = np.concatenate(own)
+        rows = np.unique(np.asarray(site.X), axis=0)
+        number = min(2 * len(Z), len(rows))
+        more = SVGP(number, seed=site.approximation.seed + 1)
+        chosen = np.asarray(points_of(more.initial_points(_at(field, name), rows)[0]))
+        away = np.abs(chosen[:, None] - Z).max(axis=-1).min(axis=-1)
+        chosen = chosen[away > 1e-6 * (np.ptp(rows, axis=0).max() + 1e-30)]
+        grown = grown or len(chosen) > 0
+        jitter = site.approximation.jitter
+        options[name] = SVGP(inducing=np.concatenate([Z, chosen]), jitter=jitter)
+    if not grown:
+        return None
+    guide = AutoSparseGP(field.model, options)
+    guide.setup(*args, **kwargs)
+    larger = Field(guide, args, kwargs)
+    larger.layout = field.layout
+    return larger
+
+
+def _at(field, name):
+    """The process at a site, at the hyperparameters that the set-up had."""
+    site, prior = field.sites[name], field.guide.known().trace[name]["fn"]
+    while hasattr(prior, "base_dist"):
+        prior = prior.base_dist
+    prior = copy(prior)
+    prior.kernel = site.kernel
+    return prior
+
+
+def _of_family(field, chosen, args, kwargs):
+    """Importance weights of draws from q(w) at each node."""
+    name = "family"
+    arrays, static = split_static((args, kwargs))
+
+    def log_weights(free, q, key, points, arrays):
+        here = field.terms(free, points, *join_static(arrays, static))
+        linear, root = here.linear, q.root()
+        mean, size = q.mean(root), len(q.shift)
+        log_det = jnp.sum(jnp.log(jnp.diagonal(root)))
+
+        def one(key):
+            k_w, k_rows = jax.random.split(key)
+            x = jax.random.normal(k_w, (size,), field.dtype)
+            w = mean + solve_lower(root, x[:, None], transpose=True)[:, 0]
+            shape = len(linear.left), 1, linear.left.shape[-1]
+            noise = jax.random.normal(k_rows, shape, field.dtype)
+            rows = linear.base + jnp.einsum("k,krn->rn", w, linear.maps)
+            rows = rows + jnp.sum(linear.left * noise, axis=0)
+            return here.log_likelihood(rows) - 0.5 * (w @ w) + 0.5 * (x @ x) - log_det
+
+        keys = jax.random.split(key, NUM_DRAWS)
+        chunk = int(np.clip(_CHUNK / max(linear.base.size, 1), 1, 50))
+        return jax.lax.map(one, keys, batch_size=chunk)
+
+    run = shared(log_weights)
+    arrays = [jnp.asarray(a) for a in arrays]
+    gaps, khats = [], []
+    try:
+        from arviz_stats.base import array_stats
+
+        for i, node in enumerate(chosen):
+            free = jnp.asarray(node.free, field.dtype)
+            key = jax.random.key(i)
+            found = np.asarray(run(free, node.q, key, field.points, arrays), float)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                khats.append(float(array_stats.psislw(-found)[1]))
+            top = found.max()
+            gaps.append(np.log(np.mean(np.exp(found - top))) + top - found.mean())
+    except Exception as error:
+        first = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Cause(name, np.nan, told=f"unknown: {first}")
+    low, high, khat, limit = min(gaps), max(gaps), max(khats), good_k(NUM_DRAWS)
+    told = f"{low:.2g} to {high:.2g} between q(w) and the posterior at {len(chosen)} nodes"
+    told += f": by weights of k-hat {khat:.2f}"
+    told += "" if khat <= limit else f", above {limit:.2f}, so at least"
+    mend = ""
+    if high - low > ENOUGH_NATS:
+        mend = "it differs between nodes, so that their weights are off: compare with MCMC"
+    elif khat > limit:
+        mend = "compare with MCMC"
+    return Cause(name, max(high, 0.0), told=told, mend=mend)

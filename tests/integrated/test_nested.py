@@ -1,0 +1,317 @@
+"""What nested inference returns, and what it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_sgp as sgp
+from numpyro_sgp.diagnostics.arviz import as_tree
+
+RNG = np.random.default_rng(0)
+X = np.sort(RNG.uniform(0.0, 5.0, (30, 1)), axis=0)
+COUNTS = RNG.poisson(np.exp(1.0 + np.sin(X[:, 0])))
+X_NEW = np.linspace(0.0, 5.0, 4)[:, None]
+
+
+def counts(X, y=None):
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.5))
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X))
+    eta = numpyro.deterministic("eta", f + slope * X[:, 0])
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(eta)), obs=y)
+
+
+def run(model, data, approximation=None, **options):
+    option = sgp.SVGP(8) if approximation is None else approximation
+    return sgp.nested(model, option, data, progress_bar=False, **options)
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    return run(counts, (X, COUNTS))
+
+
+# ---- results ----------------------------------------------------------------------------
+
+
+def test_its_parts(posterior):
+    assert posterior.field.effects == ("slope",)
+    assert posterior.field.thetas == ("lengthscale",)
+    assert posterior.nodes.kind == "grid" and posterior.nodes.border < 1e-3
+    table = posterior.summary()
+    assert list(table.index) == ["lengthscale", "slope"]
+    assert list(table.columns) == ["mean", "sd", "5%", "50%", "95%"]
+    assert "integrated: lengthscale" in repr(posterior)
+
+
+def test_marginals_are_those_of_draws(posterior):
+    """4,000 draws: means to .1 sd and sds to 10 %, five standard errors and more."""
+    marginals = posterior.posterior(X_NEW)
+    draws = posterior.sample(jax.random.key(0), X_NEW, sample_shape=(4000,))
+    for name in ("f", "slope", "eta"):
+        q, values = marginals[name], np.asarray(draws[name])
+        assert np.all(np.abs(values.mean(0) - q.mean) < 0.1 * q.sd)
+        assert np.all(np.abs(values.std(0) / q.sd - 1.0) < 0.1)
+        for level in (0.1, 0.9):
+            below = np.mean(values < q.quantile(level), axis=0)
+            assert np.all(np.abs(below - level) < 0.03)
+    eta = np.asarray(draws["f"] + draws["slope"][:, None] * X_NEW[:, 0])
+    np.testing.assert_allclose(draws["eta"], eta, atol=1e-9)
+    assert draws["lengthscale"].shape == (4000,)
+
+
+def test_rows_are_drawn_together(posterior):
+    near = np.array([[2.0], [2.001]])
+    f = np.asarray(posterior.sample(jax.random.key(0), near, sample_shape=(500,))["f"])
+    assert np.corrcoef(f.T)[0, 1] > 0.99
+
+
+def test_predictions(posterior):
+    found = posterior.predict(X_NEW, quantiles=(0.1, 0.9))
+    assert {*found} == {"f", "eta", "y"}
+    draws = posterior.sample(jax.random.key(1), X_NEW, sample_shape=(4000,))
+    rate = np.exp(np.asarray(draws["eta"]))
+    sd = np.sqrt((rate.mean(0) + rate.var(0)) / 2000)
+    assert np.all(np.abs(found["y"].mean - rate.mean(0)) < 5 * sd)
+    assert found["y"].quantiles.shape == (2, 4)
+    score = posterior.log_score(X, COUNTS)["y"]
+    assert score.rows.shape == (30,) and np.isfinite(score.mean)
+
+
+def test_batches_of_rows_change_nothing(posterior):
+    many = np.linspace(0.0, 5.0, 300)[:, None]
+    whole, parts = posterior.posterior(many), posterior.posterior(many, batch_size=128)
+    for name in whole:
+        np.testing.assert_allclose(whole[name].mean, parts[name].mean, atol=1e-9)
+        np.testing.assert_allclose(whole[name].sd, parts[name].sd, atol=1e-9)
+
+
+def test_arviz_has_what_mcmc_has(posterior):
+    data = as_tree(posterior.to_arviz(num_samples=200))
+    assert {"posterior", "posterior_predictive", "log_likelihood", "observed_data"} <= {
+        *data.children
+    }
+    assert data["posterior"]["f"].shape == (1, 200, 30)
+    assert data["log_likelihood"]["y"].dims == ("chain", "draw", "data")
+    assert data.attrs["method"] == "nested"
+    np.testing.assert_allclose(data.attrs["elbo"], posterior.log_evidence)
+
+
+def test_the_verdict(posterior):
+    verdict = posterior.check()
+    assert verdict.converged
+    assert verdict.causes["inducing points"].nats < 0.5
+    assert 0.0 <= verdict.causes["family"].nats < 0.5
+    few = run(counts, (X, COUNTS), sgp.SVGP(2), max_nodes=3)
+    verdict = few.check()
+    assert verdict.causes["inducing points"].nats > 1.0
+    assert "more inducing points" in verdict.causes["inducing points"].mend
+    assert "more nodes" in verdict.causes["other parameters"].mend
+
+
+def test_it_goes_through_a_file(posterior, tmp_path):
+    posterior.save(tmp_path / "posterior.npz")
+    loaded = sgp.load(tmp_path / "posterior.npz", counts)
+    before, after = posterior.predict(X_NEW), loaded.predict(X_NEW)
+    for name in before:
+        np.testing.assert_array_equal(before[name].mean, after[name].mean)
+        np.testing.assert_array_equal(before[name].sd, after[name].sd)
+    with pytest.raises(ValueError, match="not in the file"):
+        loaded.sample(jax.random.key(0))
+
+
+def test_one_node_is_the_mode():
+    found = run(counts, (X, COUNTS), max_nodes=1)
+    assert found.nodes.kind == "one" and found.nodes.stopped == ""
+    draws = found.sample(jax.random.key(0), sample_shape=(3,))
+    assert len(np.unique(draws["lengthscale"])) == 1
+
+
+def test_time_that_is_used_up_is_told():
+    found = run(counts, (X, COUNTS), max_nodes=4)
+    assert "limit of 4 nodes" in found.nodes.stopped and found.nodes.border > 0.01
+    assert "more nodes are needed" in repr(found)
+
+
+def test_float32():
+    with jax.enable_x64(False):
+        single = run(counts, (X.astype(np.float32), COUNTS))
+        f = single.posterior(X_NEW.astype(np.float32))["f"]
+        assert single.field.dtype == jnp.float32
+    double = run(counts, (X, COUNTS)).posterior(X_NEW)["f"]
+    assert np.all(np.abs(f.mean - double.mean) < 0.05 * double.sd)
+    assert np.all(np.abs(f.sd / double.sd - 1.0) < 0.05)
+
+
+# ---- likelihoods ------------------------------------------------------------------------
+
+
+def test_noise_that_is_a_function():
+    """Two predictors in a row, one of them with an intercept of its own."""
+    y = np.sin(X[:, 0]) + 0.3 * RNG.normal(size=30)
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(-1.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(0.1, 2.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, jnp.exp(level + g)), obs=y)
+
+    found = run(model, (X, y))
+    assert found.field.layout.number == 2 and found.field.effects == ("level",)
+    assert found.check().converged
+
+
+def test_classes():
+    """Three functions in a row, for which shifts of all change nothing."""
+    y = (X[:, 0] > 2.0).astype(int) + (X[:, 0] > 3.5)
+
+    def model(X, y=None):
+        with numpyro.plate("classes", 3):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(2.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Categorical(logits=f.T), obs=y)
+
+    found = run(model, (X, y), sgp.SVGP(5))
+    assert found.field.layout.number == 3
+    assert found.predict(X_NEW)["y"].probs.shape == (4, 3)
+    assert list(np.argmax(found.predict(X_NEW)["y"].probs, axis=1)) == [0, 0, 1, 2]
+
+
+def test_a_normal_scale_is_a_hyperparameter():
+    """A latent with a normal prior on which the likelihood does not depend linearly."""
+
+    def model(X, y=None):
+        log_noise = numpyro.sample("log_noise", dist.Normal(-1.0, 0.5))
+        log_length = numpyro.sample("log_length", dist.Normal(0.0, 0.5))
+        kernel = sgp.kernels.RBF(1.0, jnp.exp(log_length))
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X, mean=level))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, jnp.exp(log_noise)), obs=y)
+
+    found = run(model, (X, np.sin(X[:, 0])), max_nodes=1)
+    assert found.field.effects == ("level",)
+    assert {*found.field.thetas} == {"log_noise", "log_length"}
+
+
+def test_masked_rows_do_not_count():
+    y, mask = np.sin(X[:, 0]), np.arange(30) % 3 > 0
+
+    def model(X, mask, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]), numpyro.handlers.mask(mask=mask):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    Z = sgp.SVGP(inducing=np.linspace(0, 5, 8)[:, None])
+    whole = run(model, (X, mask, np.where(mask, y, 99.0)), Z)
+    part = run(model, (X[mask], mask[mask], y[mask]), Z)
+    np.testing.assert_allclose(whole.log_evidence, part.log_evidence, atol=1e-6)
+    new = X_NEW, np.ones(4, bool)
+    np.testing.assert_allclose(
+        whole.posterior(*new)["f"].mean, part.posterior(*new)["f"].mean, atol=1e-6
+    )
+
+
+# ---- refusals ---------------------------------------------------------------------------
+
+
+def site(X, kernel=None, **options):
+    kernel = sgp.kernels.RBF() if kernel is None else kernel
+    return numpyro.sample("f", sgp.GaussianProcess(kernel, X, **options))
+
+
+def observe(f, y, noise=0.3):
+    with numpyro.plate("data", f.shape[0]):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def test_a_deep_gp():
+    def model(X, y=None):
+        h = numpyro.sample("h", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        observe(site(h[:, None]), y)
+
+    with pytest.raises(ValueError, match="depends on GP site 'h'"):
+        run(model, (X, COUNTS))
+
+
+def test_rows_tied_together():
+    def model(X, y=None):
+        f = site(X)
+        numpyro.sample("y", dist.Normal(jnp.cumsum(jnp.exp(f))[-1], 1.0), obs=y)
+
+    with pytest.raises(ValueError, match="ties rows"):
+        run(model, (X, 3.0))
+
+
+def test_discrete_latents():
+    def model(X, y=None):
+        k = numpyro.sample("k", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        observe(site(X) + k, y)
+
+    with pytest.raises(ValueError, match="'k'"):
+        run(model, (X, COUNTS))
+
+
+def test_improper_priors():
+    def model(X, y=None):
+        prior = dist.ImproperUniform(dist.constraints.positive, (), ())
+        noise = numpyro.sample("noise", prior)
+        observe(site(X), y, noise)
+
+    with pytest.raises(ValueError, match="'noise' has an improper prior"):
+        run(model, (X, COUNTS))
+
+
+def test_parameters():
+    def model(X, y=None):
+        noise = numpyro.param("noise", 0.3, constraint=dist.constraints.positive)
+        observe(site(X), y, noise)
+
+    with pytest.raises(ValueError, match="no prior to be integrated over"):
+        run(model, (X, COUNTS))
+
+
+def test_too_many_hyperparameters():
+    def model(X, y=None):
+        scales = numpyro.sample("scales", dist.LogNormal(0, 1).expand([30]).to_event(1))
+        observe(site(X), y, scales)
+
+    with pytest.raises(ValueError, match="'scales': 30"):
+        run(model, (X, COUNTS))
+
+
+def test_subsampled_rows():
+    def model(X, y=None):
+        f = site(X)
+        with numpyro.plate("data", 30, subsample_size=10) as index:
+            numpyro.sample("y", dist.Normal(f[index], 0.3), obs=y[index])
+
+    with pytest.raises(ValueError, match="subsample"):
+        run(model, (X, COUNTS))
+
+
+@pytest.mark.parametrize(
+    "option", [sgp.MixtureSVGP(8, 2), sgp.SVGP(8, covariance="diagonal")], ids=repr
+)
+def test_other_approximations(option):
+    with pytest.raises(ValueError, match="one full Gaussian"):
+        run(counts, (X, COUNTS), option)
+
+
+def test_bad_options():
+    with pytest.raises(TypeError, match="tuple"):
+        run(counts, X)
+    with pytest.raises(ValueError, match="max_nodes"):
+        run(counts, (X, COUNTS), max_nodes=0)
+    with pytest.raises(ValueError, match="seconds"):
+        run(counts, (X, COUNTS), seconds=-1.0)
+
+
+def test_data_without_a_density():
+    with pytest.raises(ValueError, match="y"):
+        run(counts, (X, np.where(COUNTS > 3, np.nan, COUNTS)))
