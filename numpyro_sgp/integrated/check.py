@@ -28,12 +28,15 @@ _CHUNK = 3e7  # numbers of draws held at one time
 
 def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
     """The verdict; see :meth:`~numpyro_sgp.Nested.check`, whose attributes these are."""
-    chosen = _spread(nodes)
+    profile = Profile(field, args, kwargs)
+    # As they are without weights, and of a file, which has no q(w).
+    chosen = [profile(node.free, profile.prior())[0] for node in _spread(nodes)]
+    weighed = any(float(node.weighed.effective) < 1.0 for node in nodes.nodes)
     causes = {
         "q(u)": _of_q(nodes),
         "other parameters": _of_nodes(nodes),
         "inducing points": _of_points(field, chosen, args, kwargs),
-        "family": _of_family(field, chosen, args, kwargs),
+        "family": _of_family(field, chosen, args, kwargs, weighed),
     }
     return Verdict(causes, None, nodes.log_evidence)
 
@@ -128,7 +131,7 @@ def _at(field, name):
     return prior
 
 
-def _of_family(field, chosen, args, kwargs):
+def _of_family(field, chosen, args, kwargs, weighed):
     """Importance weights of draws from q(w) at each node."""
     name = "family"
     arrays, static = split_static((args, kwargs))
@@ -175,9 +178,10 @@ def _of_family(field, chosen, args, kwargs):
     told = f"{low:.2g} to {high:.2g} between q(w) and the posterior at {len(chosen)} nodes"
     told += f": by weights of k-hat {khat:.2f}"
     told += "" if khat <= limit else f", above {limit:.2f}, so at least"
+    told += "; nodes and moments are weighed by them" if weighed else ""
     mend = ""
-    if high - low > ENOUGH_NATS:
-        mend = "it differs between nodes, so that their weights are off: compare with MCMC"
-    elif khat > limit:
+    if khat > limit:
         mend = "compare with MCMC"
+    elif high - low > ENOUGH_NATS and not weighed:
+        mend = "it differs between nodes, so that their weights are off: compare with MCMC"
     return Cause(name, max(high, 0.0), told=told, mend=mend)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,10 +17,10 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
-from numpyro_sgp._programs import NEEDS_KNOWN_DATA, shared
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, on_data, shared, without_leaks
 from numpyro_sgp.guides import AutoSparseGP
-from numpyro_sgp.guides.points import points_of
-from numpyro_sgp.linalg import matmul, solve_lower
+from numpyro_sgp.guides.points import point_name, points_of
+from numpyro_sgp.linalg import matmul
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.linear import LinearProgram
 from numpyro_sgp.tracing.program import opening
@@ -87,19 +88,16 @@ class Linear:
     maps: Array
     left: Array
 
-    def moments(self, mean: Array, root: Array) -> tuple[Array, Array]:
+    def moments(self, mean: Array, factor: Array) -> tuple[Array, Array]:
         """
-        Means ``(J, N)`` and covariances ``(J, J, N)`` where w has this mean and precision.
+        Means ``(J, N)`` and covariances ``(J, J, N)`` where w has this mean and covariance.
 
         :param mean: shape ``(m,)``.
-        :param root: lower factor of the precision, ``(m, m)``.
+        :param factor: a square root of the covariance, ``(m, m)``.
         """
         m = len(mean)
         flat = self.maps.reshape(m, -1)
-        # The precision is one or more in every direction: its factor has a mild inverse,
-        # and a product with it runs on all cores, where a solve runs on one.
-        V = matmul(solve_lower(root, jnp.eye(m, dtype=root.dtype)), flat)
-        V = V.reshape(self.maps.shape)
+        V = matmul(factor.T, flat).reshape(self.maps.shape)
         covariance = jnp.einsum("krn,ksn->rsn", V, V)
         covariance += jnp.einsum("frn,fsn->rsn", self.left, self.left)
         return self.base + (mean @ flat).reshape(self.base.shape), covariance
@@ -364,6 +362,48 @@ class Field:
             if apart:
                 return
         raise ValueError(_TIED)
+
+    # ---- inducing points ------------------------------------------------------------
+
+    def points_at(self, free: Array, args, kwargs) -> dict[str, dict] | None:
+        """
+        :attr:`points` where those that a method chooses are chosen greedily, for the
+        kernels at some hyperparameters; None where there is nothing to choose.
+
+        :param free: unconstrained hyperparameters, ``(p,)``.
+        """
+        new, kernels = {}, self._kernels(free, args, kwargs)
+        for name, site in self.sites.items():
+            option = site.approximation
+            if option.inter_domain or not isinstance(
+                getattr(option, "inducing", None), str
+            ):
+                continue
+            prior = copy(messages.unwrap(self.guide.known().trace[name]["fn"])[0])
+            prior.kernel = kernels[name]
+            greedy = replace(option, inducing="greedy")
+            if isinstance(getattr(option, "orthogonal", None), str):
+                greedy = replace(greedy, orthogonal="greedy")
+            with suppress(ValueError):  # as few distinct rows as points
+                found = greedy.initial_points(prior, np.asarray(site.X))
+                new[name] = {point_name(i): points_of(p) for i, p in enumerate(found)}
+        if not new:
+            return None
+        return {name: {**own, **new.get(name, {})} for name, own in self.points.items()}
+
+    def _kernels(self, free, args, kwargs) -> dict:
+        """The kernel of each GP site at some hyperparameters, in known numbers."""
+        free = self.unravel(free)
+        zeros = {name: jnp.zeros(shape) for name, shape in self.gp_shapes.items()}
+        zeros |= {name: jnp.zeros(self.shapes[name]) for name in self.effects}
+
+        def run(args, kwargs, free):
+            placed = AtValues(self, free, zeros)
+            with handlers.block(), handlers.trace() as trace, placed:
+                handlers.seed(self.model, jax.random.key(0))(*args, **kwargs)
+            return {k: messages.unwrap(trace[k]["fn"])[0].kernel for k in self.sites}
+
+        return without_leaks(on_data, run, args, kwargs, free)
 
     # ---- what inference needs -------------------------------------------------------
 

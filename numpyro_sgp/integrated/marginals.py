@@ -10,13 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpyro import handlers
-from scipy.linalg import solve_triangular
 from scipy.special import ndtr, ndtri
 
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.integrated.field import AtValues, Field
 from numpyro_sgp.integrated.nodes import Nodes
-from numpyro_sgp.integrated.profile import Gaussian
 from numpyro_sgp.predictive.row_batches import by_batches
 
 _KEPT_MASS = 0.999
@@ -96,7 +94,7 @@ def marginals(
     weights, kept = _kept(nodes)
     shapes: dict = {}
 
-    def moments(free, q, points, batch):
+    def moments(free, mean, factor, points, batch):
         program = field.program(field.unravel(free), points, *join_static(batch, static))
         outputs = program.outputs
         chosen = {}
@@ -110,8 +108,7 @@ def marginals(
         edge = [*program.boundary(targets, []), *parts]
         known = dict(zip(edge, program.evaluate(edge, {}, {}), strict=True))
         linear = field.linear(program, known, targets, _flat)
-        root = q.root()
-        mean, variance = linear.moments(q.mean(root), root)
+        mean, variance = linear.moments(mean, factor)
         return mean[0], variance[0, 0]
 
     run_node = shared(moments)
@@ -119,7 +116,13 @@ def marginals(
     def run(batch):
         batch = [jnp.asarray(a) for a in batch]
         found = [
-            run_node(jnp.asarray(node.free, field.dtype), node.q, field.points, batch)
+            run_node(
+                jnp.asarray(node.free, field.dtype),
+                node.weighed.mean,
+                node.weighed.factor,
+                field.points,
+                batch,
+            )
             for node in kept
         ]
         means, variances = zip(*found, strict=True)
@@ -232,7 +235,7 @@ def draw_field(
     parts, places = [], []
     for k in np.unique(which):
         node, at = nodes.nodes[k], order[which[order] == k]
-        mean, spread = _mean_and_spread(node.q)
+        mean, factor = np.asarray(node.weighed.mean), np.asarray(node.weighed.factor)
         for start in range(0, len(at), _TOGETHER):
             rows = at[start : start + _TOGETHER]
 
@@ -241,7 +244,7 @@ def draw_field(
                 x = rng.normal(size=(number, *shape))
                 return np.stack([x, -x], 1).reshape(-1, *shape) if antithetic else x
 
-            w = (mean + spread(normal(len(mean)))).astype(dtype)
+            w = (mean + normal(len(mean)) @ factor.T).astype(dtype)
             noise = {name: normal(*shape).astype(dtype) for name, shape in shapes.items()}
             free = jnp.asarray(node.free, field.dtype)
             found = run(free, jnp.asarray(w), noise, field.points, arrays)
@@ -249,19 +252,6 @@ def draw_field(
             places.append(rows)
     back = np.argsort(np.concatenate(places))
     return {name: np.concatenate([p[name] for p in parts])[back] for name in parts[0]}
-
-
-def _mean_and_spread(q: Gaussian):
-    """Mean of q(w), and from standard normal rows to what is added to it."""
-    precision = np.asarray(q.precision, float)
-    root = np.linalg.cholesky(precision)
-    half = solve_triangular(root, np.asarray(q.shift, float), lower=True)
-    mean = solve_triangular(root, half, lower=True, trans=1)
-
-    def spread(noise):
-        return solve_triangular(root, noise.T, lower=True, trans=1).T
-
-    return mean, spread
 
 
 def _gp_shapes(field, args, kwargs):

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.interpolate import RBFInterpolator
@@ -163,10 +164,10 @@ class Search:
         self._progress = progress
         self._single = np.dtype(profile.field.dtype).itemsize < 8
 
-    def _evaluate(self, free, start: Gaussian, with_slope=False):
+    def _evaluate(self, free, start: Gaussian, with_slope=False, to_weigh=False):
         if self.until is not None and time.monotonic() > self.until:
             raise Interrupted
-        return self.profile(free, start, with_slope)
+        return self.profile(free, start, with_slope, to_weigh)
 
     # ---- the mode -------------------------------------------------------------------
 
@@ -188,7 +189,13 @@ class Search:
         best = max(finite, key=lambda node: node.value)
         if not best.free.size:
             return best
-        state = {"q": best.q, "best": best}
+        best = self._uphill(best)
+        moved = self.profile.choose_points(best)
+        return best if moved is None else self._uphill(moved)
+
+    def _uphill(self, best: Node) -> Node:
+        """The mode that is uphill of a node."""
+        state: dict[str, Any] = {"q": best.q, "best": best}
 
         def loss(free):
             node, slope = self._evaluate(free, state["q"], True)
@@ -234,17 +241,17 @@ class Search:
         """Mode, axes and nodes."""
         mode = self.mode(starts)
         dim = len(mode.free)
+        axes = self.axes(mode) if dim else np.eye(0)
+        mode = self.profile.settle(mode)
         if dim == 0 or self.max_nodes == 1:
-            return self._one(mode)
-        axes = self.axes(mode)
+            return self._one(mode, axes)
         if dim in _SPACING:
             return self._grid(mode, axes)
         return self._drawn(mode, axes)
 
-    def _one(self, mode):
+    def _one(self, mode, axes):
         dim = len(mode.free)
         log_evidence = mode.value
-        axes = self.axes(mode) if dim else np.eye(0)
         if dim:  # Laplace's term
             log_evidence += 0.5 * dim * np.log(2 * np.pi) + np.linalg.slogdet(axes)[1]
         return Nodes(
@@ -274,7 +281,7 @@ class Search:
                         stopped = f"at the limit of {self.max_nodes} nodes"
                         raise Interrupted
                     free = mode.free + spacing * (axes @ np.array(index, float))
-                    node, _ = self._evaluate(free, known[at].q)
+                    node, _ = self._evaluate(free, known[at].q, to_weigh=True)
                     known[index] = node
                     if np.isfinite(node.value):
                         waiting.add(index)
@@ -320,7 +327,8 @@ class Search:
                 tree = KDTree(z) if len(z) else None
                 for point in new:
                     near = mode if tree is None else nodes[tree.query(point)[1]]
-                    node, _ = self._evaluate(mode.free + axes @ point, near.q)
+                    free = mode.free + axes @ point
+                    node, _ = self._evaluate(free, near.q, to_weigh=True)
                     if not np.isfinite(node.value):
                         node = node._replace(value=-np.inf, q=mode.q)
                     nodes.append(node)
@@ -339,7 +347,7 @@ class Search:
         except Interrupted:
             stopped = "the time was used up"
             if not nodes:
-                return self._one(mode)
+                return self._one(mode, axes)
             weights, log_mean = _weights(z[: len(nodes)], nodes, proposals, mode.value)
         kept = [i for i in range(len(nodes)) if np.isfinite(nodes[i].value)]
         weights = weights[kept] / weights[kept].sum()

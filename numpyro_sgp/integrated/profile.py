@@ -27,6 +27,8 @@ from scipy.stats import norm, qmc
 
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.integrated.field import Field, Linear
+from numpyro_sgp.integrated.moments import row_factors
+from numpyro_sgp.integrated.weighing import Weighed, unweighed, weigh
 from numpyro_sgp.linalg import gauss_hermite, matmul, solve_lower, tensor_grid
 
 _MAX_STEPS = 100
@@ -35,6 +37,11 @@ _LEAST_RATE = 1e-4
 # which each says little.
 _GRIDS = {1: (24, 12), 2: (16, 10), 3: (9, 7)}
 _MANY = 5_000
+_ONE_NODE, _MANY_NODES = 4096, 256  # draws that are weighed
+_MOST_WEIGHED = 1e7  # of draws and rows
+_NOTHING = 0.02  # nats that weights gain where a Gaussian is all that there is
+_TOO_FEW = 0.04  # effective share of draws
+_BETTER = 0.01  # nats for which inducing points are moved
 _DRAWS = 256  # of more predictors than that
 #: Nats that may be left at a node; and where slopes are taken, whose errors are of the
 #: order of the root of that, by dtype.
@@ -99,7 +106,7 @@ def expected(
     :param covariance: shape ``(J, J, N)``.
     """
     nodes, weights = quadrature(len(mean), mean.shape[-1], mean.dtype)
-    root = _row_factors(covariance)
+    root = row_factors(covariance)
 
     def at(node):
         return log_likelihood(mean + jnp.einsum("rsn,s->rn", root, node))
@@ -107,29 +114,13 @@ def expected(
     return jnp.dot(weights, jax.vmap(at)(nodes))
 
 
-def _row_factors(covariance):
-    """Lower factors of small covariances ``(J, J, N)``; a variance of zero is allowed."""
-    number, tiny = len(covariance), jnp.finfo(covariance.dtype).tiny
-    eps = jnp.finfo(covariance.dtype).eps
-    rows: list[list[Array]] = []
-    zero = jnp.zeros_like(covariance[0, 0])
-    for i in range(number):
-        row: list[Array] = []
-        for j in range(i + 1):
-            left = covariance[i, j]
-            left = (
-                left - sum((row[k] * rows[j][k] for k in range(j)), zero)
-                if j < i
-                else (left - sum((row[k] ** 2 for k in range(j)), zero))
-            )
-            if j < i:
-                row.append(left / rows[j][j])
-            else:
-                floor = jnp.maximum(10 * eps * covariance[i, i], tiny**0.5)
-                row.append(jnp.sqrt(jnp.maximum(left, floor)))
-        rows.append(row)
-    full = [row + [zero] * (number - len(row)) for row in rows]
-    return jnp.stack([jnp.stack(row) for row in full])
+def spread(root: Array) -> Array:
+    """
+    A square root of the covariance, of the lower factor of a precision. That is one or more
+    in every direction, so that the inverse is a mild one, and products with it run on all
+    cores, where solves run on one.
+    """
+    return solve_lower(root, jnp.eye(len(root), dtype=root.dtype)).T
 
 
 def divergence(mean: Array, root: Array) -> Array:
@@ -142,7 +133,8 @@ def divergence(mean: Array, root: Array) -> Array:
 
 def bound(log_likelihood, linear: Linear, mean: Array, root: Array) -> Array:
     """The evidence lower bound at q(w)."""
-    return expected(log_likelihood, *linear.moments(mean, root)) - divergence(mean, root)
+    moments = linear.moments(mean, spread(root))
+    return expected(log_likelihood, *moments) - divergence(mean, root)
 
 
 class _At(NamedTuple):
@@ -171,7 +163,7 @@ def optimum(
     def evaluate(q):
         root = q.root()
         mean = q.mean(root)
-        moments = linear.moments(mean, root)
+        moments = linear.moments(mean, spread(root))
         value, (g, slope) = jax.value_and_grad(
             lambda m, c: expected(log_likelihood, m, c), argnums=(0, 1)
         )(*moments)
@@ -226,15 +218,17 @@ class Node(NamedTuple):
     What is known at some hyperparameters.
 
     :param free: unconstrained, ``(p,)``.
-    :param value: log prior and bound, log p(theta) + ELBO*(theta).
+    :param value: log prior and bound, log p(theta) + ELBO*(theta); and what weights gain.
     :param q: the best q(w).
     :param left: nats that it is about from the best.
+    :param weighed: moments of the field, by weights of draws from q(w) or of q(w) itself.
     """
 
     free: np.ndarray
     value: float
     q: Gaussian
     left: float
+    weighed: Weighed
 
 
 class Profile:
@@ -249,12 +243,13 @@ class Profile:
     def __init__(self, field: Field, args: tuple, kwargs: dict):
         self.field = field
         arrays, static = split_static((args, kwargs))
-        self._given = field.points, [jnp.asarray(a) for a in arrays]
+        self._args, self._kwargs = args, kwargs
+        self._arrays = [jnp.asarray(a) for a in arrays]
 
         def terms(free, points, arrays):
             return field.terms(free, points, *join_static(arrays, static))
 
-        def node(free, start, with_slope, tolerance, *given):
+        def node(free, start, with_slope, tolerance, with_weights, key, *given):
             here = terms(free, *given)
             q, value, left = optimum(here.log_likelihood, here.linear, start, tolerance)
             root = q.root()
@@ -266,8 +261,19 @@ class Profile:
                 return found + there.log_prior
 
             slope = jax.lax.cond(with_slope, jax.grad(total), jnp.zeros_like, free)
-            return value + here.log_prior, slope, q, left
+            drawn = here.log_likelihood, here.linear, mean, root, value, key
+            weighed = jax.lax.cond(
+                with_weights,
+                lambda: weigh(*drawn, self.draws),
+                lambda: unweighed(mean, spread(root)),
+            )
+            return value + here.log_prior, slope, q, left, weighed
 
+        #: Draws that are weighed at a node.
+        self.draws = _ONE_NODE if field.num_hyperparameters == 0 else _MANY_NODES
+        rows = field.layout.num_rows * field.layout.number**2
+        #: Whether the field is more than its best Gaussian, so that draws are weighed.
+        self.weighs = self.draws * rows < _MOST_WEIGHED
         self._node = shared(node)
         #: Multiplications of one product of all rows with the field's covariance.
         self.work = float(field.layout.num_rows) * field.layout.number * field.size**2
@@ -278,17 +284,54 @@ class Profile:
         """Where q(w) starts."""
         return Gaussian.prior(self.field.size, self.field.dtype)
 
-    def __call__(self, free, start: Gaussian, with_slope: bool = False):
+    def __call__(
+        self, free, start: Gaussian, with_slope: bool = False, to_weigh: bool = False
+    ):
         """
         :param free: unconstrained hyperparameters ``(p,)``.
         :param start: the q(w) of a neighbour.
+        :param to_weigh: whether draws are to be weighed, where that is of use.
         :return: :class:`Node` and the slope of its value, zero if not asked for.
         """
+        to_weigh = to_weigh and self.weighs
         self.count += 1
         dtype = self.field.dtype
         at = jnp.asarray(free, dtype)
         limit = AT_SLOPES[jnp.dtype(dtype).name] if with_slope else AT_NODES
-        options = jnp.asarray(with_slope), jnp.asarray(limit, dtype)
-        value, slope, q, left = self._node(at, start, *options, *self._given)
-        node = Node(np.asarray(at, float), float(value), q, float(left))
+        options = jnp.asarray(with_slope), jnp.asarray(limit, dtype), jnp.asarray(to_weigh)
+        key = jax.random.key(self.count)
+        found = self._node(at, start, *options, key, self.field.points, self._arrays)
+        value, slope, q, left, weighed = found
+        value = float(value) + float(weighed.gain)
+        node = Node(np.asarray(at, float), value, q, float(left), weighed)
         return node, np.asarray(slope, float)
+
+    def choose_points(self, mode: Node) -> Node | None:
+        """
+        Chooses inducing points anew for the kernels at a mode, where that is better.
+
+        :return: the mode with them; None where nothing changed.
+        """
+        field, before = self.field, self.field.points
+        free = jnp.asarray(mode.free, field.dtype)
+        points = field.points_at(free, self._args, self._kwargs)
+        if points is None:
+            return None
+        field.points = points
+        node, _ = self(mode.free, self.prior())
+        if node.value > mode.value + _BETTER:
+            return node
+        field.points = before
+        return None
+
+    def settle(self, mode: Node) -> Node:
+        """
+        The mode, weighed; and sees whether to weigh other nodes: not where a Gaussian is
+        all that there is, nor where draws from it are too far from the posterior.
+        """
+        node, _ = self(mode.free, mode.q, to_weigh=True)
+        gain, effective = float(node.weighed.gain), float(node.weighed.effective)
+        if abs(gain) < _NOTHING or not effective > _TOO_FEW:
+            self.weighs = False
+            node, _ = self(mode.free, mode.q)
+        return node

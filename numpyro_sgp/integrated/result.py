@@ -24,6 +24,7 @@ from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.marginals import Mixture, draw_field, given, marginals
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.profile import Gaussian, Node
+from numpyro_sgp.integrated.weighing import Weighed
 from numpyro_sgp.predictive import Prediction, Predictions
 from numpyro_sgp.predictive.mixture import MixtureParts
 from numpyro_sgp.predictive.predictions import read_rows
@@ -427,8 +428,9 @@ def _packed(nodes: Nodes) -> dict:
         "free": np.stack([node.free for node in each]),
         "values": np.array([node.value for node in each]),
         "left": np.array([node.left for node in each]),
-        "shift": np.stack([np.asarray(node.q.shift) for node in each]),
-        "precision": np.stack([np.asarray(node.q.precision) for node in each]),
+        "weighed": [
+            np.stack(parts) for parts in zip(*(n.weighed for n in each), strict=True)
+        ],
         "weights": nodes.weights,
         "numbers": np.array([nodes.log_evidence, nodes.effective, nodes.border]),
         "mode": nodes.mode,
@@ -442,11 +444,17 @@ def _unpacked(fitted: Fitted, more: dict) -> Nested:
     """The result that a file has."""
     args, kwargs = fitted.examples or (fitted.args or (), fitted.kwargs)
     field = Field(fitted.guide, args, kwargs, tuple(more["effects"]))
-    qs = map(Gaussian, jnp.asarray(more["shift"]), jnp.asarray(more["precision"]))
-    parts = zip(more["free"], map(float, more["values"]), qs, more["left"], strict=True)
+    weighed = map(Weighed, *(jnp.asarray(part) for part in more["weighed"]))
+    nothing = Gaussian.prior(0, field.dtype)  # where other nodes would start
+    parts = [
+        Node(free, float(value), nothing, float(left), found)
+        for free, value, left, found in zip(
+            more["free"], more["values"], more["left"], weighed, strict=True
+        )
+    ]
     log_evidence, effective, border = map(float, more["numbers"])
     nodes = Nodes(
-        nodes=tuple(Node(*part) for part in parts),
+        nodes=tuple(parts),
         log_evidence=log_evidence,
         effective=effective,
         border=border,
