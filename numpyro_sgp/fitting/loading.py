@@ -36,8 +36,8 @@ def load(
     :param base_guide: the base guide, where it is none of NumPyro's.
     :param loss: the loss, where it is no :class:`~numpyro_sgp.TraceGP_ELBO` with a rule of
         the package; predictions do not need it.
-    :return: a :class:`Fitted` or :class:`Nested`, whose predictions are equal to the last
-        bit to those before.
+    :return: a :class:`Fitted`, whose predictions are equal to the last bit to those before;
+        or a :class:`Nested`, whose are but for rounding.
     :raises ValueError: if the file is damaged or not one of :meth:`Fitted.save`, is of
         another model or another version of the format, has float64 where JAX is set to
         float32, or does not have all that makes the guide.

@@ -380,7 +380,11 @@ class Nested:
             fitted.args, fitted.kwargs, fitted.examples = None, {}, self._examples
         fitted.bound, fitted.seconds = self.log_evidence, self.seconds
         fitted.more = {
-            "nested": {"effects": list(self.field.effects), **_packed(self.nodes)}
+            "nested": {
+                "effects": list(self.field.effects),
+                "points": self.field.points,
+                **_packed(self.nodes),
+            }
         }
         fitted.save(path)
 
@@ -444,6 +448,7 @@ def _unpacked(fitted: Fitted, more: dict) -> Nested:
     """The result that a file has."""
     args, kwargs = fitted.examples or (fitted.args or (), fitted.kwargs)
     field = Field(fitted.guide, args, kwargs, tuple(more["effects"]))
+    field.points = more["points"]
     weighed = map(Weighed, *(jnp.asarray(part) for part in more["weighed"]))
     nothing = Gaussian.prior(0, field.dtype)  # where other nodes would start
     parts = [
