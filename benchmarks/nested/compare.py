@@ -2,8 +2,9 @@
 Nested inference beside NUTS: how far posteriors are apart, and how long each took.
 
 `python compare.py NAME... [--reference FOLDER] [--guides]` reads what `reference.py` wrote
-and prints for each problem the largest differences over all numbers of a kind: of means in
-reference sds, sds as a ratio, and 5 % and 95 % quantiles of hyperparameters in sds.
+and prints for each problem (and writes to benchmarks/results/nested.json) the largest
+differences over all numbers of a kind: of means in reference sds, sds as a ratio, and 5 %
+and 95 % quantiles of hyperparameters in sds.
 `--guides` adds the factorised guide (AutoNormal) and AutoMultivariateNormal beside q(u).
 """
 
@@ -20,6 +21,7 @@ from problems import PROBLEMS
 import numpyro_sgp as sgp
 
 LEVELS = 0.05, 0.95
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "nested.json"
 FIELDS = "f", "eta", "trend", "season"
 
 
@@ -106,15 +108,54 @@ def shown(table):
             )
 
 
+METHODS = {
+    "nested": "`sgp.nested`",
+    "AutoNormal": "`fit`, AutoNormal",
+    "AutoMultivariateNormal": "`fit`, AutoMultivariateNormal",
+}
+
+
+def table(results):
+    """The table of docs/nested.md: the worst over all numbers of a problem."""
+    lines = [
+        "| problem | rows | method | s | hyperparameters: mean, sds, quantiles | effects, "
+        "functions: mean, sds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, methods in results.items():
+        reference = methods["NUTS"]
+        rows = f"{reference['rows']:,}"
+        lines.append(f"| {name} | {rows} | NUTS | {reference['seconds']:.0f} | | |")
+        for method, label in METHODS.items():
+            if method not in methods:
+                continue
+            found = methods[method]
+            thetas = list(found["hyperparameters"].values())
+            others = [*found["effects"].values(), *found["functions"].values()]
+            cells = []
+            for sites, last in ((thetas, True), (others, False)):
+                mean = max(s["mean"] for s in sites)
+                low, high = (f([s[k] for s in sites]) for f, k in _ENDS)
+                text = f"{mean:.2f}, {low:.2f} to {high:.2f}"
+                if last:
+                    text += f", {max(s['quantiles'] for s in sites):.2f}"
+                cells.append(text)
+            lines.append(f"| | | {label} | {found['seconds']:.1f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+_ENDS = (min, "sd_low"), (max, "sd_high")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", default=list(PROBLEMS))
     parser.add_argument("--reference", default=Path(__file__).parent / "reference")
-    parser.add_argument("--out", default=None)
+    parser.add_argument("--out", default=RESULTS)
     parser.add_argument("--guides", action="store_true")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    every = {}
+    every = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in options.names:
         problem, path = PROBLEMS[name], Path(options.reference) / f"{name}.npz"
         reference = dict(np.load(path))
@@ -133,15 +174,15 @@ def main():
                 *given, AutoMultivariateNormal
             )
         print(f"{name}: NUTS {float(reference['seconds']):.0f} s")
-        every[name] = {"NUTS": {"seconds": float(reference["seconds"])}}
+        rows = max(len(v) for v in data)
+        every[name] = {"NUTS": {"seconds": float(reference["seconds"]), "rows": rows}}
         for method, run in methods.items():
             seconds, summaries = run(problem, data, thetas, positive)
             table = compare(summaries, reference, thetas, positive)
             print(f"  {method}: {seconds:.1f} s")
             shown(table)
             every[name][method] = {"seconds": seconds, **table}
-        if options.out:
-            Path(options.out).write_text(json.dumps(every, indent=1))
+        Path(options.out).write_text(json.dumps(every, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.loading import RESULTS
 from numpyro_sgp.fitting.log_score import LogScore
+from numpyro_sgp.fitting.plots import draw
 from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.integrated.check import check
 from numpyro_sgp.integrated.field import Field
@@ -31,6 +32,9 @@ from numpyro_sgp.predictive.predictions import read_rows
 from numpyro_sgp.predictive.responses import of_responses
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.rows import by_row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _THETA_DRAWS = 8192
 _MAX_NUMBERS = 3e6
@@ -329,6 +333,33 @@ class Nested:
         values = draw_field(self.field, self.nodes, *where, antithetic=not joint)
         return free, which, values
 
+    def plot(
+        self,
+        ax: Axes | None = None,
+        *,
+        site: str | None = None,
+        X: Any = None,
+        level: float = 0.9,
+        index: Any = None,
+        num_points: int | None = None,
+        **kwargs,
+    ) -> Axes:
+        """
+        Predictions and data over one or two input columns; see :meth:`Fitted.plot`, whose
+        options these are.
+
+        :param ax: axes to draw into; new ones if None.
+        :param site: what to show: a GP site, a sum of them, or a response.
+        :param X: inputs to predict at; the range of the training inputs if None.
+        :param level: probability inside of the band.
+        :param index: which one of several values in each row to show.
+        :param num_points: inputs along each column.
+        :param kwargs: keyword arguments of the model beside the inputs.
+        :return: the axes.
+        """
+        options = {"site": site, "X": X, "level": level, "index": index}
+        return draw(_Shown(self), ax, num_points=num_points, model_kwargs=kwargs, **options)
+
     # ---- ArviZ ----------------------------------------------------------------------
 
     def to_arviz(self, *args, num_samples: int = 1000, **kwargs) -> Any:
@@ -472,6 +503,22 @@ def _unpacked(fitted: Fitted, more: dict) -> Nested:
 
 
 RESULTS["nested"] = _unpacked
+
+
+class _Shown:
+    """What a figure asks of a fit."""
+
+    def __init__(self, result: Nested):
+        self.guide, self.model, self.predict = result.guide, result.model, result.predict
+        self.examples, self.params = result._examples, {}
+        self.args = None if self.examples is not None else result.args
+        self.kwargs, self._points = result.kwargs, result.field.points
+
+    def posterior(self, *args, rng_key=None, **kwargs):
+        found = self.guide.posterior(self.guide.known().starts, *args, **kwargs)
+        for name, q in found.items():
+            q.inducing = self.guide.approximations[name].points_in(self._points[name])
+        return found
 
 
 class _Parts(MixtureParts):

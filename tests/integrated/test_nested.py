@@ -124,6 +124,14 @@ def test_it_goes_through_a_file(posterior, tmp_path):
         loaded.sample(jax.random.key(0))
 
 
+@pytest.mark.parametrize("name", ["f", "eta", "y"])
+def test_it_shows_itself(posterior, name):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    ax = posterior.plot(site=name, num_points=20)
+    assert ax.get_ylabel() == name and ax.get_legend() is not None
+
+
 def test_one_node_is_the_mode():
     found = run(counts, (X, COUNTS), max_nodes=1)
     assert found.nodes.kind == "one" and found.nodes.stopped == ""
