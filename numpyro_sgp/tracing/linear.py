@@ -152,7 +152,20 @@ class LinearProgram:
             kind = self._kinds.get(value)
             if kind is not None and kind.labels and kind.is_linear:
                 found[self._root(value)] = None
+        # What is linear in others, a sum of them say, is none of its own.
+        for value in reversed(list(found)):
+            others = {other for other in found if other is not value}
+            if not self._opens(value, others):
+                del found[value]
         return list(found)
+
+    def _opens(self, value, given) -> bool:
+        """Whether a value needs openings of the field beside what is given."""
+        needed = self._needed([value], given)
+        return any(
+            step in needed and step.primitive is OPENING and self.labels(step.results[0])
+            for step in self._steps
+        )
 
     def _root(self, value):
         while True:

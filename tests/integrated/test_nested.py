@@ -207,6 +207,21 @@ def test_a_normal_scale_is_a_hyperparameter():
     assert {*found.field.thetas} == {"log_noise", "log_length"}
 
 
+def test_a_likelihood_may_be_a_factor_of_all_rows():
+    def model(X, y):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.5))
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X))
+        eta = f + slope * X[:, 0]
+        constant = jax.scipy.special.gammaln(y + 1.0).sum()
+        numpyro.factor("likelihood", (y * eta - jnp.exp(eta)).sum() - constant)
+
+    option = sgp.SVGP(inducing=np.linspace(0, 5, 8)[:, None])
+    found = run(model, (X, COUNTS), option)
+    known = run(counts, (X, COUNTS), option)
+    np.testing.assert_allclose(found.log_evidence, known.log_evidence, atol=1e-6)
+
+
 def test_masked_rows_do_not_count():
     y, mask = np.sin(X[:, 0]), np.arange(30) % 3 > 0
 
