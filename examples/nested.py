@@ -34,10 +34,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 from matplotlib.figure import Figure
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
-from scipy.stats import gaussian_kde
+from scipy.stats import norm
 
 import numpyro_sgp as sgp
 
@@ -202,7 +203,7 @@ def simulate_growth(num_children=400, seed=1):
 
 def simulate_map(side=20, seed=2):
     """Events in ``side`` times ``side`` cells of ten kilometres by ten."""
-    truth = {"variance": 0.5, "lengthscale": 2.0, "intercept": 0.5, "slope": 0.6}
+    truth = {"variance": 0.5, "lengthscale": 2.0, "intercept": 2.0, "slope": 0.6}
     centres = (np.arange(side) + 0.5) * SIDE / side
     cells = np.stack(np.meshgrid(centres, centres), axis=-1).reshape(-1, 2)
     area = np.full(len(cells), (SIDE / side) ** 2)
@@ -213,3 +214,158 @@ def simulate_map(side=20, seed=2):
     truth["eta"] = truth["intercept"] + truth["slope"] * covariate + truth["f"]
     y = np.random.default_rng(seed).poisson(np.exp(truth["eta"]) * area)
     return Simulated((cells, covariate, area, y), truth)
+
+
+# ---- inference --------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """What a method found."""
+
+    title: str
+    numbers: pd.DataFrame
+    """Rows with mean and sd of each number."""
+    draws: dict
+    """Of hyperparameters, and of NUTS all sites."""
+    seconds: float
+
+
+def rows(name, values):
+    """Labels and values of a site's numbers."""
+    for index in np.ndindex(np.shape(values)):
+        yield f"{name}[{', '.join(map(str, index))}]" if index else name, values[index]
+
+
+def integrate(example, data, args, title="nested"):
+    """Nested inference: its result, and what it found."""
+    options = {"max_nodes": args.max_nodes, "progress_bar": not args.quiet}
+    posterior = sgp.nested(example.model, example.approximation(args), data, **options)
+    numbers = posterior.summary()
+    few = posterior.posterior(*(a[:7] for a in data))
+    for name in example.sums:  # of effects, which no row changes
+        for label, mean in rows(name, few[name].mean):
+            numbers.loc[label, "mean"] = mean
+        for label, sd in rows(name, few[name].sd):
+            numbers.loc[label, "sd"] = sd
+        levels = few[name].quantile([0.05, 0.5, 0.95])
+        for i, level in enumerate(("5%", "50%", "95%")):
+            for label, value in rows(name, levels[i]):
+                numbers.loc[label, level] = value
+    return posterior, Run(title, numbers, posterior.hyperparameters, posterior.seconds)
+
+
+def run_nuts(example, data, args, title="NUTS"):
+    """NUTS on the sparse or the whitened model."""
+    approximation = example.approximation(args)
+    if example.whitened:
+        model = sgp.whiten(example.model)
+    else:
+        model = sgp.sparsify(example.model, approximation, example.expectation)
+    began = time.perf_counter()
+    mcmc = MCMC(
+        NUTS(model, dense_mass=example.dense_mass),
+        num_warmup=args.num_warmup,
+        num_samples=args.num_samples,
+        progress_bar=not args.quiet,
+    )
+    mcmc.run(jax.random.key(args.seed), *data)
+    draws = {name: np.asarray(v) for name, v in mcmc.get_samples().items()}
+    seconds = time.perf_counter() - began
+    found = {}
+    for name, values in draws.items():
+        size = effective_sample_size(values[None])
+        moments = values.mean(0), values.std(0, ddof=1), np.asarray(size)
+        for (label, mean), (_, sd), (_, ess) in zip(
+            *(rows(name, v) for v in moments), strict=True
+        ):
+            found[label] = {"mean": mean, "sd": sd, "ESS": ess}
+    return Run(title, pd.DataFrame.from_dict(found, orient="index"), draws, seconds)
+
+
+def table(runs, truth):
+    """Means and standard deviations side by side, for the rows that all have."""
+    true = {label: v for name in truth for label, v in rows(name, truth[name])}
+    width = max(len(label) for label in runs[0].numbers.index) + 2
+    lines = [" " * (width + 10) + "".join(f"{run.title:>24s}" for run in runs)]
+    lines.append(f"{'':{width}s}{'true':>10s}" + f"{'mean':>14s}{'sd':>10s}" * len(runs))
+    for label in runs[0].numbers.index:
+        if not all(label in run.numbers.index for run in runs):
+            continue
+        line = f"{label:{width}s}{true.get(label, np.nan):10.4g}"
+        for run in runs:
+            line += "{:14.4g}{:10.3g}".format(*run.numbers.loc[label, ["mean", "sd"]])
+        lines.append(line)
+    seconds = "".join(f"{run.seconds:24.1f}" for run in runs)
+    lines.append(f"{'seconds':{width + 10}s}{seconds}")
+    for run in runs:
+        if "ESS" in run.numbers:
+            least = run.numbers.loc[run.numbers.index.isin(runs[0].numbers.index), "ESS"]
+            where = f"{least.min():.0f} ({least.idxmin()})"
+            lines.append(f"{run.title}: smallest effective sample size {where}")
+    return "\n".join(lines)
+
+
+# ---- figures ----------------------------------------------------------------------------
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#00684B", "0.45"
+COLOURS = {"nested": BLUE, "nested, each tenth day": GREEN}
+
+
+def densities(axis, name, runs, truth, label):
+    """Histograms of a number's draws, and what is true."""
+    shown = [run for run in runs if name in run.draws]
+    every = [run.draws[name] for run in shown]
+    low, high = (f(np.quantile(d, q) for d in every) for f, q in ((min, 0.002), (max, 0.985)))
+    for run, draws in zip(shown, every, strict=True):
+        first = run is runs[0]
+        axis.hist(
+            draws,
+            bins=np.linspace(low, high, 61 if len(draws) > 4000 else 31),
+            density=True,
+            color=COLOURS.get(run.title, ORANGE),
+            histtype="stepfilled" if first else "step",
+            alpha=0.4 if first else 1.0,
+            lw=0 if first else 1.2,
+            label=run.title,
+        )
+    if name in truth:
+        axis.axvline(truth[name], color="k", ls="--", lw=1.0, label="true")
+    axis.set(xlabel=label, xlim=(low, high), yticks=[], ylim=(0.0, None))
+
+
+def band(axis, x, mean, sd, **options):
+    """Mean and two standard deviations on either side."""
+    axis.fill_between(x, mean - 2 * sd, mean + 2 * sd, color=BLUE, alpha=0.3, lw=0, **options)
+    axis.plot(x, mean, color=BLUE, lw=1.5)
+
+
+def new_figure(size, layout):
+    """A figure and its axes by name."""
+    figure = Figure(figsize=size, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
+    axes = figure.subplot_mosaic(layout)
+    for axis in axes.values():
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def legend_of(figure, *axes, **options):
+    """One legend for all of these axes, below."""
+    found = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    options = {"loc": "outside lower center", "ncols": len(found), "frameon": False} | options
+    figure.legend(list(found.values()), list(found), **options)
+
+
+def draw_daily(posterior, simulated, runs):
+    """Wednesdays with their intensity, parts about their means, effects, densities."""
+    (days, weekday, _, y), truth = simulated
+    start = np.datetime64("2001-01-01").astype("datetime64[D]")
+    figure, axes = new_figure(
+        (12.0, 9.0),
+        [["eta"] * 4, ["trend"] * 2 + ["season"] * 2, ["effects"] * 2 + ["a", "b"]]
+        ,
+    )
+    return figure

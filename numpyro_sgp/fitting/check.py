@@ -220,5 +220,5 @@ def _of_latents(given):
         name,
         np.nan,
         told=f"{', '.join(points)}: LOO, evidence and intervals do not know their spread",
-        mend="base_guide=AutoMultivariateNormal, or MCMC, for their posterior",
+        mend="sgp.nested, base_guide=AutoMultivariateNormal, or MCMC, for their posterior",
     )

@@ -38,14 +38,17 @@ _LEAST_RATE = 1e-4
 _GRIDS = {1: (24, 12), 2: (16, 10), 3: (9, 7)}
 _MANY = 5_000
 _ONE_NODE, _MANY_NODES = 4096, 256  # draws that are weighed
+# Work at a node, and hyperparameters, which make many nodes: below both all nodes take less
+# time than to compile them well.
+_SMALL, _MANY_HYPERPARAMETERS = 2e7, 4
 _MOST_WEIGHED = 1e7  # of draws and rows
 _NOTHING = 0.02  # nats that weights gain where a Gaussian is all that there is
 _TOO_FEW = 0.04  # effective share of draws
 _BETTER = 0.01  # nats for which inducing points are moved
 _DRAWS = 256  # of more predictors than that
-#: Nats that may be left at a node; and where slopes are taken, whose errors are of the
-#: order of the root of that, by dtype.
-AT_NODES = 1e-3
+#: Nats that may be left at a node, where means are then .014 sds off at most; and where
+#: slopes are taken, whose errors are of the order of the root of that, by dtype.
+AT_NODES = 1e-4
 AT_SLOPES = {"float32": 1e-3, "float64": 1e-7}
 
 
@@ -274,9 +277,10 @@ class Profile:
         rows = field.layout.num_rows * field.layout.number**2
         #: Whether the field is more than its best Gaussian, so that draws are weighed.
         self.weighs = self.draws * rows < _MOST_WEIGHED
-        self._node = shared(node)
         #: Multiplications of one product of all rows with the field's covariance.
         self.work = float(field.layout.num_rows) * field.layout.number * field.size**2
+        few = field.num_hyperparameters < _MANY_HYPERPARAMETERS
+        self._node = shared(node, briefly=few and self.work < _SMALL)
         #: How often it was asked for.
         self.count = 0
 
@@ -297,7 +301,9 @@ class Profile:
         self.count += 1
         dtype = self.field.dtype
         at = jnp.asarray(free, dtype)
-        limit = AT_SLOPES[jnp.dtype(dtype).name] if with_slope else AT_NODES
+        limit = AT_SLOPES[jnp.dtype(dtype).name]
+        if not with_slope and at.size:
+            limit = max(limit, AT_NODES)
         options = jnp.asarray(with_slope), jnp.asarray(limit, dtype), jnp.asarray(to_weigh)
         key = jax.random.key(self.count)
         found = self._node(at, start, *options, key, self.field.points, self._arrays)
