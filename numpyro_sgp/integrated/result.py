@@ -147,6 +147,30 @@ class Nested:
         args, kwargs = self._arguments(args, kwargs)
         return marginals(self.field, self.nodes, args, kwargs, batch_size)
 
+    def quantiles(self, quantiles: Sequence[float], *args, **kwargs) -> dict:
+        """
+        Posterior quantiles of each number of hyperparameters, effects, GP sites and sums of
+        them.
+
+        :param quantiles: levels between 0 and 1.
+        :param args: arguments of the model; the training data if left out.
+        :return: by site an array with a leading axis of the levels.
+        """
+        found = self.posterior(*args, **kwargs)
+        out = {
+            k: np.quantile(v, quantiles, axis=0) for k, v in self.hyperparameters.items()
+        }
+        return out | {name: q.quantile(quantiles) for name, q in found.items()}
+
+    def median(self, *args, **kwargs) -> dict:
+        """
+        Posterior medians of what :meth:`quantiles` has.
+
+        :param args: arguments of the model; the training data if left out.
+        """
+        found = self.quantiles([0.5], *args, **kwargs)
+        return {name: values[0] for name, values in found.items()}
+
     def predict(
         self,
         *args,
@@ -393,6 +417,8 @@ class Nested:
             "num_nodes": len(self.nodes.nodes),
             "effective_nodes": self.nodes.effective,
         }
+        if self._verdict is not None:
+            attrs |= self._verdict.attrs
         draws = {name: np.asarray(v)[None] for name, v in draws.items()}
         return Found(draws, self.model, {}, args, kwargs, attrs)
 

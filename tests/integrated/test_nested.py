@@ -64,6 +64,13 @@ def test_marginals_are_those_of_draws(posterior):
     assert draws["lengthscale"].shape == (4000,)
 
 
+def test_medians_and_quantiles(posterior):
+    medians, levels = posterior.median(X_NEW), posterior.quantiles([0.1, 0.9], X_NEW)
+    assert {*medians} == {*levels} == {"lengthscale", "slope", "f", "eta"}
+    for name, median in medians.items():
+        assert np.all((levels[name][0] < median) & (median < levels[name][1]))
+
+
 def test_rows_are_drawn_together(posterior):
     near = np.array([[2.0], [2.001]])
     f = np.asarray(posterior.sample(jax.random.key(0), near, sample_shape=(500,))["f"])
