@@ -10,10 +10,10 @@ Three models with data simulated from them, by ``sgp.nested``:
 * ``map``: a log-Gaussian Cox process in the 400 cells of a map, with a covariate.
 
 Prints means, standard deviations and quantiles of hyperparameters and effects, and saves a
-figure for each model. With ``--nuts`` NUTS runs too, and a table has both side by side:
-for ``growth`` and ``map`` on the model made sparse by ``sgp.sparsify`` or whitened by
-``sgp.whiten``; for ``daily`` on the sparse model of each tenth day, since a step with all
-days takes too long, and nested inference then runs on these days as well.
+figure for each model. With ``--nuts`` NUTS runs too, on the model made sparse by
+``sgp.sparsify`` with as many inducing points, and a table has both side by side. For
+``daily`` it sees each tenth day, since with all of them it takes ten times as long, and
+nested inference then runs on these days as well.
 
 The parts of the ``daily`` model share a level that the counts cannot tell apart: each
 weekday's effect is known to a tenth, their differences to a hundredth.
@@ -38,6 +38,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 
@@ -239,6 +240,14 @@ def rows(name, values):
         yield f"{name}[{', '.join(map(str, index))}]" if index else name, values[index]
 
 
+def approximation(example, args):
+    """
+    Inducing points by their kernels: with one that is periodic those that are evenly
+    spread over twenty years may all be of one time of the year.
+    """
+    return sgp.SVGP(args.num_inducing or example.inducing, "greedy")
+
+
 def draws_of(q, number=8192, seed=0):
     """Of a number whose posterior is a mixture of Gaussians."""
     rng = np.random.default_rng(seed)
@@ -250,7 +259,7 @@ def integrate(example, data, args, title="nested"):
     """Nested inference: its result, and what it found."""
     posterior = sgp.nested(
         example.model,
-        sgp.SVGP(args.num_inducing or example.inducing),
+        approximation(example, args),
         data,
         max_nodes=args.max_nodes,
         progress_bar=not args.quiet,
@@ -270,7 +279,7 @@ def integrate(example, data, args, title="nested"):
 
 def run_nuts(example, data, args):
     """NUTS on the sparse model."""
-    option = sgp.SVGP(args.num_inducing or example.inducing)
+    option = approximation(example, args)
     model = sgp.sparsify(example.model, option, example.expectation)
     began = time.perf_counter()
     mcmc = MCMC(
@@ -344,8 +353,8 @@ def intervals(axis, runs, labels, truth):
     x = np.arange(len(labels))
     for i, run in enumerate(runs):
         numbers = run.numbers.loc[labels]
-        where = x + 0.22 * (i - (len(runs) - 1) / 2)
-        options = {"ms": 3.5, "lw": 1.5, "color": COLOURS.get(run.title, ORANGE)}
+        where = x + 0.7 / len(runs) * (i - (len(runs) - 1) / 2)
+        options = {"ms": 3, "lw": 1.5, "color": COLOURS.get(run.title, ORANGE)}
         axis.errorbar(where, numbers["mean"], 2 * numbers["sd"], fmt="o", **options)
     axis.plot(x, truth, "k_", ms=11, mew=1.3)
     axis.set_xlim(-0.6, len(labels) - 0.4)
@@ -391,8 +400,12 @@ def draw_daily(posterior, simulated, runs):
     parts = Parts(posterior, simulated, np.concatenate([of_trend, of_season]), wednesdays)
     parts.draw_counts(axes["eta"])
     parts.draw(axes["trend"], "trend", slice(None, 120), 2001 + of_trend / YEAR)
-    axes["trend"].set(xlabel="year", ylabel="trend (log counts)", xlim=(2001, None))
+    axes["trend"].set(
+        xlabel="year", ylabel="trend (log counts)", xlim=(2001, 2001 + len(days) / YEAR)
+    )
     parts.draw(axes["season"], "season", slice(120, None), of_season)
+    for name in ("eta", "trend"):
+        axes[name].xaxis.set_major_locator(MaxNLocator(integer=True))
     first = np.cumsum([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30])
     axes["season"].set_xticks(first, "JFMAMJJASOND", ha="left")
     axes["season"].set(xlabel="month", ylabel="season (log counts)", xlim=(0, 366))
@@ -453,6 +466,7 @@ class Parts:
         axis.plot(x, middle, color=BLUE, lw=1.0)
         axis.plot(x, np.exp(self.truth["eta"][self.size :]), "k--", lw=0.7)
         axis.set(xlabel="year", ylabel="counts on Wednesdays", xlim=(x[0], x[-1]))
+        axis.set_ylim(0.0, 1.25 * self.y.max())
         axis.legend(loc="upper left", frameon=False, ncols=2)
 
 

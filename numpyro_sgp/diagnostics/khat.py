@@ -128,8 +128,6 @@ def weigh(
 
     :raises Exception: as the model and the guide do, where either has no density.
     """
-    from arviz_stats.base import array_stats
-
     elbo = Trace_ELBO()  # of one draw: minus the log of its weight
     rows, each = _size(params, model, guide, args, kwargs)
     chunk = num_particles
@@ -143,14 +141,21 @@ def weigh(
         return mapped(of_draw, jax.random.split(key, num_particles), chunk)
 
     found = np.asarray(on_data(log_weights, args, kwargs, params, rng_key), float)
+    return weighed(found)
+
+
+def weighed(log_weights: np.ndarray) -> Weighed:
+    """What the log weights of draws tell."""
+    from arviz_stats.base import array_stats
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few draws in the tail: k-hat is infinite
-        khat = float(array_stats.psislw(-found)[1])
-    weights = np.exp(found - found.max())
-    gap = np.log(weights.mean()) + found.max() - found.mean()
-    share = weights / weights.mean()
-    error = np.sqrt((np.var(share, ddof=1) + np.var(found, ddof=1)) / num_particles)
-    return Weighed(khat, float(gap), float(error))
+        khat = float(array_stats.psislw(-log_weights)[1])
+    top = log_weights.max()
+    weights = np.exp(log_weights - top)
+    gap = np.log(weights.mean()) + top - log_weights.mean()
+    variances = np.var(weights / weights.mean(), ddof=1) + np.var(log_weights, ddof=1)
+    return Weighed(khat, float(gap), float(np.sqrt(variances / len(log_weights))))
 
 
 def is_cheap(params: dict, model, guide, *args, **kwargs) -> bool:

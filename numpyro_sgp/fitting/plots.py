@@ -256,7 +256,7 @@ def _draw_data(ax, scene, p, index, name):
     if scene.trace is None or name not in scene.trace:
         return
     site = scene.trace[name]
-    if not site["is_observed"]:
+    if not site.get("is_observed", False):
         return
     fn = site["fn"]
     value = np.broadcast_to(np.asarray(site["value"], float), fn.shape())

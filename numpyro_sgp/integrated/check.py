@@ -12,18 +12,18 @@ import numpy as np
 
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k
+from numpyro_sgp.diagnostics.khat import weighed as weighed_draws
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
 from numpyro_sgp.guides import SVGP, AutoSparseGP
-from numpyro_sgp.guides.points import points_of
+from numpyro_sgp.guides.points import point_name, points_of
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.profile import Profile
-from numpyro_sgp.linalg import solve_lower
+from numpyro_sgp.integrated.weighing import draws
 
 _LOOKED_AT = 5
 _FEW = 5.0  # effective nodes
 _BORDER = 0.01
-_CHUNK = 3e7  # numbers of draws held at one time
 
 
 def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
@@ -97,7 +97,8 @@ def _larger(field, args, kwargs) -> Field | None:
     options: dict[str, Any] = {}
     grown = False
     for name, site in field.sites.items():
-        own = [np.asarray(points_of(points)) for points in site.points]
+        names = map(point_name, range(len(site.points)))
+        own = [np.asarray(field.points[name][key]) for key in names]
         if any(points.ndim > 2 for points in own) or site.approximation.inter_domain:
             raise NotImplementedError(
                 "points of each latent function, or inter-domain ones"
@@ -138,43 +139,24 @@ def _of_family(field, chosen, args, kwargs, weighed):
 
     def log_weights(free, q, key, points, arrays):
         here = field.terms(free, points, *join_static(arrays, static))
-        linear, root = here.linear, q.root()
-        mean, size = q.mean(root), len(q.shift)
-        log_det = jnp.sum(jnp.log(jnp.diagonal(root)))
-
-        def one(key):
-            k_w, k_rows = jax.random.split(key)
-            x = jax.random.normal(k_w, (size,), field.dtype)
-            w = mean + solve_lower(root, x[:, None], transpose=True)[:, 0]
-            shape = len(linear.left), 1, linear.left.shape[-1]
-            noise = jax.random.normal(k_rows, shape, field.dtype)
-            rows = linear.base + jnp.einsum("k,krn->rn", w, linear.maps)
-            rows = rows + jnp.sum(linear.left * noise, axis=0)
-            return here.log_likelihood(rows) - 0.5 * (w @ w) + 0.5 * (x @ x) - log_det
-
-        keys = jax.random.split(key, NUM_DRAWS)
-        chunk = int(np.clip(_CHUNK / max(linear.base.size, 1), 1, 50))
-        return jax.lax.map(one, keys, batch_size=chunk)
+        root = q.root()
+        where = here.log_likelihood, here.linear, q.mean(root), root, key
+        return draws(*where, NUM_DRAWS)[1]
 
     run = shared(log_weights)
     arrays = [jnp.asarray(a) for a in arrays]
-    gaps, khats = [], []
+    each = []
     try:
-        from arviz_stats.base import array_stats
-
         for i, node in enumerate(chosen):
             free = jnp.asarray(node.free, field.dtype)
             key = jax.random.key(i)
             found = np.asarray(run(free, node.q, key, field.points, arrays), float)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                khats.append(float(array_stats.psislw(-found)[1]))
-            top = found.max()
-            gaps.append(np.log(np.mean(np.exp(found - top))) + top - found.mean())
+            each.append(weighed_draws(found))
     except Exception as error:
         first = f"{type(error).__name__}: {error}".splitlines()[0]
         return Cause(name, np.nan, told=f"unknown: {first}")
-    low, high, khat, limit = min(gaps), max(gaps), max(khats), good_k(NUM_DRAWS)
+    low, high = (f(found.gap for found in each) for f in (min, max))
+    khat, limit = max(found.khat for found in each), good_k(NUM_DRAWS)
     told = f"{low:.2g} to {high:.2g} between q(w) and the posterior at {len(chosen)} nodes"
     told += f": by weights of k-hat {khat:.2f}"
     told += "" if khat <= limit else f", above {limit:.2f}, so at least"

@@ -18,7 +18,7 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA, on_data, shared, without_leaks
-from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.guides import VGP, AutoSparseGP
 from numpyro_sgp.guides.points import point_name, points_of
 from numpyro_sgp.linalg import matmul
 from numpyro_sgp.tracing import messages
@@ -29,6 +29,7 @@ from numpyro_sgp.tracing.program import opening
 MAX_HYPERPARAMETERS = 15
 #: Most numbers of the field.
 MAX_FIELD = 5_000
+_MOST_IN_A_ROW = 20  # linear predictors, integrated together
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,14 +290,12 @@ class Field:
                 "The likelihood does not depend on any GP site, so that there is nothing "
                 "to infer of it."
             )
-        single = [r for r in roots if math.prod(r.aval.shape) < 2 and max(sizes) > 1]
-        for root in single:
-            if not on_gp[root]:  # an effect that has a likelihood of its own: a scale, say
-                return {name for _, name in program.labels(root)}
-        found = self._layouts(roots)
+        shapes = {tuple(r.aval.shape) for r in roots if on_gp[r]}
         for root in roots:
-            if not found and not on_gp[root]:
+            if not on_gp[root] and tuple(root.aval.shape) not in shapes:
+                # Effects that are not of rows, as predictors are: a scale, weights.
                 return {name for _, name in program.labels(root)}
+        found = [each for each in self._layouts(roots) if each.number <= _MOST_IN_A_ROW]
         if not found:
             raise ValueError(_TIED)
         self._candidates = found
@@ -343,7 +342,12 @@ class Field:
                 # Not the same for all predictors of a row: probabilities of classes do not
                 # change with what is added to all.
                 along = jnp.cos(jnp.arange(float(len(start))))[:, None] * signs
-                return jax.jvp(slope, (start,), (along,))[1] / signs
+                here, second = jax.jvp(slope, (start,), (along,))
+                # Some rows moved far: what is tied by steps has no second derivative.
+                moved = signs > 0.0
+                there = slope(jnp.where(moved, start + 2.0, start))
+                change = jnp.where(moved, 0.0, there - here)
+                return second / signs, change, jnp.max(jnp.abs(here))
 
             product = shared(product, briefly=True)
             apart = True
@@ -354,11 +358,13 @@ class Field:
                     signs = rng.choice([-1.0, 1.0], shape[1])
                     signs = jnp.asarray(signs * rng.uniform(0.5, 1.5, shape[1]), self.dtype)
                     where = free, self.points, args, kwargs
-                    found.append(np.asarray(product(*where, signs, start)))
-                a, b = found
-                tolerance = 1e4 * jnp.finfo(self.dtype).eps
-                size = np.maximum(np.abs(a), np.abs(b)).max() + 1e-30
-                apart = apart and bool(np.all(np.abs(a - b) <= tolerance * size))
+                    found.append(product(*where, signs, start))
+                (a, change, steep), (b, other, _) = jax.tree.map(np.asarray, found)
+                eps = jnp.finfo(self.dtype).eps
+                size = 1e4 * np.maximum(np.abs(a), np.abs(b)).max() + 1e3 * steep
+                apart = apart and bool(np.all(np.abs(a - b) <= eps * size + 1e-30))
+                moved = max(np.abs(change).max(), np.abs(other).max())
+                apart = apart and bool(moved <= 1e3 * eps * steep + 1e-30)
             if apart:
                 return
         raise ValueError(_TIED)
@@ -366,6 +372,10 @@ class Field:
     # ---- inducing points ------------------------------------------------------------
 
     def points_at(self, free: Array, args, kwargs) -> dict[str, dict] | None:
+        """:meth:`chosen`, where kernels hide traced values too."""
+        return without_leaks(self.chosen, free, args, kwargs)
+
+    def chosen(self, free: Array, args, kwargs) -> dict[str, dict] | None:
         """
         :attr:`points` where those that a method chooses are chosen greedily, for the
         kernels at some hyperparameters; None where there is nothing to choose.
@@ -375,9 +385,9 @@ class Field:
         new, kernels = {}, self._kernels(free, args, kwargs)
         for name, site in self.sites.items():
             option = site.approximation
-            if option.inter_domain or not isinstance(
-                getattr(option, "inducing", None), str
-            ):
+            method = getattr(option, "inducing", None)
+            all_rows = isinstance(option, VGP)
+            if option.inter_domain or all_rows or not isinstance(method, str):
                 continue
             prior = copy(messages.unwrap(self.guide.known().trace[name]["fn"])[0])
             prior.kernel = kernels[name]
@@ -403,7 +413,7 @@ class Field:
                 handlers.seed(self.model, jax.random.key(0))(*args, **kwargs)
             return {k: messages.unwrap(trace[k]["fn"])[0].kernel for k in self.sites}
 
-        return without_leaks(on_data, run, args, kwargs, free)
+        return on_data(run, args, kwargs, free)
 
     # ---- what inference needs -------------------------------------------------------
 
@@ -427,8 +437,12 @@ class Field:
 
         return Terms(known[prior], linear, log_likelihood)
 
-    def linear(self, program, known, targets, joined) -> Linear:
-        """Targets that are linear in the field, as :class:`Linear`."""
+    def linear(self, program, known, targets, joined, signs: bool = False) -> Linear:
+        """
+        Targets that are linear in the field, as :class:`Linear`.
+
+        :param signs: whether what rows leave open has signs drawn at random.
+        """
         outputs = program.outputs
 
         def of_field(field):
@@ -439,12 +453,19 @@ class Field:
             ("effect", k): jnp.zeros(self.shapes[k], self.dtype) for k in self.effects
         }
         base, linear = jax.linearize(of_field, zeros)
+        labels = frozenset().union(*map(program.labels, targets))
         maps, left = [], []
         for name, shape in self.gp_shapes_of(outputs):
             A, sd = known[outputs["projections"][name]], known[outputs["left"][name]]
             A = jnp.broadcast_to(A, (*shape[:-1], *A.shape[-2:]))
             A = A.reshape(-1, *A.shape[-2:])
             sd = jnp.broadcast_to(sd, shape).reshape(-1, shape[-1])
+            if ("gp", name) not in labels:
+                maps.append(jnp.zeros((len(A) * A.shape[1], *base.shape), self.dtype))
+                left.extend([jnp.zeros_like(base)] * len(A))
+                continue
+            if signs:
+                sd = sd * jax.random.rademacher(jax.random.key(0), sd.shape, sd.dtype)
             for q in range(len(A)):
 
                 def of_function(values, q=q, name=name, shape=shape):
@@ -505,6 +526,19 @@ class _Placed(Messenger):
         name, field = msg.get("name"), self.field
         if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
             return
+        if msg["scale"] is not None and (name in field.sites or name in field.effects):
+            raise ValueError(
+                f"Latent site '{name}' is scaled (numpyro.handlers.scale, or a subsampled "
+                "plate), but as part of the field it has its own prior. Scale observed "
+                "sites alone."
+            )
+        if name in field.effects and tuple(msg["fn"].shape()) != field.shapes[name]:
+            raise ValueError(
+                f"Latent site '{name}' has the shape {msg['fn'].shape()} with these "
+                f"arguments, but had {field.shapes[name]} with the training data: it is "
+                "one number for each row of those. Its values at other rows are not "
+                "inferred."
+            )
         if name in field.sites:
             prior, _ = messages.unwrap(msg["fn"])
             posterior = field.sites[name].approximation.posterior(prior, self.points[name])
@@ -518,7 +552,8 @@ class _Placed(Messenger):
             self.left[name] = jnp.where(
                 positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0
             )
-            self.known[name] = jax.tree.leaves((prior.kernel, prior.X))
+            # Not the kernel's leaves: one of another class may have none.
+            self.known[name] = [prior.X, A, variance]
             g = opening(("gp", name), prior.shape(), field.dtype)
             msg["value"] = jnp.reshape(prior.mean + g, msg["fn"].shape())
         elif name in field.effects:
@@ -643,10 +678,15 @@ def _check(guide, setup):
                 f"GP site '{name}': tight bounds are not for nested inference; leave "
                 "tight='none'."
             )
-    if setup.coupling.couples or setup.coupling.combines:
+    if setup.coupling.combines:
         raise ValueError(_TIED)
     for name in setup.latents:
         fn = setup.trace[name]["fn"]
+        if isinstance(messages.unwrap(fn)[0], dist.MaskedDistribution):
+            raise ValueError(
+                f"Latent site '{name}' is masked, which leaves it without a prior. Put "
+                "numpyro.handlers.mask around observed sites alone."
+            )
         if fn.support.is_discrete:
             raise ValueError(
                 f"Latent site '{name}' is discrete. Sum it out (dist.MixtureSameFamily, "

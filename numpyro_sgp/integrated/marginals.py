@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -15,9 +15,9 @@ from scipy.special import ndtr, ndtri
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.integrated.field import AtValues, Field
 from numpyro_sgp.integrated.nodes import Nodes
-from numpyro_sgp.predictive.row_batches import by_batches
 
 _KEPT_MASS = 0.999
+_COMBINED = 1e-2  # of a variance, by which it may be wrong
 _TOGETHER = 16  # draws of a node that share its factors
 _BISECTIONS = 50
 
@@ -81,14 +81,19 @@ class Mixture:
 
 
 def marginals(
-    field: Field, nodes: Nodes, args: tuple, kwargs: dict, batch_size: int
+    field: Field,
+    nodes: Nodes,
+    args: tuple,
+    kwargs: dict,
+    names: Collection[str] | None = None,
 ) -> dict[str, Mixture]:
     """
     Of each GP site, effect and deterministic site that is linear in the field (sums of
-    sites, say), in the shape of the site.
+    sites, say), in the shape of the site; without those that combine rows of a GP site
+    between its inducing points, whose variances would be wrong.
 
     :param args: arguments of the model, at any inputs.
-    :param batch_size: rows done at a time.
+    :param names: of sites, if not all are wanted.
     """
     arrays, static = split_static((args, kwargs))
     weights, kept = _kept(nodes)
@@ -100,7 +105,8 @@ def marginals(
         chosen = {}
         for name, value in outputs["values"].items():
             kind = program.kind(value)
-            if kind.labels and kind.is_linear:
+            wanted = names is None or name in names
+            if wanted and kind.labels and kind.is_linear:
                 chosen[name] = value
                 shapes[name] = tuple(value.aval.shape)
         targets = list(chosen.values())
@@ -109,57 +115,35 @@ def marginals(
         known = dict(zip(edge, program.evaluate(edge, {}, {}), strict=True))
         linear = field.linear(program, known, targets, _flat)
         mean, variance = linear.moments(mean, factor)
-        return mean[0], variance[0, 0]
+        # What is left open at a row is apart from other rows: where several make a number
+        # (a mean over rows), its variance is not that of their sum, whatever their signs.
+        signed = field.linear(program, known, targets, _flat, signs=True).left
+        away = jnp.abs(signed**2 - linear.left**2).sum(axis=0)[0]
+        return mean[0], variance[0, 0], away > _COMBINED * variance[0, 0]
 
     run_node = shared(moments)
 
-    def run(batch):
-        batch = [jnp.asarray(a) for a in batch]
-        found = [
-            run_node(
-                jnp.asarray(node.free, field.dtype),
-                node.weighed.mean,
-                node.weighed.factor,
-                field.points,
-                batch,
+    batch = [jnp.asarray(a) for a in arrays]
+    found = []
+    for node in kept:
+        free = jnp.asarray(node.free, field.dtype)
+        q = node.weighed
+        found.append(run_node(free, q.mean, q.factor, field.points, batch))
+    means, variances, wrong = map(np.stack, zip(*found, strict=True))
+    out, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + int(np.prod(shape))
+        if not np.any(wrong[:, start:end]):
+            out[name] = Mixture(
+                weights,
+                means[:, start:end].reshape(-1, *shape),
+                variances[:, start:end].reshape(-1, *shape),
             )
-            for node in kept
-        ]
-        means, variances = zip(*found, strict=True)
-        return _by_site(np.stack(means), shapes), _by_site(np.stack(variances), shapes)
-
-    found = by_batches(run, arrays, batch_size)
-    out = {}
-    for name in found[0][0][0]:
-        means, variances = (
-            _joined([(part[i][name], count, size) for part, count, size in found])
-            for i in (0, 1)
-        )
-        out[name] = Mixture(weights, means, variances)
     return out
 
 
 def _flat(values):
     return jnp.concatenate([v.reshape(-1) for v in values])[None]
-
-
-def _by_site(values, shapes):
-    found, end = {}, 0
-    for name, shape in shapes.items():
-        start, end = end, end + int(np.prod(shape))
-        found[name] = values[:, start:end].reshape(-1, *shape)
-    return found
-
-
-def _joined(parts):
-    """One array of several batches of rows; what has no rows is that of the first."""
-    first, count, size = parts[0]
-    axes = [i for i in range(1, first.ndim) if first.shape[i] == size]
-    if not axes or (len(parts) == 1 and count == size):
-        return first
-    axis = axes[-1]
-    cut = [np.take(values, np.arange(count), axis=axis) for values, count, _ in parts]
-    return np.concatenate(cut, axis=axis)
 
 
 def _kept(nodes: Nodes):

@@ -14,7 +14,7 @@ from numpyro.distributions import biject_to
 from tqdm import tqdm
 
 from numpyro_sgp._programs import join_static, shared, split_static
-from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.integrated.field import Field, check_model
 from numpyro_sgp.integrated.nodes import Search
@@ -65,7 +65,8 @@ def nested(
     predictors at a time, and N only counts in products. Up to three predictors in a row are
     integrated by quadrature, more by quasi-random numbers.
 
-    Inducing points stay where they were put at the start.
+    Inducing points that a method chooses are chosen anew at the mode, greedily for its
+    kernels, where that raises the bound.
 
     :param model: a NumPyro model with GP sites.
     :param approximation: what to put at GP sites, as :class:`~numpyro_sgp.AutoSparseGP`
@@ -120,7 +121,7 @@ def nested(
     if seconds is not None and not seconds > 0:
         raise ValueError(f"seconds must be positive, got {seconds}.")
     rng_key = jax.random.key(0) if rng_key is None else rng_key
-    args, kwargs = as_arrays(model, tuple(data), kwargs)
+    args, kwargs = as_plain_arrays(model, tuple(data), kwargs)
     check_model(model, args, kwargs)
     guide = AutoSparseGP(model, approximation)
     guide.setup(*args, **kwargs)

@@ -93,10 +93,14 @@ class Nodes:
             zeros = np.zeros(number, int)
             return np.broadcast_to(self.mode, (number, len(self.mode))), zeros
         z, dim = self.standardised(self.free), len(self.mode)
+        if len(z) < dim + 3:
+            places = _systematic(self.weights, number, rng)
+            return self.free[places], places
         if self.kind == "drawn":
             places = rng.permutation(_systematic(self.weights, number, rng))
             mean = self.weights @ z
-            root = np.linalg.cholesky((z - mean).T * self.weights @ (z - mean))
+            spread = (z - mean).T * self.weights @ (z - mean) + 1e-6 * np.eye(dim)
+            root = np.linalg.cholesky(spread)
             near = np.sqrt(1 - _SMOOTH**2) * (z[places] - mean) + mean
             near = near + _SMOOTH * rng.normal(size=(number, dim)) @ root.T
             return self.mode + near @ self.axes.T, places
@@ -164,10 +168,11 @@ class Search:
         self._progress = progress
         self._single = np.dtype(profile.field.dtype).itemsize < 8
 
-    def _evaluate(self, free, start: Gaussian, with_slope=False, to_weigh=False):
+    def _evaluate(self, free, start: Gaussian, to_weigh=False):
+        """A node, of those around the mode, which is found however long that takes."""
         if self.until is not None and time.monotonic() > self.until:
             raise Interrupted
-        return self.profile(free, start, with_slope, to_weigh)
+        return self.profile(free, start, to_weigh=to_weigh)
 
     # ---- the mode -------------------------------------------------------------------
 
@@ -178,7 +183,7 @@ class Search:
         :raises ValueError: if no start has a finite density.
         """
         prior = self.profile.prior()
-        tried = [self._evaluate(start, prior)[0] for start in starts]
+        tried = [self.profile(start, prior)[0] for start in starts]
         finite = [node for node in tried if np.isfinite(node.value)]
         if not finite:
             raise ValueError(
@@ -198,7 +203,7 @@ class Search:
         state: dict[str, Any] = {"q": best.q, "best": best}
 
         def loss(free):
-            node, slope = self._evaluate(free, state["q"], True)
+            node, slope = self.profile(free, state["q"], True)
             self._progress("mode", node.value)
             if not (np.isfinite(node.value) and np.all(np.isfinite(slope))):
                 return 1e10, np.zeros_like(free)
@@ -223,8 +228,8 @@ class Search:
         step = 0.1 if self._single else 1e-2
         hessian = np.zeros((dim, dim))
         for i, unit in enumerate(np.eye(dim)):
-            up = self._evaluate(mode.free + step * unit, mode.q, True)[1]
-            down = self._evaluate(mode.free - step * unit, mode.q, True)[1]
+            up = self.profile(mode.free + step * unit, mode.q, True)[1]
+            down = self.profile(mode.free - step * unit, mode.q, True)[1]
             hessian[i] = (down - up) / (2 * step)
         hessian = 0.5 * (hessian + hessian.T)
         if not np.all(np.isfinite(hessian)):
@@ -378,9 +383,11 @@ def _student_draws(centre, root, number, seed):
 def _weights(z, nodes, proposals, top):
     """Weights of nodes drawn from several proposals, and the log of their mean."""
     log_q = np.full(len(z), -np.inf)
-    for centre, root in proposals:
+    counts = [_ROUND] * len(proposals)
+    counts[-1] = len(z) - sum(counts[:-1])  # the last one may have ended early
+    for (centre, root), count in zip(proposals, counts, strict=True):
         density = multivariate_t(centre, root @ root.T, df=_FREEDOM)
-        log_q = np.logaddexp(log_q, density.logpdf(z) - np.log(len(proposals)))
+        log_q = np.logaddexp(log_q, np.log(count / len(z)) + density.logpdf(z))
     values = np.array([node.value for node in nodes]) - top
     log_weights = values - log_q
     total = logsumexp(log_weights)

@@ -28,7 +28,7 @@ from scipy.stats import norm, qmc
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.integrated.field import Field, Linear
 from numpyro_sgp.integrated.moments import row_factors
-from numpyro_sgp.integrated.weighing import Weighed, unweighed, weigh
+from numpyro_sgp.integrated.weighing import Weighed, spread, unweighed, weigh
 from numpyro_sgp.linalg import gauss_hermite, matmul, solve_lower, tensor_grid
 
 _MAX_STEPS = 100
@@ -115,15 +115,6 @@ def expected(
         return log_likelihood(mean + jnp.einsum("rsn,s->rn", root, node))
 
     return jnp.dot(weights, jax.vmap(at)(nodes))
-
-
-def spread(root: Array) -> Array:
-    """
-    A square root of the covariance, of the lower factor of a precision. That is one or more
-    in every direction, so that the inverse is a mild one, and products with it run on all
-    cores, where solves run on one.
-    """
-    return solve_lower(root, jnp.eye(len(root), dtype=root.dtype)).T
 
 
 def divergence(mean: Array, root: Array) -> Array:

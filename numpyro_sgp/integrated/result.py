@@ -14,11 +14,11 @@ from jax.scipy.special import logsumexp
 
 from numpyro_sgp._programs import join_static, mapped, shared, split_static
 from numpyro_sgp.diagnostics.arviz import Found, to_arviz
-from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.loading import RESULTS
 from numpyro_sgp.fitting.log_score import LogScore
 from numpyro_sgp.fitting.plots import draw
+from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.integrated.check import check
 from numpyro_sgp.integrated.field import Field
@@ -101,7 +101,8 @@ class Nested:
             return jax.lax.map(one, free, batch_size=256)
 
         free = jnp.asarray(free, self.field.dtype)
-        return jax.tree.map(np.asarray, shared(run, briefly=True)(free, arrays))
+        found = shared(run, briefly=True)(free, arrays)
+        return {name: np.asarray(found[name]) for name in self.field.thetas}
 
     def summary(self, levels: Sequence[float] = _LEVELS) -> Any:
         """
@@ -125,27 +126,30 @@ class Nested:
             quantiles = np.quantile(draws, levels, axis=0)
             add(name, np.asarray(draws.mean(0)), np.asarray(draws.std(0)), quantiles)
         if self.field.effects:
-            found = self.posterior(*self.args, **self.kwargs)
-            for name in self.field.effects:
+            effects = self.field.effects
+            where = self.args, self.kwargs, effects
+            found = marginals(self.field, self.nodes, *where)
+            for name in effects:
                 q = found[name]
                 add(name, q.mean, q.sd, q.quantile(levels))
         return pd.DataFrame.from_dict(rows, orient="index")
 
     # ---- posteriors and predictions -------------------------------------------------
 
-    def posterior(self, *args, batch_size: int = 2048, **kwargs) -> dict[str, Mixture]:
+    def posterior(self, *args, **kwargs) -> dict[str, Mixture]:
         """
         The posterior of each GP site, of each effect, and of each deterministic site that
-        is linear in them (:func:`numpyro.deterministic` of a sum of sites, say).
+        is linear in them (:func:`numpyro.deterministic` of a sum of sites, say). Sites that
+        combine rows of a GP site (a mean over rows) are in :meth:`sample` alone, unless
+        inducing points leave nothing open there.
 
         :param args: arguments of the model, ``X_new`` most often.
-        :param batch_size: rows done at a time.
         :return: by site a mixture of Gaussians over nodes, with ``mean``, ``variance``,
             ``sd`` and ``quantile`` in the shape of the site.
         :raises ValueError: if the inputs do not fit the model.
         """
         args, kwargs = self._arguments(args, kwargs)
-        return marginals(self.field, self.nodes, args, kwargs, batch_size)
+        return marginals(self.field, self.nodes, args, kwargs)
 
     def quantiles(self, quantiles: Sequence[float], *args, **kwargs) -> dict:
         """
@@ -177,7 +181,6 @@ class Nested:
         quantiles: Sequence[float] = (0.05, 0.95),
         num_draws: int = 2048,
         rng_key: Array | None = None,
-        batch_size: int = 2048,
         **kwargs,
     ) -> Predictions:
         """
@@ -189,7 +192,6 @@ class Nested:
         :param quantiles: levels between 0 and 1.
         :param num_draws: draws of all latents, for the responses.
         :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
-        :param batch_size: rows done at a time.
         :return: a :class:`~numpyro_sgp.Prediction` for each site.
         :raises ValueError: if levels are not between 0 and 1, or the inputs do not fit.
         """
@@ -200,7 +202,7 @@ class Nested:
             raise ValueError(f"num_draws must be positive, got {num_draws}.")
         args, kwargs = self._arguments(args, kwargs)
         found = {}
-        for name, q in marginals(self.field, self.nodes, args, kwargs, batch_size).items():
+        for name, q in marginals(self.field, self.nodes, args, kwargs).items():
             if name in self.field.effects:
                 continue
             values = np.zeros((0, *q.mean.shape))
@@ -268,12 +270,10 @@ class Nested:
                     if not messages.is_response(site):
                         continue
                     density = by_row(messages.log_prob(site, scaled=False), num_rows)
-                    if density is None:
-                        raise ValueError(
-                            f"Observed site '{name}' has no log likelihood for each of "
-                            f"the {num_rows} rows."
-                        )
                     count = by_row(messages.counted(site), num_rows)
+                    if density is None:  # of other rows than those of the GP site
+                        density = messages.log_prob(site, scaled=False)
+                        count = messages.counted(site)
                     found[name] = jnp.where(count > 0, density, jnp.nan)
                 return found
 
@@ -406,7 +406,7 @@ class Nested:
         self, num_samples: int, rng_key: Array, args: tuple, kwargs: dict
     ) -> Found:
         """What :func:`~numpyro_sgp.to_arviz` asks for."""
-        args, kwargs = as_arrays(self.model, args, kwargs)
+        args, kwargs = as_plain_arrays(self.model, args, kwargs)
         draws = self.sample(rng_key, *args, sample_shape=(num_samples,), **kwargs)
         attrs = {
             "method": "nested",
@@ -449,7 +449,7 @@ class Nested:
 
     def _arguments(self, args, kwargs):
         if args or kwargs:
-            return as_arrays(self.model, args, kwargs)
+            return as_plain_arrays(self.model, args, kwargs)
         if self._examples is not None:
             raise ValueError(
                 "The training data are not in the file that this came from. Say at which "

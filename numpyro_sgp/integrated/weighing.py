@@ -45,6 +45,48 @@ def unweighed(mean: Array, factor: Array) -> Weighed:
     return Weighed(0.0 * one, one, mean, factor)
 
 
+def draws(
+    log_likelihood, linear: Linear, mean: Array, root: Array, key: Array, number: int
+) -> tuple[Array, Array]:
+    """
+    Draws from q(w), in pairs around its mean, and their log weights.
+
+    :param mean: of q(w).
+    :param root: lower factor of its precision.
+    :param number: of draws.
+    :return: standardised, ``(number, m)``, and the logarithms of weights whose mean is the
+        largest bound.
+    """
+    size, dtype = len(mean), mean.dtype
+    x = jax.random.normal(key, (number // 2, size), dtype)
+    x = jnp.concatenate([x, -x])
+    w = mean + matmul(x, spread(root).T)
+    flat = linear.maps.reshape(size, -1)
+    predictors = len(linear.base)
+    # Points with the mean and the covariance of what is left open, two for each predictor.
+    left = jnp.einsum("frn,fsn->rsn", linear.left, linear.left)
+    steps = jnp.sqrt(jnp.asarray(predictors, dtype)) * jnp.moveaxis(row_factors(left), 1, 0)
+    steps = jnp.concatenate([steps, -steps])
+
+    def one(w):
+        rows = linear.base + (w @ flat).reshape(linear.base.shape)
+        return jnp.mean(jax.vmap(lambda step: log_likelihood(rows + step))(steps))
+
+    chunk = max(int(_CHUNK // max(steps.size, 1)), 1)
+    found = jax.lax.map(one, w, batch_size=min(chunk, number))
+    log_det = jnp.sum(jnp.log(jnp.diagonal(root)))
+    return x, found + 0.5 * jnp.sum(x**2 - w**2, axis=-1) - log_det
+
+
+def spread(root: Array) -> Array:
+    """
+    A square root of the covariance, of the lower factor of a precision. That is one or more
+    in every direction, so that the inverse is a mild one, and products with it run on all
+    cores, where solves run on one.
+    """
+    return solve_lower(root, jnp.eye(len(root), dtype=root.dtype)).T
+
+
 def weigh(
     log_likelihood,
     linear: Linear,
@@ -63,27 +105,10 @@ def weigh(
     :param value: its bound.
     :param number: of draws.
     """
-    size, dtype = len(mean), mean.dtype
-    eye = jnp.eye(size, dtype=dtype)
-    inverse = solve_lower(root, eye)
-    x = jax.random.normal(key, (number // 2, size), dtype)
-    x = jnp.concatenate([x, -x])
-    w = mean + matmul(x, inverse)
-    flat = linear.maps.reshape(size, -1)
-    predictors = len(linear.base)
-    # Points with the mean and the covariance of what is left open, two for each predictor.
-    left = jnp.einsum("frn,fsn->rsn", linear.left, linear.left)
-    steps = jnp.sqrt(jnp.asarray(predictors, dtype)) * jnp.moveaxis(row_factors(left), 1, 0)
-    steps = jnp.concatenate([steps, -steps])
-
-    def one(w):
-        rows = linear.base + (w @ flat).reshape(linear.base.shape)
-        return jnp.mean(jax.vmap(lambda step: log_likelihood(rows + step))(steps))
-
-    chunk = max(int(_CHUNK // max(steps.size, 1)), 1)
-    found = jax.lax.map(one, w, batch_size=min(chunk, number))
-    log_det = jnp.sum(jnp.log(jnp.diagonal(root)))
-    found = found + 0.5 * jnp.sum(x**2 - w**2, axis=-1) - log_det - value
+    dtype = mean.dtype
+    eye, root_of = jnp.eye(len(mean), dtype=dtype), spread(root)
+    x, found = draws(log_likelihood, linear, mean, root, key, number)
+    found = found - value
     found = jnp.where(jnp.isfinite(found), found, -1e4)
     top = logsumexp(found) - 0.5 * jnp.log(jnp.asarray(float(number), dtype))
     found = jnp.minimum(found, top)
@@ -92,9 +117,9 @@ def weigh(
     shift = weights @ x
     # That of the draws themselves, which is not I either, is taken off.
     change = matmul(x.T * (weights - 1.0 / number), x) - jnp.outer(shift, shift)
-    factor = matmul(inverse.T, _factor(eye, change))
+    factor = matmul(root_of, _factor(eye, change))
     effective = 1.0 / (number * jnp.sum(weights**2))
-    return Weighed(gain, effective, mean + shift @ inverse, factor)
+    return Weighed(gain, effective, mean + root_of @ shift, factor)
 
 
 def _factor(eye, change):

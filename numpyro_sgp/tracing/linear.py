@@ -20,7 +20,7 @@ _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "check
 _LINEAR = frozenset(
     "add sub neg add_any concatenate convert_element_type copy copy_p squeeze reshape "
     "broadcast_in_dim transpose rev slice reduce_sum cumsum expand_dims pad "
-    "reduce_precision real stop_gradient".split()
+    "reduce_precision real".split()
 )
 #: Linear in the first operand, where the others are known.
 _LINEAR_IN_FIRST = frozenset("div gather dynamic_slice".split())
@@ -29,7 +29,7 @@ _BILINEAR = frozenset("mul dot_general".split())
 #: Each of the numbers that come out is made of one number of the operand that is not known.
 _BY_NUMBER = frozenset(
     "add sub neg add_any mul div select_n convert_element_type copy copy_p squeeze reshape "
-    "broadcast_in_dim expand_dims reduce_precision stop_gradient".split()
+    "broadcast_in_dim expand_dims reduce_precision".split()
 )
 
 

@@ -89,12 +89,109 @@ def test_predictions(posterior):
     assert score.rows.shape == (30,) and np.isfinite(score.mean)
 
 
-def test_batches_of_rows_change_nothing(posterior):
-    many = np.linspace(0.0, 5.0, 300)[:, None]
-    whole, parts = posterior.posterior(many), posterior.posterior(many, batch_size=128)
-    for name in whole:
-        np.testing.assert_allclose(whole[name].mean, parts[name].mean, atol=1e-9)
-        np.testing.assert_allclose(whole[name].sd, parts[name].sd, atol=1e-9)
+def test_what_combines_rows_is_drawn_alone():
+    """A mean over rows between inducing points; and at them, where nothing is left open."""
+
+    def model(X, y=None):
+        f = site(X, sgp.kernels.Matern12())
+        numpyro.deterministic("average", f.mean())
+        observe(f, y)
+
+    y = np.sin(X[:, 0])
+    few = run(model, (X, y), sgp.SVGP(3))
+    assert {*few.posterior(X)} == {"f"}
+    every = run(model, (X, y), sgp.VGP())
+    q = every.posterior(X)["average"]
+    draws = np.asarray(every.sample(jax.random.key(0), sample_shape=(2000,))["average"])
+    assert abs(draws.std() / q.sd - 1.0) < 0.1
+    assert abs(draws.mean() - q.mean) < 0.15 * q.sd
+
+
+def test_more_groups_than_rows():
+    group = np.arange(30) * 17
+
+    def model(X, group, y=None):
+        with numpyro.plate("groups", 512):
+            b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        observe(site(X) + b[group], y)
+
+    found = run(model, (X, group, np.sin(X[:, 0])))
+    assert found.posterior()["b"].mean.shape == (512,)
+    assert len(found.summary()) == 512
+
+
+def test_the_dense_posterior():
+    found, other = (
+        run(counts, (X, COUNTS), sgp.VGP()),
+        run(counts, (X, COUNTS), sgp.SVGP(20)),
+    )
+    np.testing.assert_allclose(found.log_evidence, other.log_evidence, atol=0.02)
+
+
+def test_a_kernel_of_ones_own_with_a_sampled_number():
+    class Kernel:
+        def __init__(self, lengthscale):
+            self.lengthscale = lengthscale
+
+        def __call__(self, A, B):
+            return jnp.exp(-0.5 * ((A[:, None, 0] - B[None, :, 0]) / self.lengthscale) ** 2)
+
+        def diag(self, A):
+            return jnp.ones(len(A))
+
+    def model(X, y=None):
+        log_length = numpyro.sample("log_length", dist.Normal(0.0, 1.0))
+        observe(site(X, Kernel(jnp.exp(log_length))), y)
+
+    found = run(model, (X, np.sin(X[:, 0])), max_nodes=1)
+    assert found.field.thetas == ("log_length",)
+
+
+def test_weights_of_outputs_are_hyperparameters():
+    """Products of two latents are not linear, though their shapes share a length."""
+
+    def model(X, y=None):
+        with numpyro.plate("functions", 2):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        observe(w @ f, y)
+
+    found = run(model, (X, np.sin(X[:, 0])), max_nodes=1)
+    assert found.field.thetas == ("w",) and found.field.layout.number == 1
+
+
+def test_large_counts_in_float32():
+    y = RNG.poisson(np.exp(7.0 + np.sin(X[:, 0])))
+
+    def model(X, y=None):
+        f = site(X, sgp.kernels.RBF(30.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    with jax.enable_x64(False):
+        found = run(model, (X.astype(np.float32), y), sgp.SVGP(10))
+        mean = found.posterior()["f"].mean
+    assert np.all(np.abs(mean - 7.0 - np.sin(X[:, 0])) < 0.1)
+
+
+def test_a_frame_of_inputs():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": X[:, 0]})
+    found = run(counts, (frame, COUNTS), max_nodes=1)
+    assert found.predict(frame[:3])["y"].mean.shape == (3,)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_few_nodes_still_answer(number):
+    def model(X, y=None):
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.5))
+        observe(site(X, sgp.kernels.RBF(1.0, lengthscale)), y, noise)
+
+    found = run(model, (X, np.sin(X[:, 0])), max_nodes=number)
+    assert np.isfinite(found.summary().to_numpy()).all()
+    short = run(model, (X, np.sin(X[:, 0])), seconds=0.01)
+    assert "time" in short.nodes.stopped
 
 
 def test_arviz_has_what_mcmc_has(posterior):
@@ -267,6 +364,43 @@ def test_a_deep_gp():
 
     with pytest.raises(ValueError, match="depends on GP site 'h'"):
         run(model, (X, COUNTS))
+
+
+def test_rows_tied_by_their_maximum():
+    def model(X, y=None):
+        f = site(X)
+        numpyro.factor("least", -5.0 * jnp.max(f))
+        observe(f, y)
+
+    with pytest.raises(ValueError, match="ties rows"):
+        run(model, (X, np.sin(X[:, 0])))
+
+
+@pytest.mark.parametrize("handler", ["scale", "mask"])
+def test_handlers_around_latents(handler):
+    handlers = {
+        "scale": numpyro.handlers.scale(scale=2.0),
+        "mask": numpyro.handlers.mask(mask=False),
+    }
+
+    def model(X, y=None):
+        with handlers[handler]:
+            level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        observe(site(X) + level, y)
+
+    with pytest.raises(ValueError, match="'level' is"):
+        run(model, (X, np.sin(X[:, 0])))
+
+
+def test_local_effects_at_other_rows():
+    def model(X, y=None):
+        with numpyro.plate("data", X.shape[0]):
+            e = numpyro.sample("e", dist.Normal(0.0, 0.1))
+        observe(site(X) + e, y)
+
+    found = run(model, (X, np.sin(X[:, 0])))
+    with pytest.raises(ValueError, match="'e' has the shape"):
+        found.posterior(X_NEW)
 
 
 def test_rows_tied_together():
