@@ -55,6 +55,11 @@ def test_the_page_of_speed_is_what_its_script_prints(script):
     assert text("docs/speed.md") == script("tables").page(kept) + "\n"
 
 
+def test_the_table_of_nested_inference_is_what_its_script_prints(script, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS / "nested")
+    assert script("compare").table(results("nested")) in text("docs/nested.md")
+
+
 @pytest.mark.parametrize("page", ["regression", "deep", "images", "images_memory"])
 def test_a_table_is_what_its_script_prints(script, page):
     name = page.removesuffix("_memory")
