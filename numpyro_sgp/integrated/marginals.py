@@ -13,8 +13,9 @@ from numpyro import handlers
 from scipy.special import ndtr, ndtri
 
 from numpyro_sgp._programs import join_static, shared, split_static
-from numpyro_sgp.integrated.field import AtValues, Field
+from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
+from numpyro_sgp.integrated.placing import AtValues
 
 _KEPT_MASS = 0.999
 _COMBINED = 1e-2  # of a variance, by which it may be wrong

@@ -16,8 +16,9 @@ from tqdm import tqdm
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides import AutoSparseGP
-from numpyro_sgp.integrated.field import Field, check_model
+from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Search
+from numpyro_sgp.integrated.placing import check_model
 from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.result import Nested
 from numpyro_sgp.tracing import messages

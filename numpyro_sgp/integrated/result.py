@@ -25,9 +25,9 @@ from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.marginals import Mixture, draw_field, given, marginals
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.profile import Gaussian, Node
+from numpyro_sgp.integrated.views import Parts, Shown
 from numpyro_sgp.integrated.weighing import Weighed
 from numpyro_sgp.predictive import Prediction, Predictions
-from numpyro_sgp.predictive.mixture import MixtureParts
 from numpyro_sgp.predictive.predictions import read_rows
 from numpyro_sgp.predictive.responses import of_responses
 from numpyro_sgp.tracing import checks, messages
@@ -223,7 +223,7 @@ class Nested:
 
         def run(free, values, rng_key, arrays):
             where = join_static(arrays, static)
-            parts = _Parts(self.field, values, free, *where)
+            parts = Parts(self.field, values, free, *where)
             points = {
                 "f": {k: values[k] for k in self.field.sites},
                 "others": {k: values[k] for k in self.field.effects} | {"": free},
@@ -382,7 +382,7 @@ class Nested:
         :return: the axes.
         """
         options = {"site": site, "X": X, "level": level, "index": index}
-        return draw(_Shown(self), ax, num_points=num_points, model_kwargs=kwargs, **options)
+        return draw(Shown(self), ax, num_points=num_points, model_kwargs=kwargs, **options)
 
     # ---- ArviZ ----------------------------------------------------------------------
 
@@ -529,41 +529,3 @@ def _unpacked(fitted: Fitted, more: dict) -> Nested:
 
 
 RESULTS["nested"] = _unpacked
-
-
-class _Shown:
-    """What a figure asks of a fit."""
-
-    def __init__(self, result: Nested):
-        self.guide, self.model, self.predict = result.guide, result.model, result.predict
-        self.examples, self.params = result._examples, {}
-        self.args = None if self.examples is not None else result.args
-        self.kwargs, self._points = result.kwargs, result.field.points
-
-    def posterior(self, *args, rng_key=None, **kwargs):
-        found = self.guide.posterior(self.guide.known().starts, *args, **kwargs)
-        for name, q in found.items():
-            q.inducing = self.guide.approximations[name].points_in(self._points[name])
-        return found
-
-
-class _Parts(MixtureParts):
-    """What predictions of responses ask of draws of all latents."""
-
-    def __init__(self, field, values, free, args, kwargs):
-        self.field, self.args, self.kwargs = field, args, kwargs
-        self.responses = list(field.responses)
-        self.posteriors = {k: _Mean(values[k].mean(axis=0)) for k in field.sites}
-        self.others = {k: values[k].mean(axis=0) for k in field.effects}
-        self.others[""] = free[0]
-
-    def run(self, f, others, rng_key=0, responses=None):
-        """See :meth:`MixtureParts.run`; the entry without a name are hyperparameters."""
-        values = {**f, **others, **(responses or {})}
-        key = jax.random.key(rng_key) if isinstance(rng_key, int) else rng_key
-        return given(self.field, others[""], values, self.args, self.kwargs, key)
-
-
-class _Mean:
-    def __init__(self, mean):
-        self.mean = mean

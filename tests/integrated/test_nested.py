@@ -366,6 +366,29 @@ def test_a_deep_gp():
         run(model, (X, COUNTS))
 
 
+def test_predictors_of_several_rows():
+    def model(X, y=None):
+        f = site(X, sgp.kernels.Matern12())
+        observe(0.5 * (f[:15] + f[15:]), y)
+
+    y = np.sin(X[:15, 0])
+    with pytest.raises(ValueError, match="several rows of a GP site"):
+        run(model, (X, y), sgp.SVGP(3))
+    dense = run(model, (X, y), sgp.VGP())  # where nothing is left open
+    assert np.isfinite(dense.log_evidence)
+
+
+def test_options_that_are_no_arrays():
+    def model(X, y=None, kind="normal"):
+        f = site(X)
+        with numpyro.plate("data", X.shape[0]):
+            fn = dist.Normal(f, 0.3) if kind == "normal" else dist.Poisson(jnp.exp(f))
+            numpyro.sample("y", fn, obs=y)
+
+    found = run(model, (X, COUNTS), kind="counts")
+    assert np.all(found.predict(X_NEW, kind="counts")["y"].mean > 0.0)
+
+
 def test_rows_tied_by_their_maximum():
     def model(X, y=None):
         f = site(X)

@@ -1,0 +1,232 @@
+"""What runs a model for nested inference, and what is refused of it."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to
+from numpyro.primitives import Messenger
+
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.program import opening
+
+if TYPE_CHECKING:
+    from numpyro_sgp.integrated.field import Field
+
+#: Most hyperparameters that are integrated.
+MAX_HYPERPARAMETERS = 15
+#: Most numbers of the field.
+MAX_FIELD = 5_000
+
+TIED = (
+    "The likelihood ties rows of the data together, or uses several rows of a GP site in "
+    "one term. Nested inference is for likelihoods of one row of linear predictors at a "
+    "time: use NUTS(sgp.whiten(model)), or sgp.fit with "
+    "expectation=MonteCarlo(num_samples, joint=True)."
+)
+
+
+class Placed(Messenger):
+    """Puts openings at the field's sites, and hyperparameters at theirs."""
+
+    def __init__(self, field, free, points, joint):
+        self.field, self.free, self.points, self._joint = field, free, points, joint
+        self.log_prior = jnp.zeros((), field.dtype)
+        self.known, self.projections, self.left, self.joint = {}, {}, {}, {}
+        super().__init__()
+
+    def process_message(self, msg):
+        name, field = msg.get("name"), self.field
+        if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
+            return
+        if msg["scale"] is not None and (name in field.sites or name in field.effects):
+            raise ValueError(
+                f"Latent site '{name}' is scaled (numpyro.handlers.scale, or a subsampled "
+                "plate), but as part of the field it has its own prior. Scale observed "
+                "sites alone."
+            )
+        if name in field.effects and tuple(msg["fn"].shape()) != field.shapes[name]:
+            raise ValueError(
+                f"Latent site '{name}' has the shape {msg['fn'].shape()} with these "
+                f"arguments, but had {field.shapes[name]} with the training data: it is "
+                "one number for each row of those. Its values at other rows are not "
+                "inferred."
+            )
+        if name in field.sites:
+            prior, _ = messages.unwrap(msg["fn"])
+            posterior = field.sites[name].approximation.posterior(prior, self.points[name])
+            A = posterior.projection
+            variance = prior.kernel.diag(prior.X) - jnp.sum(A**2, axis=-2)
+            self.projections[name] = A
+            if self._joint:
+                L = posterior.residual_factor()
+                self.joint[name] = jnp.broadcast_to(L, (*prior.shape(), L.shape[-1]))
+            positive = variance > 0
+            self.left[name] = jnp.where(
+                positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0
+            )
+            # Not the kernel's leaves: one of another class may have none.
+            self.known[name] = [prior.X, A, variance]
+            g = opening(("gp", name), prior.shape(), field.dtype)
+            msg["value"] = jnp.reshape(prior.mean + g, msg["fn"].shape())
+        elif name in field.effects:
+            msg["value"], self.known[name] = _effect(msg["fn"], name, field.dtype)
+        elif name in self.free:
+            transform, free = biject_to(msg["fn"].support), self.free[name]
+            msg["value"] = value = transform(free)
+            density = jnp.sum(messages.log_prob({**msg, "intermediates": []}))
+            slope = jnp.sum(transform.log_abs_det_jacobian(free, value))
+            self.log_prior = self.log_prior + density + slope
+            self.known[name] = density
+        elif name in field.responses:
+            msg["value"] = jnp.zeros(msg["fn"].shape())
+        else:
+            raise ValueError(
+                f"Latent site '{name}' was not in the model when it was set up. The "
+                "latents of a model must be the same in each run."
+            )
+
+
+class AtValues(Messenger):
+    """
+    Puts hyperparameters and all other latents at known values.
+
+    :param free: unconstrained hyperparameters by name.
+    :param values: of the other latents; of responses too, zero for those left out.
+    """
+
+    def __init__(self, field: Field, free: dict, values: dict):
+        self.field, self.free, self.values = field, free, values
+        super().__init__()
+
+    def process_message(self, msg):
+        if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
+            return
+        name = msg["name"]
+        if name in self.free:
+            msg["value"] = biject_to(msg["fn"].support)(self.free[name])
+        elif name in self.values:
+            msg["value"] = jnp.reshape(self.values[name], msg["fn"].shape())
+        elif name in self.field.responses:
+            msg["value"] = jnp.zeros(msg["fn"].shape())
+
+
+class _Refusing(Messenger):
+    """Refuses what has no density over all rows, before anything is drawn."""
+
+    def process_message(self, msg):
+        name = msg.get("name")
+        if msg["type"] == "plate":
+            size, subsample_size = msg["args"]
+            if subsample_size not in (None, size):
+                raise ValueError(
+                    f"Plate '{name}' takes a subsample of {subsample_size} of its {size} "
+                    "rows, but nested inference sees all rows. Leave subsample_size out."
+                )
+        elif msg["type"] == "param":
+            raise ValueError(
+                f"The model has a parameter '{name}' (numpyro.param), which has no prior "
+                "to be integrated over. Sample it: numpyro.sample(...)."
+            )
+        elif msg["type"] == "sample" and not msg["is_observed"]:
+            if isinstance(messages.innermost(msg["fn"]), dist.ImproperUniform):
+                raise ValueError(
+                    f"Latent site '{name}' has an improper prior, under which the evidence "
+                    "is not defined. Give it a proper one, such as dist.Normal(0, 10)."
+                )
+
+
+def check_model(model, args: tuple, kwargs: dict) -> None:
+    """
+    :raises ValueError: if a model has parameters, improper priors or subsampled plates.
+    """
+
+    def look():
+        at_mean = messages.at_prior_mean
+        messages.trace_of(_Refusing(model), args, kwargs, at_site=at_mean)
+        return ()
+
+    # What else is wrong is told when the guide is set up.
+    with suppress(*NEEDS_KNOWN_DATA):
+        jax.eval_shape(look)
+
+
+def is_normal(fn) -> bool:
+    """Whether a latent has a Gaussian prior that may be part of the field."""
+    fn, _ = messages.unwrap(fn)
+    if isinstance(fn, dist.ExpandedDistribution):
+        fn = fn.base_dist
+    return isinstance(fn, dist.Normal | dist.MultivariateNormal)
+
+
+def _effect(fn, name, dtype):
+    """A Gaussian latent by its standardised values; and what must not be of the field."""
+    base = messages.innermost(fn)
+    e = opening(("effect", name), fn.shape(), dtype)
+    if isinstance(base, dist.Normal):
+        loc, scale = base.loc, base.scale
+        value = jnp.broadcast_to(loc, fn.shape()) + jnp.broadcast_to(scale, fn.shape()) * e
+        return value, [jnp.asarray(scale)]
+    moved = jnp.einsum("...ij,...j->...i", base.scale_tril, e)
+    return jnp.broadcast_to(base.loc, fn.shape()) + moved, [base.scale_tril]
+
+
+def free_shape(fn):
+    return biject_to(fn.support).inverse_shape(fn.shape())
+
+
+def check_setup(guide, setup):
+    """Refuses what is not one Gaussian field."""
+    for name, site in setup.sites.items():
+        option = site.approximation
+        family, kind = option.family, type(option).__name__
+        if not family.has_all_gaussians:
+            raise ValueError(
+                f"GP site '{name}': nested inference has one full Gaussian over all sites "
+                f"and effects, and {kind} with q(u) {family.name!r} is another "
+                "approximation. Use SVGP, SOLVEGP or VGP with covariance='full'."
+            )
+        if option.relaxation is not None:
+            raise ValueError(
+                f"GP site '{name}': tight bounds are not for nested inference; leave "
+                "tight='none'."
+            )
+    if setup.coupling.combines:
+        raise ValueError(TIED)
+    for name in setup.latents:
+        fn = setup.trace[name]["fn"]
+        if isinstance(messages.unwrap(fn)[0], dist.MaskedDistribution):
+            raise ValueError(
+                f"Latent site '{name}' is masked, which leaves it without a prior. Put "
+                "numpyro.handlers.mask around observed sites alone."
+            )
+        if fn.support.is_discrete:
+            raise ValueError(
+                f"Latent site '{name}' is discrete. Sum it out (dist.MixtureSameFamily, "
+                "say), or use NumPyro's samplers for discrete latents."
+            )
+
+
+def check_sizes(field):
+    if field.num_hyperparameters > MAX_HYPERPARAMETERS:
+        sizes = {name: math.prod(shape) for name, shape in field.free_shapes.items()}
+        shown = ", ".join(f"'{name}': {size}" for name, size in sizes.items())
+        raise ValueError(
+            f"There are {field.num_hyperparameters} hyperparameters ({shown}), more than "
+            f"nodes can cover (at most {MAX_HYPERPARAMETERS}). Latents with Normal priors "
+            "on which the likelihood depends linearly are integrated as part of the field; "
+            "give those such a prior, fix some, or use NUTS(sgp.whiten(model))."
+        )
+    if field.size > MAX_FIELD:
+        sizes = field.gp_sizes() | {k: math.prod(field.shapes[k]) for k in field.effects}
+        shown = ", ".join(f"'{name}': {size}" for name, size in sizes.items())
+        raise ValueError(
+            f"The field has {field.size} numbers ({shown}), and a covariance over all of "
+            f"them; at most {MAX_FIELD}. Use fewer inducing points."
+        )
