@@ -300,6 +300,14 @@ class Field:
                 return {name for _, name in program.labels(root)}
         found = [each for each in self._layouts(roots) if each.number <= _MOST_IN_A_ROW]
         if not found:
+            every = sorted({tuple(root.aval.shape) for root in roots})
+            if len(every) > 1:
+                raise ValueError(
+                    "The observed sites use linear predictors of the shapes "
+                    f"{', '.join(map(str, every))}, which have no rows in common. Nested "
+                    "inference is for observed sites of the same rows: use sgp.fit, or "
+                    "NUTS(sgp.whiten(model))."
+                )
             raise ValueError(TIED)
         self._candidates = found
         self.layout = found[0]

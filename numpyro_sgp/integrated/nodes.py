@@ -94,7 +94,7 @@ class Nodes:
             return np.broadcast_to(self.mode, (number, len(self.mode))), zeros
         z, dim = self.standardised(self.free), len(self.mode)
         if len(z) < dim + 3:
-            places = _systematic(self.weights, number, rng)
+            places = rng.permutation(_systematic(self.weights, number, rng))
             return self.free[places], places
         if self.kind == "drawn":
             places = rng.permutation(_systematic(self.weights, number, rng))
@@ -254,13 +254,13 @@ class Search:
             return self._grid(mode, axes)
         return self._drawn(mode, axes)
 
-    def _one(self, mode, axes):
+    def _one(self, mode, axes, stopped=""):
         dim = len(mode.free)
         log_evidence = mode.value
         if dim:  # Laplace's term
             log_evidence += 0.5 * dim * np.log(2 * np.pi) + np.linalg.slogdet(axes)[1]
         return Nodes(
-            (mode,), np.ones(1), log_evidence, 1.0, 0.0, mode.free, axes, "one", ""
+            (mode,), np.ones(1), log_evidence, 1.0, 0.0, mode.free, axes, "one", stopped
         )
 
     def _grid(self, mode, axes):
@@ -352,7 +352,7 @@ class Search:
         except Interrupted:
             stopped = "the time was used up"
             if not nodes:
-                return self._one(mode, axes)
+                return self._one(mode, axes, stopped)
             weights, log_mean = _weights(z[: len(nodes)], nodes, proposals, mode.value)
         kept = [i for i in range(len(nodes)) if np.isfinite(nodes[i].value)]
         weights = weights[kept] / weights[kept].sum()

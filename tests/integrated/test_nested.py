@@ -389,6 +389,19 @@ def test_options_that_are_no_arrays():
     assert np.all(found.predict(X_NEW, kind="counts")["y"].mean > 0.0)
 
 
+def test_observed_sites_of_other_rows():
+    def model(X, y=None, z=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        f = site(X)
+        observe(f, y)
+        with numpyro.plate("others", 15):
+            numpyro.sample("z", dist.Normal(f[::2] + level, 0.3), obs=z)
+
+    y = np.sin(X[:, 0])
+    with pytest.raises(ValueError, match=r"\(15,\), \(30,\)"):
+        run(model, (X, y, y[::2]))
+
+
 def test_rows_tied_by_their_maximum():
     def model(X, y=None):
         f = site(X)
