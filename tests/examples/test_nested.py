@@ -30,7 +30,12 @@ EFFECTS = {
 }
 
 
-@pytest.mark.parametrize("name", EFFECTS)
+_SLOW = "growth"  # of the three; `make slow` has it
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(k, marks=[pytest.mark.slow] * (k == _SLOW)) for k in EFFECTS]
+)
 def test_true_effects_are_found_and_the_figure_is_written(example, name, tmp_path, capsys):
     simulated = small(example, name)
     # NUTS, which is far from done then, for a table.

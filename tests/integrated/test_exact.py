@@ -218,7 +218,7 @@ def test_hyperparameters_are_integrated_exactly():
     assert np.all(np.abs(q.sd / sd - 1.0) < 0.02)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 12), st.floats(0.05, 1.0))
 def test_the_bound_is_one(seed, number, noise):
     """Below the evidence with any number of inducing points, of two sites and an effect."""
@@ -240,6 +240,7 @@ def test_the_bound_is_one(seed, number, noise):
     assert posterior.log_evidence <= exact + 1e-6 * abs(exact)
 
 
+@pytest.mark.slow
 def test_it_is_above_the_factorised_bound():
     rng, X = rows(40, 5)
     y = rng.poisson(np.exp(1.0 + np.sin(X[:, 0])))
@@ -272,7 +273,10 @@ def simple_monte_carlo(log_likelihood, number, seed):
     return top + np.log(weights.mean()), weights.std() / weights.mean() / np.sqrt(number)
 
 
-@pytest.mark.parametrize("likelihood", ["counts", "classes", "outliers"])
+_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("classes", "outliers")]
+
+
+@pytest.mark.parametrize("likelihood", ["counts", *_SLOW])
 def test_the_evidence_is_that_of_draws_from_the_prior(likelihood):
     """Of eight rows, by 400,000 draws of all latents: to .1 nats and their error."""
     rng, X = rows(8, 6)
