@@ -333,11 +333,7 @@ def _check(model, approximation, data, rng_key, base_guide):
                 "The guide is of another model than the one that is fitted. Make it of "
                 "this one: AutoSparseGP(model, SVGP(50))."
             )
-    if not isinstance(data, tuple | list):
-        raise TypeError(
-            "data must be a tuple of the model's arguments, such as (X, y), got "
-            f"{type(data).__name__}."
-        )
+    check_data(data)
     typed = jnp.issubdtype(getattr(rng_key, "dtype", None), jax.dtypes.prng_key)
     if jnp.shape(rng_key) != (() if typed else (2,)):
         raise TypeError(
@@ -347,6 +343,17 @@ def _check(model, approximation, data, rng_key, base_guide):
         raise TypeError(
             "base_guide must be a class such as AutoNormal, or a function from a model to "
             f"a guide, got {base_guide!r}."
+        )
+
+
+def check_data(data) -> None:
+    """
+    :raises TypeError: if data are no tuple.
+    """
+    if not isinstance(data, tuple | list):
+        raise TypeError(
+            "data must be a tuple of the model's arguments, such as (X, y), got "
+            f"{type(data).__name__}."
         )
 
 

@@ -22,21 +22,19 @@ from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.weighing import draws
 
 _LOOKED_AT = 5
-_FEW = 5.0  # effective nodes
-_BORDER = 0.01
 
 
 def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
     """The verdict; see :meth:`~numpyro_sgp.Nested.check`, whose attributes these are."""
-    profile = Profile(field, args, kwargs)
+    profile = Profile(field, args, kwargs, nodes.points)
     # As they are without weights, and of a file, which has no q(w).
     chosen = [profile(node.free, profile.prior())[0] for node in _spread(nodes)]
     weighed = any(float(node.weighed.effective) < 1.0 for node in nodes.nodes)
     causes = {
         "q(u)": _of_q(nodes),
         "other parameters": _of_nodes(nodes),
-        "inducing points": _of_points(field, chosen, args, kwargs),
-        "family": _of_family(field, chosen, args, kwargs, weighed),
+        "inducing points": _of_points(field, nodes.points, chosen, args, kwargs),
+        "family": _of_family(profile, chosen, args, kwargs, weighed),
     }
     return Verdict(causes, None, nodes.log_evidence)
 
@@ -63,18 +61,16 @@ def _of_nodes(nodes):
     told = f"{len(nodes.nodes)}, effective {nodes.effective:.0f}"
     told += f", {nodes.border:.1%} of the mass at their border" if nodes.border else ""
     told += f" ({nodes.stopped})" if nodes.stopped else ""
-    mend = ""
-    if nodes.border > _BORDER or (nodes.kind == "drawn" and nodes.effective < 20 * _FEW):
-        mend = "more nodes: a larger max_nodes, or more seconds"
+    mend = "more nodes: a larger max_nodes, or more seconds" if nodes.too_few else ""
     lost = float(-np.log1p(-min(nodes.border, 0.999)))
     return Cause("nodes", lost, told=told, mend=mend)
 
 
-def _of_points(field, chosen, args, kwargs):
+def _of_points(field, points, chosen, args, kwargs):
     """What up to three times as many inducing points gain."""
     name = "inducing points"
     try:
-        larger = _larger(field, args, kwargs)
+        larger = _larger(field, points, args, kwargs)
         if larger is None:
             return Cause(name, 0.0, told="there is one for each row")
         richer = Profile(larger, args, kwargs)
@@ -92,14 +88,14 @@ def _of_points(field, chosen, args, kwargs):
     return Cause(name, max(high, 0.0), told=told, mend=mend)
 
 
-def _larger(field, args, kwargs) -> Field | None:
+def _larger(field, points, args, kwargs) -> Field | None:
     """The same field with twice as many inducing points more at each site."""
     options: dict[str, Any] = {}
     grown = False
     for name, site in field.sites.items():
         names = map(point_name, range(len(site.points)))
-        own = [np.asarray(field.points[name][key]) for key in names]
-        if any(points.ndim > 2 for points in own) or site.approximation.inter_domain:
+        own = [np.asarray(points[name][key]) for key in names]
+        if any(Z.ndim > 2 for Z in own) or site.approximation.inter_domain:
             raise NotImplementedError(
                 "points of each latent function, or inter-domain ones"
             )
@@ -132,9 +128,9 @@ def _at(field, name):
     return prior
 
 
-def _of_family(field, chosen, args, kwargs, weighed):
+def _of_family(profile, chosen, args, kwargs, weighed):
     """Importance weights of draws from q(w) at each node."""
-    name = "family"
+    name, field = "family", profile.field
     arrays, static = split_static((args, kwargs))
 
     def log_weights(free, q, key, points, arrays):
@@ -150,7 +146,7 @@ def _of_family(field, chosen, args, kwargs, weighed):
         for i, node in enumerate(chosen):
             free = jnp.asarray(node.free, field.dtype)
             key = jax.random.key(i)
-            found = np.asarray(run(free, node.q, key, field.points, arrays), float)
+            found = np.asarray(run(free, node.q, key, profile.points, arrays), float)
             each.append(weighed_draws(found))
     except Exception as error:
         first = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -27,87 +27,12 @@ from numpyro_sgp.integrated.placing import (
     free_shape,
     is_normal,
 )
-from numpyro_sgp.linalg import matmul
+from numpyro_sgp.integrated.predictors import Layout, Linear
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.linear import LinearProgram
 
 _MOST_IN_A_ROW = 20  # linear predictors, integrated together
 _COMBINED = 1e-2  # of a predictor's variance, that rows which it combines leave open
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """
-    How the numbers of the linear predictors share terms of the likelihood: row ``n`` has
-    ``J`` of them, integrated together.
-
-    :param shapes: of the predictors.
-    :param axes: the axis of the rows in each; None where each number is a row of its own.
-    :param num_rows: N.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    axes: tuple[int | None, ...]
-    num_rows: int
-
-    @property
-    def number(self) -> int:
-        """J, of all predictors together."""
-        return sum(math.prod(shape) // self.num_rows for shape in self.shapes)
-
-    def joined(self, values: list[Array]) -> Array:
-        """Predictors as an array of shape ``(J, N)``."""
-        rows = []
-        for value, axis in zip(values, self.axes, strict=True):
-            value = value if axis is None else jnp.moveaxis(value, axis, -1)
-            rows.append(value.reshape(-1, self.num_rows))
-        return jnp.concatenate(rows)
-
-    def split(self, rows: Array) -> list[Array]:
-        """The inverse of :meth:`joined`."""
-        values, end = [], 0
-        for shape, axis in zip(self.shapes, self.axes, strict=True):
-            start, end = end, end + math.prod(shape) // self.num_rows
-            if axis is None:
-                values.append(rows[start:end].reshape(shape))
-            else:
-                rest = (*shape[:axis], *shape[axis + 1 :], self.num_rows)
-                values.append(jnp.moveaxis(rows[start:end].reshape(rest), -1, axis))
-        return values
-
-
-@dataclass(frozen=True, eq=False)
-class Linear:
-    r"""
-    Values that are linear in the field, :math:`\eta = b_0 + B^\top w + r`, where w are the
-    numbers of the field, :math:`w \sim N(0, I)` a priori, and r what inducing points leave
-    open at a GP site.
-
-    :param base: :math:`b_0`, shape ``(J, N)``.
-    :param maps: :math:`B`, shape ``(m, J, N)``.
-    :param left: standard deviations that each latent function leaves open, ``(F, J, N)``.
-    """
-
-    base: Array
-    maps: Array
-    left: Array
-
-    def moments(self, mean: Array, factor: Array) -> tuple[Array, Array]:
-        """
-        Means ``(J, N)`` and covariances ``(J, J, N)`` where w has this mean and covariance.
-
-        :param mean: shape ``(m,)``.
-        :param factor: a square root of the covariance, ``(m, m)``.
-        """
-        m = len(mean)
-        flat = self.maps.reshape(m, -1)
-        V = matmul(factor.T, flat).reshape(self.maps.shape)
-        covariance = jnp.einsum("krn,ksn->rsn", V, V)
-        covariance += jnp.einsum("frn,fsn->rsn", self.left, self.left)
-        return self.base + (mean @ flat).reshape(self.base.shape), covariance
-
-
-jax.tree_util.register_dataclass(Linear, ["base", "maps", "left"], [])
 
 
 class Field:
@@ -131,7 +56,7 @@ class Field:
     ):
         self.guide, self.model = guide, guide.model
         setup = guide.known()
-        check_setup(guide, setup)
+        check_setup(setup)
         self.sites = setup.sites
         #: Values at GP sites, inducing points for the most part.
         self.points: dict[str, dict] = {
@@ -466,6 +391,10 @@ class Field:
         """
         Targets that are linear in the field, as :class:`Linear`.
 
+        :param program: :meth:`program`, of which targets are values.
+        :param known: values of the program that do not depend on the field, with those of
+            projections and of what they leave open.
+        :param joined: from values of the targets to an array ``(J, N)``.
         :param signs: whether what rows leave open has signs drawn at random.
         """
         outputs = program.outputs

@@ -68,6 +68,7 @@ class Mixture:
         return found.reshape((*level.shape, *self.means.shape[1:]))
 
     def _one(self, level):
+        # By bisection, one level at a time: K times all places are held at once.
         sds = np.sqrt(np.maximum(self.variances, 1e-300))
         ends = self.means + sds * ndtri(level)
         low, high = ends.min(axis=0), ends.max(axis=0)
@@ -129,7 +130,7 @@ def marginals(
     for node in kept:
         free = jnp.asarray(node.free, field.dtype)
         q = node.weighed
-        found.append(run_node(free, q.mean, q.factor, field.points, batch))
+        found.append(run_node(free, q.mean, q.factor, nodes.points, batch))
     means, variances, wrong = map(np.stack, zip(*found, strict=True))
     out, end = {}, 0
     for name, shape in shapes.items():
@@ -213,7 +214,7 @@ def draw_field(
         return jax.vmap(one)(w, noise)
 
     run = shared(values)
-    shapes = _gp_shapes(field, args, kwargs)
+    shapes = _gp_shapes(field, nodes.points, args, kwargs)
     rng = np.random.default_rng(seed)
     order = np.argsort(which, kind="stable")
     dtype = np.dtype(field.dtype)
@@ -232,20 +233,20 @@ def draw_field(
             w = (mean + normal(len(mean)) @ factor.T).astype(dtype)
             noise = {name: normal(*shape).astype(dtype) for name, shape in shapes.items()}
             free = jnp.asarray(node.free, field.dtype)
-            found = run(free, jnp.asarray(w), noise, field.points, arrays)
+            found = run(free, jnp.asarray(w), noise, nodes.points, arrays)
             parts.append({name: np.asarray(v)[: len(rows)] for name, v in found.items()})
             places.append(rows)
     back = np.argsort(np.concatenate(places))
     return {name: np.concatenate([p[name] for p in parts])[back] for name in parts[0]}
 
 
-def _gp_shapes(field, args, kwargs):
+def _gp_shapes(field, points, args, kwargs):
     """Shapes of GP sites at some arguments."""
     found = {}
 
     def look():
         thetas = {k: jnp.zeros(s) for k, s in field.free_shapes.items()}
-        program = field.program(thetas, field.points, args, kwargs)
+        program = field.program(thetas, points, args, kwargs)
         found.update(field.gp_shapes_of(program.outputs))
         return ()
 
@@ -253,11 +254,12 @@ def _gp_shapes(field, args, kwargs):
     return found
 
 
-def given(field: Field, free: Array, values: dict, args, kwargs, rng_key):
+def given(field: Field, free: Array, values: dict, args, kwargs, rng_key) -> dict:
     """
     The model's trace at unconstrained hyperparameters and values of all other latents.
 
-    :param values: of GP sites and effects.
+    :param free: shape ``(p,)``.
+    :param values: of GP sites and effects, in their shapes.
     """
     placed = AtValues(field, field.unravel(free), values)
     with handlers.block(), handlers.trace() as trace, placed:

@@ -14,13 +14,14 @@ from numpyro.distributions import biject_to
 from tqdm import tqdm
 
 from numpyro_sgp._programs import join_static, shared, split_static
+from numpyro_sgp.fitting.default import check_data
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.integrated.field import Field
-from numpyro_sgp.integrated.nodes import Search
 from numpyro_sgp.integrated.placing import check_model
 from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.result import Nested
+from numpyro_sgp.integrated.search import Search
 from numpyro_sgp.tracing import messages
 
 _STARTS = 8
@@ -112,11 +113,7 @@ def nested(
         (3,)
     """
     started = time.monotonic()
-    if not isinstance(data, tuple | list):
-        raise TypeError(
-            "data must be the tuple of the model's arguments, such as (X, y), got "
-            f"{type(data).__name__}."
-        )
+    check_data(data)
     if isinstance(max_nodes, bool) or not isinstance(max_nodes, int) or max_nodes < 1:
         raise ValueError(f"max_nodes must be a positive whole number, got {max_nodes!r}.")
     if seconds is not None and not seconds > 0:

@@ -1,41 +1,22 @@
-"""Where hyperparameters are integrated: the mode, nodes around it, and their weights."""
+"""Settings of the hyperparameters with weights, and draws between them."""
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from scipy.interpolate import RBFInterpolator
-from scipy.optimize import minimize
 from scipy.spatial import KDTree
 from scipy.special import logsumexp
-from scipy.stats import chi2, multivariate_t, norm, qmc
 
-from numpyro_sgp.integrated.profile import Gaussian, Node, Profile
+from numpyro_sgp.integrated.profile import Node
 
-# Nats below the highest from where a grid does not go on; it then has all points that are
-# 7.5 nats below, and 2e-3 of a Gaussian's mass are outside.
-_DROP = 6.0
-# Distance of a grid's points, in standard deviations at the mode: at 1.4 sums over them
-# are those of a Gaussian to 1e-4; densities that are none need more. The second is for
-# problems that take long.
-_SPACING = {1: (0.5, 1.0), 2: (0.75, 1.2), 3: (1.0, 1.4)}
-_LONG = 5e8  # rows times numbers of the field squared
-_FREEDOM = 5.0  # of the Student t that nodes are drawn from
-_ROUND = 128  # nodes of a round
-_ENOUGH = 1000.0, 300.0  # effective number of nodes; of problems that take long
-_SMOOTH = 0.2  # how far draws are from nodes, in standard deviations
-_WIDER = 1.2  # than what was found, are standard deviations of the next round
-_LARGEST = 3.0  # standard deviation of a direction at the mode: twenty times in a scale
+_SMOOTH = 0.2  # how far draws are from nodes that were drawn, in standard deviations
 _CANDIDATES = 20_000
-
-
-class Interrupted(Exception):
-    """Time is used up."""
+_BORDER = 0.01  # of the mass
+_FEW = 100.0  # effective nodes of those that were drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,25 +27,37 @@ class Nodes:
     :param nodes: K of them.
     :param weights: shape ``(K,)``, which sum to one.
     :param log_evidence: log of the integral of exp(value) over unconstrained
-        hyperparameters: a lower bound on the log evidence, but for the nodes' own error.
-    :param effective: effective number of nodes, :math:`1 / \\sum_k \\pi_k^2`.
+        hyperparameters: a lower bound on the log evidence, but for the error of the nodes
+        and of weighed draws.
     :param border: share of the mass that is at the border of a grid, from where no further
         nodes were looked at; zero where nodes are drawn.
-    :param mode: the mode.
+    :param mode: the mode, ``(p,)``.
     :param axes: columns are standard deviations at the mode, ``(p, p)``.
-    :param kind: ``"one"``, ``"grid"`` or ``"drawn"``.
+    :param points: values at GP sites, inducing points for the most part, which all nodes
+        have (:attr:`Field.points`, or those that were chosen at the mode).
     :param stopped: why there are no more nodes.
     """
+
+    kind: ClassVar[str]
 
     nodes: tuple[Node, ...]
     weights: np.ndarray
     log_evidence: float
-    effective: float
     border: float
     mode: np.ndarray
     axes: np.ndarray
-    kind: str
+    points: dict[str, dict]
     stopped: str
+
+    @property
+    def effective(self) -> float:
+        r"""Effective number of nodes, :math:`1 / \sum_k \pi_k^2`."""
+        return float(1.0 / np.sum(self.weights**2))
+
+    @property
+    def too_few(self) -> bool:
+        """Whether more nodes would say more."""
+        return self.border > _BORDER
 
     @property
     def free(self) -> np.ndarray:
@@ -82,28 +75,57 @@ class Nodes:
 
     def draws(self, number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """
-        Draws of hyperparameters, and for each the node that is nearest: from the density
-        that goes through the values of a grid; or near nodes that were drawn, with the
-        mean and covariance that these have.
+        Draws of hyperparameters, and for each the node that is nearest.
 
-        :return: unconstrained, ``(number, p)``, and indices of nodes.
+        :return: unconstrained, ``(number, p)``, and indices of nodes, ``(number,)``.
         """
         rng = np.random.default_rng(seed)
-        if self.kind == "one":
-            zeros = np.zeros(number, int)
-            return np.broadcast_to(self.mode, (number, len(self.mode))), zeros
+        if len(self.nodes) < len(self.mode) + 3:  # too few for anything between them
+            return self._at_nodes(number, rng)
+        return self._between(number, rng)
+
+    def _at_nodes(self, number, rng):
+        places = rng.permutation(_systematic(self.weights, number, rng))
+        return self.free[places], places
+
+    def _between(self, number, rng):
+        raise NotImplementedError
+
+
+class One(Nodes):
+    """The mode alone."""
+
+    kind = "one"
+
+
+class Drawn(Nodes):
+    """Nodes that were drawn; draws are near them, with their mean and covariance."""
+
+    kind = "drawn"
+
+    @property
+    def too_few(self) -> bool:
+        """See :attr:`Nodes.too_few`."""
+        return self.effective < _FEW
+
+    def _between(self, number, rng):
         z, dim = self.standardised(self.free), len(self.mode)
-        if len(z) < dim + 3:
-            places = rng.permutation(_systematic(self.weights, number, rng))
-            return self.free[places], places
-        if self.kind == "drawn":
-            places = rng.permutation(_systematic(self.weights, number, rng))
-            mean = self.weights @ z
-            spread = (z - mean).T * self.weights @ (z - mean) + 1e-6 * np.eye(dim)
-            root = np.linalg.cholesky(spread)
-            near = np.sqrt(1 - _SMOOTH**2) * (z[places] - mean) + mean
-            near = near + _SMOOTH * rng.normal(size=(number, dim)) @ root.T
-            return self.mode + near @ self.axes.T, places
+        places = rng.permutation(_systematic(self.weights, number, rng))
+        mean = self.weights @ z
+        spread = (z - mean).T * self.weights @ (z - mean) + 1e-6 * np.eye(dim)
+        root = np.linalg.cholesky(spread)
+        near = np.sqrt(1 - _SMOOTH**2) * (z[places] - mean) + mean
+        near = near + _SMOOTH * rng.normal(size=(number, dim)) @ root.T
+        return self.mode + near @ self.axes.T, places
+
+
+class Grid(Nodes):
+    """Nodes on a grid; draws are from the density that goes through their values."""
+
+    kind = "grid"
+
+    def _between(self, number, rng):
+        z, dim = self.standardised(self.free), len(self.mode)
         tree = KDTree(z)
         smooth = _interpolated(z, self.values)
         # Candidates are around nodes, as wide as nodes are apart.
@@ -152,243 +174,5 @@ def _systematic(weights, number, rng):
     return np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
 
 
-class Search:
-    """
-    Looks for the mode and lays nodes around it.
-
-    :param profile: log density and best q(w) at hyperparameters.
-    :param starts: hyperparameters to begin from, ``(S, p)``.
-    :param max_nodes: most nodes.
-    :param until: time on the monotonic clock at which to end; None for no limit.
-    :param progress: called with a text and the number of nodes after each.
-    """
-
-    def __init__(self, profile: Profile, max_nodes: int, until: float | None, progress):
-        self.profile, self.max_nodes, self.until = profile, max_nodes, until
-        self._progress = progress
-        self._single = np.dtype(profile.field.dtype).itemsize < 8
-
-    def _evaluate(self, free, start: Gaussian, to_weigh=False):
-        """A node, of those around the mode, which is found however long that takes."""
-        if self.until is not None and time.monotonic() > self.until:
-            raise Interrupted
-        return self.profile(free, start, to_weigh=to_weigh)
-
-    # ---- the mode -------------------------------------------------------------------
-
-    def mode(self, starts: np.ndarray) -> Node:
-        """
-        The best of some starts, and uphill from there.
-
-        :raises ValueError: if no start has a finite density.
-        """
-        prior = self.profile.prior()
-        tried = [self.profile(start, prior)[0] for start in starts]
-        finite = [node for node in tried if np.isfinite(node.value)]
-        if not finite:
-            raise ValueError(
-                "The bound is not finite at any of the starting values of the "
-                "hyperparameters, at their prior's medians and draws. Look at the data and "
-                "the scales of the priors (or of the responses: exp(f) may overflow)."
-            )
-        best = max(finite, key=lambda node: node.value)
-        if not best.free.size:
-            return best
-        best = self._uphill(best)
-        moved = self.profile.choose_points(best)
-        return best if moved is None else self._uphill(moved)
-
-    def _uphill(self, best: Node) -> Node:
-        """The mode that is uphill of a node."""
-        state: dict[str, Any] = {"q": best.q, "best": best}
-
-        def loss(free):
-            node, slope = self.profile(free, state["q"], True)
-            self._progress("mode", node.value)
-            if not (np.isfinite(node.value) and np.all(np.isfinite(slope))):
-                return 1e10, np.zeros_like(free)
-            if node.value >= state["best"].value:
-                state["q"], state["best"] = node.q, node
-            return -node.value, -slope
-
-        tolerance = 0.05 if self._single else 1e-3
-        limits = {"gtol": tolerance, "ftol": 1e-10, "maxiter": 200}
-        bounds = [(v - 12.0, v + 12.0) for v in best.free]
-        minimize(
-            loss, best.free, jac=True, method="L-BFGS-B", bounds=bounds, options=limits
-        )
-        return state["best"]
-
-    def axes(self, mode: Node) -> np.ndarray:
-        """
-        Standard deviations of a Gaussian at the mode along its principal axes, from
-        differences of slopes; no wider than three.
-        """
-        dim = len(mode.free)
-        step = 0.1 if self._single else 1e-2
-        hessian = np.zeros((dim, dim))
-        for i, unit in enumerate(np.eye(dim)):
-            up = self.profile(mode.free + step * unit, mode.q, True)[1]
-            down = self.profile(mode.free - step * unit, mode.q, True)[1]
-            hessian[i] = (down - up) / (2 * step)
-        hessian = 0.5 * (hessian + hessian.T)
-        if not np.all(np.isfinite(hessian)):
-            raise ValueError(
-                "The bound has no finite curvature at the mode of the hyperparameters "
-                f"({mode.free} in unconstrained space). Look at the priors."
-            )
-        curvature, vectors = np.linalg.eigh(hessian)
-        return vectors / np.sqrt(np.maximum(curvature, _LARGEST**-2))
-
-    # ---- nodes ----------------------------------------------------------------------
-
-    def nodes(self, starts: np.ndarray) -> Nodes:
-        """Mode, axes and nodes."""
-        mode = self.mode(starts)
-        dim = len(mode.free)
-        axes = self.axes(mode) if dim else np.eye(0)
-        mode = self.profile.settle(mode)
-        if dim == 0 or self.max_nodes == 1:
-            return self._one(mode, axes)
-        if dim in _SPACING:
-            return self._grid(mode, axes)
-        return self._drawn(mode, axes)
-
-    def _one(self, mode, axes, stopped=""):
-        dim = len(mode.free)
-        log_evidence = mode.value
-        if dim:  # Laplace's term
-            log_evidence += 0.5 * dim * np.log(2 * np.pi) + np.linalg.slogdet(axes)[1]
-        return Nodes(
-            (mode,), np.ones(1), log_evidence, 1.0, 0.0, mode.free, axes, "one", stopped
-        )
-
-    def _grid(self, mode, axes):
-        """
-        All points of a grid along the axes that are neighbours of points connected with the
-        mode by such no more than 6 nats below it.
-        """
-        dim, spacing = len(mode.free), _SPACING[len(mode.free)][self.profile.work > _LONG]
-        origin = (0,) * dim
-        known, waiting, stopped = {origin: mode}, {origin}, ""
-        try:
-            while waiting:
-                at = max(waiting, key=lambda k: known[k].value)
-                waiting.remove(at)
-                top = max(node.value for node in known.values())
-                if known[at].value < top - _DROP:
-                    break
-                for axis, sign in itertools.product(range(dim), (-1, 1)):
-                    index = (*at[:axis], at[axis] + sign, *at[axis + 1 :])
-                    if index in known:
-                        continue
-                    if len(known) >= self.max_nodes:
-                        stopped = f"at the limit of {self.max_nodes} nodes"
-                        raise Interrupted
-                    free = mode.free + spacing * (axes @ np.array(index, float))
-                    node, _ = self._evaluate(free, known[at].q, to_weigh=True)
-                    known[index] = node
-                    if np.isfinite(node.value):
-                        waiting.add(index)
-                    self._progress("nodes", len(known))
-        except Interrupted:
-            stopped = stopped or "the time was used up"
-        finite = {k: node for k, node in known.items() if np.isfinite(node.value)}
-        values = np.array([node.value for node in finite.values()])
-        total = logsumexp(values)
-        weights = np.exp(values - total)
-        cell = dim * np.log(spacing) + np.linalg.slogdet(axes)[1]
-        open_ = [k in waiting and v > values.max() - _DROP for k, v in _of(finite)]
-        return Nodes(
-            tuple(finite.values()),
-            weights,
-            float(total + cell),
-            float(1.0 / np.sum(weights**2)),
-            float(weights[np.array(open_, bool)].sum()),
-            mode.free,
-            axes,
-            "grid",
-            stopped,
-        )
-
-    def _drawn(self, mode, axes):
-        """
-        Quasi-random nodes from a Student t at the mode, then from such with the mean and
-        covariance found, all weighted by the mixture of what they were drawn from.
-        """
-        dim = len(mode.free)
-        nodes, z, proposals, stopped = [], np.zeros((0, dim)), [], ""
-        centre, root = np.zeros(dim), _WIDER * np.eye(dim)
-        enough = _ENOUGH[self.profile.work > _LONG]
-        weights, log_mean = np.zeros(0), -np.inf
-        try:
-            while True:
-                number = min(_ROUND, self.max_nodes - len(nodes))
-                if number < 1:
-                    stopped = f"at the limit of {self.max_nodes} nodes"
-                    break
-                proposals.append((centre, root))
-                new = _student_draws(centre, root, number, seed=len(proposals))
-                tree = KDTree(z) if len(z) else None
-                for point in new:
-                    near = mode if tree is None else nodes[tree.query(point)[1]]
-                    free = mode.free + axes @ point
-                    node, _ = self._evaluate(free, near.q, to_weigh=True)
-                    if not np.isfinite(node.value):
-                        node = node._replace(value=-np.inf, q=mode.q)
-                    nodes.append(node)
-                    z = np.concatenate([z, point[None]])
-                    self._progress("nodes", len(nodes))
-                weights, log_mean = _weights(z, nodes, proposals, mode.value)
-                effective = 1.0 / np.sum(weights**2)
-                if effective > enough:
-                    break
-                if effective > 2 * dim:
-                    centre = weights @ z
-                    spread = (z - centre).T * weights @ (z - centre)
-                    root = _WIDER * np.linalg.cholesky(spread + 1e-3 * np.eye(dim))
-                else:
-                    root = 1.5 * root
-        except Interrupted:
-            stopped = "the time was used up"
-            if not nodes:
-                return self._one(mode, axes, stopped)
-            weights, log_mean = _weights(z[: len(nodes)], nodes, proposals, mode.value)
-        kept = [i for i in range(len(nodes)) if np.isfinite(nodes[i].value)]
-        weights = weights[kept] / weights[kept].sum()
-        return Nodes(
-            tuple(nodes[i] for i in kept),
-            weights,
-            float(mode.value + log_mean + np.linalg.slogdet(axes)[1]),
-            float(1.0 / np.sum(weights**2)),
-            0.0,
-            mode.free,
-            axes,
-            "drawn",
-            stopped,
-        )
-
-
-def _of(nodes):
-    return ((key, node.value) for key, node in nodes.items())
-
-
-def _student_draws(centre, root, number, seed):
-    """Quasi-random draws from a Student t."""
-    points = np.clip(qmc.Sobol(len(root) + 1, seed=seed).random(number), 1e-9, 1 - 1e-9)
-    scale = np.sqrt(_FREEDOM / chi2(_FREEDOM).ppf(points[:, 0]))
-    return centre + scale[:, None] * (norm.ppf(points[:, 1:]) @ root.T)
-
-
-def _weights(z, nodes, proposals, top):
-    """Weights of nodes drawn from several proposals, and the log of their mean."""
-    log_q = np.full(len(z), -np.inf)
-    counts = [_ROUND] * len(proposals)
-    counts[-1] = len(z) - sum(counts[:-1])  # the last one may have ended early
-    for (centre, root), count in zip(proposals, counts, strict=True):
-        density = multivariate_t(centre, root @ root.T, df=_FREEDOM)
-        log_q = np.logaddexp(log_q, np.log(count / len(z)) + density.logpdf(z))
-    values = np.array([node.value for node in nodes]) - top
-    log_weights = values - log_q
-    total = logsumexp(log_weights)
-    return np.exp(log_weights - total), total - np.log(len(z))
+#: By what a file calls them.
+KINDS: dict[str, type[Nodes]] = {kind.kind: kind for kind in (One, Drawn, Grid)}

@@ -177,12 +177,16 @@ def _effect(fn, name, dtype):
     return jnp.broadcast_to(base.loc, fn.shape()) + moved, [base.scale_tril]
 
 
-def free_shape(fn):
+def free_shape(fn) -> tuple[int, ...]:
+    """The shape of a latent in unconstrained space."""
     return biject_to(fn.support).inverse_shape(fn.shape())
 
 
-def check_setup(guide, setup):
-    """Refuses what is not one Gaussian field."""
+def check_setup(setup) -> None:
+    """
+    :param setup: of the guide, :class:`~numpyro_sgp.guides.setup.Setup`.
+    :raises ValueError: for approximations and latents of which no Gaussian field is made.
+    """
     for name, site in setup.sites.items():
         option = site.approximation
         family, kind = option.family, type(option).__name__
@@ -213,7 +217,10 @@ def check_setup(guide, setup):
             )
 
 
-def check_sizes(field):
+def check_sizes(field: Field) -> None:
+    """
+    :raises ValueError: for too many hyperparameters, or too large a field.
+    """
     if field.num_hyperparameters > MAX_HYPERPARAMETERS:
         sizes = {name: math.prod(shape) for name, shape in field.free_shapes.items()}
         shown = ", ".join(f"'{name}': {size}" for name, size in sizes.items())

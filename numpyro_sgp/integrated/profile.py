@@ -26,8 +26,8 @@ from jax import Array
 from scipy.stats import norm, qmc
 
 from numpyro_sgp._programs import join_static, shared, split_static
-from numpyro_sgp.integrated.field import Field, Linear
-from numpyro_sgp.integrated.moments import row_factors
+from numpyro_sgp.integrated.field import Field
+from numpyro_sgp.integrated.predictors import Linear, row_factors
 from numpyro_sgp.integrated.weighing import Weighed, spread, unweighed, weigh
 from numpyro_sgp.linalg import gauss_hermite, matmul, solve_lower, tensor_grid
 
@@ -91,7 +91,7 @@ def quadrature(number: int, num_rows: int, dtype) -> tuple[Array, Array]:
         each = _GRIDS[number][num_rows > _MANY]
         nodes, weights = tensor_grid(*gauss_hermite(each), number)
     else:
-        points = qmc.Sobol(number, seed=0).random(_DRAWS // 2)
+        points = qmc.Sobol(number, rng=0).random(_DRAWS // 2)
         nodes = norm.ppf(np.clip(points, 1e-9, 1 - 1e-9))
         nodes = np.concatenate([nodes, -nodes])
         weights = np.full(_DRAWS, 1.0 / _DRAWS)
@@ -232,10 +232,13 @@ class Profile:
     :param field: the model.
     :param args: its arguments, with the data.
     :param kwargs: its keyword arguments.
+    :param points: values at GP sites in the place of :attr:`Field.points`.
     """
 
-    def __init__(self, field: Field, args: tuple, kwargs: dict):
+    def __init__(self, field: Field, args: tuple, kwargs: dict, points: dict | None = None):
         self.field = field
+        #: Values at GP sites, inducing points for the most part.
+        self.points: dict[str, dict] = field.points if points is None else points
         arrays, static = split_static((args, kwargs))
         self._args, self._kwargs = args, kwargs
         self._arrays = [jnp.asarray(a) for a in arrays]
@@ -297,7 +300,7 @@ class Profile:
             limit = max(limit, AT_NODES)
         options = jnp.asarray(with_slope), jnp.asarray(limit, dtype), jnp.asarray(to_weigh)
         key = jax.random.key(self.count)
-        found = self._node(at, start, *options, key, self.field.points, self._arrays)
+        found = self._node(at, start, *options, key, self.points, self._arrays)
         value, slope, q, left, weighed = found
         value = float(value) + float(weighed.gain)
         node = Node(np.asarray(at, float), value, q, float(left), weighed)
@@ -309,16 +312,15 @@ class Profile:
 
         :return: the mode with them; None where nothing changed.
         """
-        field, before = self.field, self.field.points
-        free = jnp.asarray(mode.free, field.dtype)
-        points = field.points_at(free, self._args, self._kwargs)
+        before, free = self.points, jnp.asarray(mode.free, self.field.dtype)
+        points = self.field.points_at(free, self._args, self._kwargs)
         if points is None:
             return None
-        field.points = points
+        self.points = points
         node, _ = self(mode.free, self.prior())
         if node.value > mode.value + _BETTER:
             return node
-        field.points = before
+        self.points = before
         return None
 
     def settle(self, mode: Node) -> Node:

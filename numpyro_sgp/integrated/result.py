@@ -24,9 +24,8 @@ from numpyro_sgp.integrated.check import check
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.marginals import Mixture, draw_field, given, marginals
 from numpyro_sgp.integrated.nodes import Nodes
-from numpyro_sgp.integrated.profile import Gaussian, Node
+from numpyro_sgp.integrated.packing import packed, unpacked
 from numpyro_sgp.integrated.views import Parts, Shown
-from numpyro_sgp.integrated.weighing import Weighed
 from numpyro_sgp.predictive import Prediction, Predictions
 from numpyro_sgp.predictive.predictions import read_rows
 from numpyro_sgp.predictive.responses import of_responses
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _THETA_DRAWS = 8192
-_MAX_NUMBERS = 3e6
+_MAX_NUMBERS = 3e6  # of rows and draws, held at one time
+_TOGETHER = 64  # draws that the model runs with at one time
 _LEVELS = 0.05, 0.5, 0.95
 
 
@@ -72,7 +72,7 @@ class Nested:
     def log_evidence(self) -> float:
         """
         Log evidence, with all hyperparameters integrated: a lower bound but for the error
-        of the nodes.
+        of the nodes and of weighed draws.
         """
         return self.nodes.log_evidence
 
@@ -88,21 +88,19 @@ class Nested:
         """Hyperparameters by name, of unconstrained vectors ``(S, p)``."""
         if not self.field.thetas:
             return {}
-        arrays, static = split_static((self.args, self.kwargs))
 
-        def run(free, arrays):
+        def run(free, values, where):
             def one(free):
-                zeros = {k: jnp.zeros(self.field.gp_shapes[k]) for k in self.field.sites}
-                zeros |= {k: jnp.zeros(self.field.shapes[k]) for k in self.field.effects}
-                where = join_static(arrays, static)
-                trace = given(self.field, free, zeros, *where, jax.random.key(0))
+                trace = given(self.field, free, values, *where, jax.random.key(0))
                 return {name: trace[name]["value"] for name in self.field.thetas}
 
             return jax.lax.map(one, free, batch_size=256)
 
-        free = jnp.asarray(free, self.field.dtype)
-        found = shared(run, briefly=True)(free, arrays)
-        return {name: np.asarray(found[name]) for name in self.field.thetas}
+        field = self.field
+        zeros = {name: np.zeros(field.gp_shapes[name]) for name in field.sites}
+        zeros |= {name: np.zeros(field.shapes[name]) for name in field.effects}
+        found = self._at_draws(run, free, zeros, self.args, self.kwargs)
+        return {name: np.asarray(found[name]) for name in field.thetas}
 
     def summary(self, levels: Sequence[float] = _LEVELS) -> Any:
         """
@@ -217,12 +215,10 @@ class Nested:
         return Predictions(found)
 
     def _responses(self, args, kwargs, levels, num_draws, rng_key):
-        free, which, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
-        arrays, static = split_static((args, kwargs))
-        rows = max(self.field.sites, key=lambda k: values[k].shape[-1])
+        free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
+        num_rows = max(values[k].shape[-1] for k in self.field.sites)
 
-        def run(free, values, rng_key, arrays):
-            where = join_static(arrays, static)
+        def run(free, values, where, rng_key):
             parts = Parts(self.field, values, free, *where)
             points = {
                 "f": {k: values[k] for k in self.field.sites},
@@ -233,11 +229,24 @@ class Nested:
             found = jnp.asarray(levels, self.field.dtype)
             return of_responses(parts, (points, points), rng_key, found)
 
-        values = jax.tree.map(jnp.asarray, values)
-        arrays = [jnp.asarray(a) for a in arrays]
-        found = shared(run)(jnp.asarray(free, self.field.dtype), values, rng_key, arrays)
-        num_rows = values[rows].shape[-1]
+        found = self._at_draws(run, free, values, args, kwargs, rng_key)
         return read_rows(found, self.field.sites, num_rows, 1.0, levels)
+
+    def _at_draws(self, run, free, values, args, kwargs, *more):
+        """
+        By one program ``run(free, values, (args, kwargs), *more)``.
+
+        :param free: unconstrained hyperparameters, ``(S, p)``.
+        :param values: of the other latents by name, each ``(S, *shape)``.
+        """
+        arrays, static = split_static((args, kwargs))
+
+        def program(free, values, arrays, *more):
+            return run(free, values, join_static(arrays, static), *more)
+
+        free = jnp.asarray(free, self.field.dtype)
+        values, arrays = jax.tree.map(jnp.asarray, (values, arrays))
+        return shared(program)(free, values, arrays, *more)
 
     def log_score(
         self, *args, rng_key: Array | None = None, num_draws: int = 2048, **kwargs
@@ -254,13 +263,10 @@ class Nested:
         """
         args, kwargs = self._arguments(args, kwargs)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
-        free, _, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
-        arrays, static = split_static((args, kwargs))
+        free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
         num_rows = max(values[k].shape[-1] for k in self.field.sites)
 
-        def run(free, values, arrays):
-            where = join_static(arrays, static)
-
+        def run(free, values, where):
             def one(inputs):
                 free, values = inputs
                 trace = given(self.field, free, values, *where, jax.random.key(0))
@@ -281,9 +287,7 @@ class Nested:
             each = mapped(one, (free, values), chunk)
             return {k: logsumexp(v, axis=0) - np.log(num_draws) for k, v in each.items()}
 
-        values = jax.tree.map(jnp.asarray, values)
-        arrays = [jnp.asarray(a) for a in arrays]
-        found = shared(run)(jnp.asarray(free, self.field.dtype), values, arrays)
+        found = self._at_draws(run, free, values, args, kwargs)
         if not found:
             raise ValueError(
                 "The model has no observed site with these arguments. Pass observations "
@@ -323,39 +327,28 @@ class Nested:
         """
         args, kwargs = self._arguments(args, kwargs)
         number = int(np.prod(sample_shape))
-        free, _, values = self._draw(key, max(number, 1), args, kwargs, joint=True)
-        found = self._all_values(free, values, args, kwargs)
-        return {k: v.reshape(*sample_shape, *v.shape[1:]) for k, v in found.items()}
+        free, values = self._draw(key, max(number, 1), args, kwargs, joint=True)
 
-    def _all_values(self, free, values, args, kwargs):
-        """Values of all latent and deterministic sites at draws."""
-        arrays, static = split_static((args, kwargs))
-        latents = self.field.latents
-
-        def run(free, values, arrays):
+        def run(free, values, where):
             def one(inputs):
-                where = join_static(arrays, static)
                 trace = given(self.field, *inputs, *where, jax.random.key(0))
                 return {
                     name: site["value"]
                     for name, site in trace.items()
-                    if name in latents or site["type"] == "deterministic"
+                    if name in self.field.latents or site["type"] == "deterministic"
                 }
 
-            return jax.lax.map(one, (free, values), batch_size=64)
+            return jax.lax.map(one, (free, values), batch_size=_TOGETHER)
 
-        values = jax.tree.map(jnp.asarray, values)
-        arrays = [jnp.asarray(a) for a in arrays]
-        free = jnp.asarray(free, self.field.dtype)
-        return shared(run, briefly=True)(free, values, arrays)
+        found = self._at_draws(run, free, values, args, kwargs)
+        return {k: v.reshape(*sample_shape, *v.shape[1:]) for k, v in found.items()}
 
     def _draw(self, key, number, args, kwargs, joint):
-        """Draws of unconstrained hyperparameters, their nodes, and the field's values."""
+        """Draws of unconstrained hyperparameters, and of the field's values."""
         seed = int(jax.random.randint(key, (), 0, 2**31 - 1))
         free, which = self.nodes.draws(number, seed)
         where = which, seed + 1, args, kwargs, joint
-        values = draw_field(self.field, self.nodes, *where, antithetic=not joint)
-        return free, which, values
+        return free, draw_field(self.field, self.nodes, *where, antithetic=not joint)
 
     def plot(
         self,
@@ -439,8 +432,7 @@ class Nested:
         fitted.more = {
             "nested": {
                 "effects": list(self.field.effects),
-                "points": self.field.points,
-                **_packed(self.nodes),
+                **packed(self.nodes),
             }
         }
         fitted.save(path)
@@ -474,58 +466,19 @@ class Nested:
         ]
         if self._verdict is not None:
             lines.append(f"  verdict: {self._verdict.summary}")
-        if nodes.border > 0.01:
-            lines.append(
-                f"  {nodes.border:.0%} of the mass is at the border of the nodes: more "
-                "nodes are needed"
-            )
+        if nodes.too_few:
+            lines.append("  more nodes are needed: a larger max_nodes, or more seconds")
         return "\n".join(lines)
 
 
-def _packed(nodes: Nodes) -> dict:
-    """Nodes as arrays and numbers."""
-    each = nodes.nodes
-    return {
-        "free": np.stack([node.free for node in each]),
-        "values": np.array([node.value for node in each]),
-        "left": np.array([node.left for node in each]),
-        "weighed": [
-            np.stack(parts) for parts in zip(*(n.weighed for n in each), strict=True)
-        ],
-        "weights": nodes.weights,
-        "numbers": np.array([nodes.log_evidence, nodes.effective, nodes.border]),
-        "mode": nodes.mode,
-        "axes": nodes.axes,
-        "kind": nodes.kind,
-        "stopped": nodes.stopped,
-    }
-
-
-def _unpacked(fitted: Fitted, more: dict) -> Nested:
+def _of_file(fitted: Fitted, more: dict) -> Nested:
     """The result that a file has."""
     args, kwargs = fitted.examples or (fitted.args or (), fitted.kwargs)
     field = Field(fitted.guide, args, kwargs, tuple(more["effects"]))
-    field.points = more["points"]
-    weighed = map(Weighed, *(jnp.asarray(part) for part in more["weighed"]))
-    nothing = Gaussian.prior(0, field.dtype)  # where other nodes would start
-    parts = [
-        Node(free, float(value), nothing, float(left), found)
-        for free, value, left, found in zip(
-            more["free"], more["values"], more["left"], weighed, strict=True
-        )
-    ]
-    log_evidence, effective, border = map(float, more["numbers"])
-    nodes = Nodes(
-        nodes=tuple(parts),
-        log_evidence=log_evidence,
-        effective=effective,
-        border=border,
-        **{name: more[name] for name in ("weights", "mode", "axes", "kind", "stopped")},
-    )
-    found = Nested(field, nodes, args, kwargs, fitted.seconds)
+    found = Nested(field, unpacked(more, field.dtype), args, kwargs, fitted.seconds)
     if fitted.args is None:
         found._examples = args, kwargs
     return found
 
 
-RESULTS["nested"] = _unpacked
+RESULTS["nested"] = _of_file

@@ -15,7 +15,7 @@ class Shown:
         self.guide, self.model, self.predict = result.guide, result.model, result.predict
         self.examples, self.params = result._examples, {}
         self.args = None if self.examples is not None else result.args
-        self.kwargs, self._points = result.kwargs, result.field.points
+        self.kwargs, self._points = result.kwargs, result.nodes.points
 
     def posterior(self, *args, rng_key=None, **kwargs):
         found = self.guide.posterior(self.guide.known().starts, *args, **kwargs)

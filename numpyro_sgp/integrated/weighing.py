@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import logsumexp
 
-from numpyro_sgp.integrated.field import Linear
-from numpyro_sgp.integrated.moments import row_factors
+from numpyro_sgp.integrated.predictors import Linear, row_factors
 from numpyro_sgp.linalg import matmul, solve_lower
 
 _CHUNK = 3e6  # numbers of draws held at one time

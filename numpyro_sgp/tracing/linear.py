@@ -42,8 +42,9 @@ class _Value:
     is_known: bool = False
 
 
-class _Step(NamedTuple):
-    """One operation."""
+@dataclass(eq=False)
+class _Step:
+    """One operation; known by identity."""
 
     primitive: Any
     params: dict
@@ -56,10 +57,6 @@ class _Kind(NamedTuple):
 
     is_linear: bool
     labels: frozenset
-
-    @property
-    def is_free(self) -> bool:
-        return not self.labels
 
 
 class LinearProgram:
@@ -75,7 +72,6 @@ class LinearProgram:
         closed, shapes = jax.make_jaxpr(run, return_shape=True)()
         self._structure = jax.tree.structure(shapes)
         self._steps: list[_Step] = []
-        self._openings: dict[Hashable, _Value] = {}
         constants = [_Value(v.aval, c, True) for v, c in _pairs(closed)]
         self._outputs = self._inline(closed.jaxpr, constants, [])
         self._kinds: dict[_Value, _Kind] = {}
@@ -90,7 +86,11 @@ class LinearProgram:
         env |= dict(zip(jaxpr.invars, operands, strict=True))
 
         def read(atom):
-            return _Value(atom.aval, atom.val, True) if is_literal(atom) else env[atom]
+            return (
+                _Value(atom.aval, atom.val, True)
+                if isinstance(atom, Literal)
+                else env[atom]
+            )
 
         for eqn in jaxpr.eqns:
             values = [read(atom) for atom in eqn.invars]
@@ -101,8 +101,6 @@ class LinearProgram:
             else:
                 found = [_Value(v.aval) for v in eqn.outvars]
                 self._steps.append(_Step(eqn.primitive, eqn.params, values, found))
-                if eqn.primitive is OPENING:
-                    self._openings[eqn.params["key"]] = found[0]
             env.update(zip(eqn.outvars, found, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -182,9 +180,9 @@ class LinearProgram:
 
     # ---- running --------------------------------------------------------------------
 
-    def _needed(self, targets, given) -> set:
+    def _needed(self, targets, given) -> set[_Step]:
         """Steps that targets need beside what is given."""
-        wanted, steps = set(targets), _ById()
+        wanted, steps = set(targets), set()
         for step in reversed(self._steps):
             if any(v in wanted and v not in given for v in step.results):
                 steps.add(step)
@@ -236,21 +234,6 @@ class LinearProgram:
             for result, value in zip(step.results, found, strict=True):
                 known.setdefault(result, value)
         return [read(value) for value in targets]
-
-
-class _ById(set):
-    """A set of steps, which have no hash."""
-
-    def add(self, step):
-        super().add(id(step))
-
-    def __contains__(self, step):
-        return super().__contains__(id(step))
-
-
-def is_literal(atom) -> bool:
-    """Whether an operand of an equation is a number that is written in it."""
-    return isinstance(atom, Literal)
 
 
 def _pairs(closed):

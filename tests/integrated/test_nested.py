@@ -235,6 +235,26 @@ def test_it_shows_itself(posterior):
     assert ax.get_ylabel() == "eta" and ax.get_legend() is not None
 
 
+def test_points_move_to_the_mode_and_into_files(tmp_path):
+    """K-means spreads points over both columns, of which the kernel has one."""
+    columns = np.column_stack([X[:, 0], RNG.uniform(size=30)])
+    y = np.sin(2 * X[:, 0])
+
+    def model(X, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.5))
+        kernel = sgp.kernels.RBF(1.0, lengthscale * jnp.array([1.0, 100.0]))
+        observe(site(X, kernel), y, 0.1)
+
+    found = run(model, (columns, y))
+    before, after = found.field.points["f"]["Z"], found.nodes.points["f"]["Z"]
+    assert before.shape == after.shape and not np.allclose(before, after)
+    found.save(tmp_path / "moved.npz")
+    loaded = sgp.load(tmp_path / "moved.npz", model)
+    q, other = found.posterior(columns)["f"], loaded.posterior(columns)["f"]
+    np.testing.assert_allclose(other.mean, q.mean, rtol=1e-9)
+    assert np.all(np.abs(q.mean - y) < 0.3)
+
+
 def test_one_node_is_the_mode():
     found = run(counts, (X, COUNTS), max_nodes=1)
     assert found.nodes.kind == "one" and found.nodes.stopped == ""

@@ -1,0 +1,48 @@
+"""Nodes as arrays and numbers, for files."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgp.integrated.nodes import KINDS, Nodes
+from numpyro_sgp.integrated.profile import Gaussian, Node
+from numpyro_sgp.integrated.weighing import Weighed
+
+_AS_THEY_ARE = "weights", "mode", "axes", "points", "stopped"
+
+
+def packed(nodes: Nodes) -> dict[str, Any]:
+    """
+    All but the q(w) from which other nodes would start.
+
+    :return: a tree of arrays, numbers and strings.
+    """
+    each = nodes.nodes
+    weighed = zip(*(node.weighed for node in each), strict=True)
+    return {
+        "kind": nodes.kind,
+        "free": nodes.free,
+        "values": nodes.values,
+        "left": np.array([node.left for node in each]),
+        "weighed": [np.stack(parts) for parts in weighed],
+        "numbers": np.array([nodes.log_evidence, nodes.border]),
+        **{name: getattr(nodes, name) for name in _AS_THEY_ARE},
+    }
+
+
+def unpacked(found: dict[str, Any], dtype) -> Nodes:
+    """The inverse of :func:`packed`."""
+    weighed = map(Weighed, *(jnp.asarray(part) for part in found["weighed"]))
+    nothing = Gaussian.prior(0, dtype)
+    parts = zip(found["free"], found["values"], found["left"], weighed, strict=True)
+    log_evidence, border = map(float, found["numbers"])
+    return KINDS[found["kind"]](
+        nodes=tuple(
+            Node(np.asarray(free), float(value), nothing, float(left), moments)
+            for free, value, left, moments in parts
+        ),
+        log_evidence=log_evidence,
+        border=border,
+        **{name: found[name] for name in _AS_THEY_ARE},
+    )
