@@ -89,7 +89,17 @@ class TraceGP_ELBO(ELBO):
         if getattr(guide, "prototype_trace", ...) is None and hasattr(guide, "setup"):
             guide.setup(*args, **kwargs)  # not where X is unknown
 
+        joint = getattr(guide, "bound_terms", None)  # that of AutoJointGP
+        if joint is not None and self.expectation is not None:
+            raise ValueError(
+                f"{type(guide).__name__} integrates the likelihood over linear predictors, "
+                "by quadrature where there are up to three in a row. Leave the expectation "
+                "out: TraceGP_ELBO()."
+            )
+
         def particle(rng_key):
+            if joint is not None:
+                return joint(rng_key, param_map, *as_arrays(model, args, kwargs)), {}
             run = self._particle(rng_key, param_map, model, guide, args, kwargs)
             return _bound(*run)[:2]
 

@@ -1,6 +1,7 @@
 """What a fit misses: attempts to better it, each of which tells how much it gains."""
 
 import warnings
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -24,6 +25,9 @@ LARGEST_ATTEMPT = 1e10
 _FEWEST, _MOST = 5, 500
 _DRAWS = 20  # keys over which a random bound is averaged there
 _LARGEST = 2e8  # rows times inducing points of one pass over all data
+#: Further causes, from the guide, its parameters and the model's arguments; None where one
+#: does not apply.
+MORE_CAUSES: list[Callable[..., Cause | None]] = []
 
 
 def check(
@@ -45,6 +49,7 @@ def check(
         _of_family(given, rng_key),
         _of_latents(given),
     ]
+    found += [cause for more in MORE_CAUSES if (cause := more(*given)) is not None]
     bracket = None
     if small and len(guide.approximations) == 1:
         with warnings.catch_warnings():

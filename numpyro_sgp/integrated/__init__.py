@@ -1,7 +1,9 @@
-"""Hyperparameters integrated over nodes, GP sites and effects as one Gaussian at each."""
+"""The field and its hyperparameters: one Gaussian over GP sites and effects."""
 
+from numpyro_sgp.integrated.apart import sites_apart
+from numpyro_sgp.integrated.joint import AutoJointGP
 from numpyro_sgp.integrated.marginals import Mixture
 from numpyro_sgp.integrated.nested import nested
 from numpyro_sgp.integrated.result import Nested
 
-__all__ = ["Mixture", "Nested", "nested"]
+__all__ = ["AutoJointGP", "Mixture", "Nested", "nested", "sites_apart"]

@@ -22,8 +22,9 @@ from numpyro_sgp.integrated.placing import (
     TIED,
     AtValues,
     Placed,
+    Unconstrained,
     check_setup,
-    check_sizes,
+    check_size,
     free_shape,
     is_normal,
 )
@@ -87,7 +88,7 @@ class Field:
             name: tuple(biject_to(fns[name].support).inverse_shape(self.shapes[name]))
             for name in self.thetas
         }
-        check_sizes(self)
+        check_size(self)
 
     # ---- sizes --------------------------------------------------------------------
 
@@ -119,9 +120,13 @@ class Field:
         """Number p of hyperparameters in unconstrained space."""
         return sum(math.prod(shape) for shape in self.free_shapes.values())
 
-    def unravel(self, free: Array) -> dict[str, Array]:
+    def support(self, name: str) -> Any:
+        """Where the values of a latent beside GP sites are."""
+        return self._fns[name].support
+
+    def unravel(self, free: Array) -> Unconstrained:
         """Unconstrained hyperparameters by name, from a vector ``(p,)``."""
-        found, end = {}, 0
+        found, end = Unconstrained(), 0
         for name, shape in self.free_shapes.items():
             start, end = end, end + math.prod(shape)
             found[name] = free[start:end].reshape(shape)
@@ -142,15 +147,21 @@ class Field:
         """Keys of the field's openings."""
         return [("gp", name) for name in self.sites] + [("effect", k) for k in self.effects]
 
-    def run(self, free: dict, points: dict, args, kwargs, joint: bool = False) -> dict:
+    def running(self, model) -> Field:
+        """The same with its model inside of handlers."""
+        found = copy(self)
+        found.model = model
+        return found
+
+    def run(self, thetas, points: dict, args, kwargs, joint: bool = False) -> dict:
         """
         Runs the model with openings in the place of the field; what it came to.
 
-        :param free: unconstrained hyperparameters by name.
+        :param thetas: hyperparameters, :class:`Unconstrained` or :class:`Constrained`.
         :param points: as :attr:`points`.
         :param joint: whether covariances of what inducing points leave open are wanted.
         """
-        placed = Placed(self, free, points, joint)
+        placed = Placed(self, thetas, points, joint)
         trace_here = handlers.seed(self.model, jax.random.key(0))
         with handlers.block(), handlers.trace() as trace, placed:
             trace_here(*args, **kwargs)
@@ -175,10 +186,11 @@ class Field:
         }
 
     def program(
-        self, free: dict, points: dict, args, kwargs, joint: bool = False
+        self, thetas, points: dict, args, kwargs, joint: bool = False
     ) -> LinearProgram:
         """:meth:`run`, traced."""
-        return LinearProgram(lambda: self.run(free, points, args, kwargs, joint), self.keys)
+        given = thetas, points, args, kwargs, joint
+        return LinearProgram(lambda: self.run(*given), self.keys)
 
     def _look(self, args, kwargs):
         """Finds the layout; returns names that are no effects after all, if any."""
@@ -187,7 +199,8 @@ class Field:
         def look():
             nonlocal wrong
             thetas = [name for name in self.shapes if name not in self.effects]
-            free = {k: jnp.zeros(free_shape(self._fns[k])) for k in thetas}
+            shapes = {name: free_shape(self._fns[name]) for name in thetas}
+            free = Unconstrained({k: jnp.zeros(shape) for k, shape in shapes.items()})
             program = self.program(free, self.points, args, kwargs)
             wrong = self._read(program)
             return ()
@@ -349,7 +362,7 @@ class Field:
 
     def _kernels(self, free, args, kwargs) -> dict:
         """The kernel of each GP site at some hyperparameters, in known numbers."""
-        free = self.unravel(free)
+        free = dict(self.unravel(free))
         zeros = {name: jnp.zeros(shape) for name, shape in self.gp_shapes.items()}
         zeros |= {name: jnp.zeros(self.shapes[name]) for name in self.effects}
 
@@ -363,13 +376,16 @@ class Field:
 
     # ---- what inference needs -------------------------------------------------------
 
-    def terms(self, free: Array, points: dict, args, kwargs, signs: bool = False) -> Terms:
+    def terms(self, thetas, points: dict, args, kwargs, signs: bool = False) -> Terms:
         """
-        The bound's parts at unconstrained hyperparameters ``(p,)``; under jit.
+        The bound's parts; under jit.
 
+        :param thetas: hyperparameters as :meth:`run` takes them, or as an unconstrained
+            vector ``(p,)``.
         :param signs: as in :meth:`linear`.
         """
-        program = self.program(self.unravel(free), points, args, kwargs)
+        thetas = thetas if isinstance(thetas, dict) else self.unravel(thetas)
+        program = self.program(thetas, points, args, kwargs)
         outputs = program.outputs
         likelihood = list(outputs["likelihood"].values())
         roots = program.predictors(likelihood)
@@ -379,10 +395,11 @@ class Field:
         targets = [*edge, *parts, prior]
         values = program.evaluate(targets, {}, {})
         known = dict(zip(targets, values, strict=True))
-        linear = self.linear(program, known, roots, self.layout.joined, signs)
+        layout = self.layout.of_shapes(tuple(tuple(root.aval.shape) for root in roots))
+        linear = self.linear(program, known, roots, layout.joined, signs)
 
         def log_likelihood(rows):
-            given = {**known, **dict(zip(roots, self.layout.split(rows), strict=True))}
+            given = {**known, **dict(zip(roots, layout.split(rows), strict=True))}
             return sum(jnp.sum(v) for v in program.evaluate(likelihood, given, {}))
 
         return Terms(known[prior], linear, log_likelihood)

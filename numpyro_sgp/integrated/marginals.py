@@ -15,7 +15,7 @@ from scipy.special import ndtr, ndtri
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
-from numpyro_sgp.integrated.placing import AtValues
+from numpyro_sgp.integrated.placing import AtValues, Unconstrained
 
 _KEPT_MASS = 0.999
 _COMBINED = 1e-2  # of a variance, by which it may be wrong
@@ -184,37 +184,10 @@ def draw_field(
 
     def values(free, w, noise, points, arrays):
         where = points, *join_static(arrays, static)
-        program = field.program(field.unravel(free), *where, joint=joint)
-        outputs = program.outputs
-        names = [*field.sites, *field.effects]
-        targets = [outputs["values"][name] for name in names]
-        parts = jax.tree.leaves([outputs[k] for k in ("projections", "left", "joint")])
-        edge = [*program.boundary(targets, []), *parts]
-        known = dict(zip(edge, program.evaluate(edge, {}, {}), strict=True))
-
-        def one(w, noise):
-            openings = {("effect", k): v for k, v in field.effect_parts(w).items()}
-            end = 0
-            for name, shape in field.gp_shapes_of(outputs):
-                A = known[outputs["projections"][name]]
-                A = jnp.broadcast_to(A, (*shape[:-1], *A.shape[-2:]))
-                start, end = end, end + field.gp_sizes()[name]
-                own = w[start:end].reshape(*shape[:-1], -1)
-                g = jnp.einsum("...mn,...m->...n", A, own)
-                x = noise[name]
-                if joint:
-                    L = known[outputs["joint"][name]]
-                    g = g + jnp.einsum("...ij,...j->...i", L, x)
-                else:
-                    g = g + known[outputs["left"][name]] * x
-                openings["gp", name] = g
-            found = program.evaluate(targets, known, openings)
-            return dict(zip(names, found, strict=True))
-
-        return jax.vmap(one)(w, noise)
+        return field_values(field, field.unravel(free), w, noise, *where, joint=joint)
 
     run = shared(values)
-    shapes = _gp_shapes(field, nodes.points, args, kwargs)
+    shapes = gp_shapes(field, nodes.points, args, kwargs)
     rng = np.random.default_rng(seed)
     order = np.argsort(which, kind="stable")
     dtype = np.dtype(field.dtype)
@@ -240,12 +213,56 @@ def draw_field(
     return {name: np.concatenate([p[name] for p in parts])[back] for name in parts[0]}
 
 
-def _gp_shapes(field, points, args, kwargs):
+def field_values(
+    field: Field, thetas, w: Array, noise: dict, points: dict, args, kwargs, joint: bool
+) -> dict[str, Array]:
+    """
+    Values of GP sites and effects, of numbers of the field; under jit.
+
+    :param thetas: hyperparameters, as :meth:`Field.run` takes them.
+    :param w: shape ``(S, m)``.
+    :param noise: by GP site standard normal numbers for what inducing points leave open,
+        ``(S, *shape)``.
+    :param joint: whether that is drawn for all rows together.
+    :return: by site, each ``(S, *shape)``.
+    """
+    program = field.program(thetas, points, args, kwargs, joint=joint)
+    outputs = program.outputs
+    names = [*field.sites, *field.effects]
+    targets = [outputs["values"][name] for name in names]
+    parts = jax.tree.leaves([outputs[k] for k in ("projections", "left", "joint")])
+    edge = [*program.boundary(targets, []), *parts]
+    known = dict(zip(edge, program.evaluate(edge, {}, {}), strict=True))
+
+    def one(w, noise):
+        openings = {("effect", k): v for k, v in field.effect_parts(w).items()}
+        end = 0
+        for name, shape in field.gp_shapes_of(outputs):
+            A = known[outputs["projections"][name]]
+            A = jnp.broadcast_to(A, (*shape[:-1], *A.shape[-2:]))
+            start, end = end, end + field.gp_sizes()[name]
+            own = w[start:end].reshape(*shape[:-1], -1)
+            g = jnp.einsum("...mn,...m->...n", A, own)
+            x = noise[name]
+            if joint:
+                L = known[outputs["joint"][name]]
+                g = g + jnp.einsum("...ij,...j->...i", L, x)
+            else:
+                g = g + known[outputs["left"][name]] * x
+            openings["gp", name] = g
+        found = program.evaluate(targets, known, openings)
+        return dict(zip(names, found, strict=True))
+
+    return jax.vmap(one)(w, noise)
+
+
+def gp_shapes(field: Field, points: dict, args, kwargs) -> dict[str, tuple[int, ...]]:
     """Shapes of GP sites at some arguments."""
     found = {}
 
     def look():
-        thetas = {k: jnp.zeros(s) for k, s in field.free_shapes.items()}
+        zeros = {k: jnp.zeros(s) for k, s in field.free_shapes.items()}
+        thetas = Unconstrained(zeros)
         program = field.program(thetas, points, args, kwargs)
         found.update(field.gp_shapes_of(program.outputs))
         return ()

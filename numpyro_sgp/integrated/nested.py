@@ -8,23 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from numpyro.distributions import biject_to
 from tqdm import tqdm
 
-from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.fitting.default import check_data
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.integrated.field import Field
-from numpyro_sgp.integrated.placing import check_model
+from numpyro_sgp.integrated.placing import check_hyperparameters, check_model
 from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.result import Nested
 from numpyro_sgp.integrated.search import Search
-from numpyro_sgp.tracing import messages
-
-_STARTS = 8
+from numpyro_sgp.integrated.starts import starting_hyperparameters
 
 
 def nested(
@@ -124,7 +119,8 @@ def nested(
     guide = AutoSparseGP(model, approximation)
     guide.setup(*args, **kwargs)
     field = Field(guide, args, kwargs)
-    starts = _starts(field, rng_key, args, kwargs)
+    check_hyperparameters(field)
+    starts = starting_hyperparameters(field, rng_key, args, kwargs)
     field.choose_layout(jnp.asarray(starts[0], field.dtype), args, kwargs)
     profile = Profile(field, args, kwargs)
     until = None if seconds is None else started + seconds
@@ -138,27 +134,3 @@ def nested(
         nodes = Search(profile, max_nodes, until, progress).nodes(starts)
     took = time.monotonic() - started
     return Nested(field, nodes, args, kwargs, seconds=took)
-
-
-def _starts(field, rng_key, args, kwargs) -> np.ndarray:
-    """Unconstrained hyperparameters to begin from: medians and draws of the prior."""
-    arrays, static = split_static((args, kwargs))
-
-    def draw(arrays, keys):
-        args, kwargs = join_static(arrays, static)
-
-        def one(key):
-            at_mean = messages.at_prior_mean
-            trace = messages.trace_of(field.model, args, kwargs, key, at_site=at_mean)
-            values = []
-            for name in field.thetas:
-                site = trace[name]
-                free = biject_to(site["fn"].support).inv(site["value"])
-                values.append(jnp.ravel(free))
-            return jnp.concatenate([jnp.zeros(0), *values])
-
-        return jax.lax.map(one, keys)
-
-    keys = jax.random.split(rng_key, 15)
-    draws = np.asarray(shared(draw, briefly=True)(arrays, keys), float)
-    return np.concatenate([np.median(draws, axis=0)[None], draws[: _STARTS - 1]])

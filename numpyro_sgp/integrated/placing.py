@@ -32,11 +32,40 @@ TIED = (
 )
 
 
-class Placed(Messenger):
-    """Puts openings at the field's sites, and hyperparameters at theirs."""
+class Unconstrained(dict):
+    """Hyperparameters by name in unconstrained space, where their density is."""
 
-    def __init__(self, field, free, points, joint):
-        self.field, self.free, self.points, self._joint = field, free, points, joint
+    def place(self, msg):
+        """The value at a site, and its log density."""
+        transform, free = biject_to(msg["fn"].support), self[msg["name"]]
+        value = transform(free)
+        slope = jnp.sum(transform.log_abs_det_jacobian(free, value))
+        return value, _density(msg, value) + slope
+
+
+class Constrained(dict):
+    """Hyperparameters by name, where the model has them."""
+
+    def place(self, msg):
+        """The value at a site, and its log density."""
+        value = self[msg["name"]]
+        return value, _density(msg, value)
+
+
+def _density(msg, value):
+    given = {**msg, "value": value, "intermediates": []}
+    return jnp.sum(messages.log_prob(given))
+
+
+class Placed(Messenger):
+    """
+    Puts openings at the field's sites, and hyperparameters at theirs.
+
+    :param thetas: :class:`Unconstrained` or :class:`Constrained`.
+    """
+
+    def __init__(self, field, thetas, points, joint):
+        self.field, self.thetas, self.points, self._joint = field, thetas, points, joint
         self.log_prior = jnp.zeros((), field.dtype)
         self.known, self.projections, self.left, self.joint = {}, {}, {}, {}
         super().__init__()
@@ -77,12 +106,9 @@ class Placed(Messenger):
             msg["value"] = jnp.reshape(prior.mean + g, msg["fn"].shape())
         elif name in field.effects:
             msg["value"], self.known[name] = _effect(msg["fn"], name, field.dtype)
-        elif name in self.free:
-            transform, free = biject_to(msg["fn"].support), self.free[name]
-            msg["value"] = value = transform(free)
-            density = jnp.sum(messages.log_prob({**msg, "intermediates": []}))
-            slope = jnp.sum(transform.log_abs_det_jacobian(free, value))
-            self.log_prior = self.log_prior + density + slope
+        elif name in self.thetas:
+            msg["value"], density = self.thetas.place(msg)
+            self.log_prior = self.log_prior + density
             self.known[name] = density
         elif name in field.responses:
             msg["value"] = jnp.zeros(msg["fn"].shape())
@@ -217,9 +243,9 @@ def check_setup(setup) -> None:
             )
 
 
-def check_sizes(field: Field) -> None:
+def check_hyperparameters(field: Field) -> None:
     """
-    :raises ValueError: for too many hyperparameters, or too large a field.
+    :raises ValueError: for more hyperparameters than nodes can cover.
     """
     if field.num_hyperparameters > MAX_HYPERPARAMETERS:
         sizes = {name: math.prod(shape) for name, shape in field.free_shapes.items()}
@@ -230,6 +256,12 @@ def check_sizes(field: Field) -> None:
             "on which the likelihood depends linearly are integrated as part of the field; "
             "give those such a prior, fix some, or use NUTS(sgp.whiten(model))."
         )
+
+
+def check_size(field: Field) -> None:
+    """
+    :raises ValueError: for too large a field.
+    """
     if field.size > MAX_FIELD:
         sizes = field.gp_sizes() | {k: math.prod(field.shapes[k]) for k in field.effects}
         shown = ", ".join(f"'{name}': {size}" for name, size in sizes.items())

@@ -32,6 +32,13 @@ class Layout:
         """J, of all predictors together."""
         return sum(math.prod(shape) // self.num_rows for shape in self.shapes)
 
+    def of_shapes(self, shapes: tuple[tuple[int, ...], ...]) -> Layout:
+        """The same for predictors of another number of rows, a minibatch's."""
+        if shapes == self.shapes:
+            return self
+        shape, axis = shapes[0], self.axes[0]
+        return Layout(shapes, self.axes, math.prod(shape) if axis is None else shape[axis])
+
     def joined(self, values: list[Array]) -> Array:
         """Predictors as an array of shape ``(J, N)``."""
         rows = []

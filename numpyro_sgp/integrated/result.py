@@ -22,7 +22,13 @@ from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.integrated.check import check
 from numpyro_sgp.integrated.field import Field
-from numpyro_sgp.integrated.marginals import Mixture, draw_field, given, marginals
+from numpyro_sgp.integrated.marginals import (
+    Mixture,
+    draw_field,
+    given,
+    gp_shapes,
+    marginals,
+)
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.packing import packed, unpacked
 from numpyro_sgp.integrated.views import Parts, Shown
@@ -97,7 +103,8 @@ class Nested:
             return jax.lax.map(one, free, batch_size=256)
 
         field = self.field
-        zeros = {name: np.zeros(field.gp_shapes[name]) for name in field.sites}
+        shapes = gp_shapes(field, self.nodes.points, self.args, self.kwargs)
+        zeros = {name: np.zeros(shape) for name, shape in shapes.items()}
         zeros |= {name: np.zeros(field.shapes[name]) for name in field.effects}
         found = self._at_draws(run, free, zeros, self.args, self.kwargs)
         return {name: np.asarray(found[name]) for name in field.thetas}
@@ -459,11 +466,13 @@ class Nested:
         lines = [
             f"Nested inference in {self.seconds:.1f} s",
             f"  one Gaussian over: {shown}",
-            f"  integrated: {', '.join(field.thetas) or 'nothing'}",
+            f"  {'integrated' if len(nodes.nodes) > 1 else 'at a point'}: "
+            + (", ".join(field.thetas) or "nothing"),
             f"  nodes: {len(nodes.nodes)} ({nodes.kind}), effective {nodes.effective:.0f}"
             + (f", {nodes.stopped}" if nodes.stopped else ""),
-            f"  log evidence: {nodes.log_evidence:.7g} (a lower bound)",
         ]
+        if not np.isnan(nodes.log_evidence):
+            lines.append(f"  log evidence: {nodes.log_evidence:.7g} (a lower bound)")
         if self._verdict is not None:
             lines.append(f"  verdict: {self._verdict.summary}")
         if nodes.too_few:

@@ -110,9 +110,9 @@ def natural_gradients(
         >>> bool(result.losses[-1] < result.losses[0])
         True
     """
-    if not isinstance(guide, AutoSparseGP):
+    if not hasattr(guide, "take_natural_gradients"):
         raise TypeError(
-            "natural_gradients needs the AutoSparseGP that SVI has, got "
+            "natural_gradients needs the AutoSparseGP (or AutoJointGP) that SVI has, got "
             f"{type(guide).__name__}: natural_gradients(guide, 0.5, optax.adam(0.01))."
         )
     if not isinstance(others, optax.GradientTransformation):
