@@ -16,6 +16,9 @@ nats less, and variances of :math:`P_{jj}^{-1}` where those of q are
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import AutoMultivariateNormal
@@ -33,7 +36,7 @@ _LARGEST = 3e7  # numbers of the field times rows
 _NARROW = 0.8  # sd, of that under one Gaussian
 
 
-def sites_apart(guide, params: dict, args: tuple, kwargs: dict) -> Cause | None:
+def sites_apart(guide: Any, params: dict, args: tuple, kwargs: dict) -> Cause | None:
     """
     A row of the verdict, for a model with several GP sites or with effects beside them.
 
@@ -49,7 +52,7 @@ def sites_apart(guide, params: dict, args: tuple, kwargs: dict) -> Cause | None:
             return None
         values = guide.others_at(params, args, kwargs)
         free = _unconstrained(field, values)
-        field.choose_layout(free, args, kwargs)
+        field.choose_layout(jnp.asarray(free), args, kwargs)
     except ValueError:  # of another kind; what it is, is no concern of a fit
         return None
     rows = field.layout.num_rows * field.layout.number
@@ -113,7 +116,7 @@ def _parts(field, held, together) -> list[tuple[np.ndarray, str]]:
 
 
 def _ratios(field, profile, free, P, parts, args, kwargs):
-    """Sds of the predictors' parts that are held apart, relative to those in one Gaussian."""
+    """Sds of the predictors' parts that are held apart, beside those in one Gaussian."""
     arrays, static = split_static((args, kwargs))
 
     def linear(free, points, arrays):

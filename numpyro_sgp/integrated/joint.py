@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -79,9 +79,9 @@ class AutoJointGP(autoguide.AutoGuide):
         q(w) = N(m, P P^\top), \qquad w \sim N(0, I) \text{ a priori},
 
     so that sites and effects which the data tie together are tied in q. What is part of
-    the field is found in the model's arithmetic, as :func:`~numpyro_sgp.nested` does; of the
-    likelihood's linear predictors :math:`\eta_n = b_n^\top w` only the marginals are needed,
-    and the KL is in closed form:
+    the field is found in the model's arithmetic, as :func:`~numpyro_sgp.nested` does. Of
+    the likelihood's linear predictors :math:`\eta_n = b_n^\top w` only the marginals are
+    needed, and the KL is in closed form:
 
     .. math::
 
@@ -198,8 +198,8 @@ class AutoJointGP(autoguide.AutoGuide):
             )
         return self._set_up
 
-    def _declared(self, known) -> tuple[Block, dict[str, dict]]:
-        """q(w) and the values at GP sites, as parameters."""
+    def _declared(self, known) -> tuple[Array, Array, dict[str, dict]]:
+        """m and P of q(w), and the values at GP sites, as parameters."""
         field, size = known.field, known.field.size
         names = self.parameter_names()["field"]
         mu = numpyro.param(names["qu_mu"], jnp.zeros(size, field.dtype))
@@ -210,7 +210,7 @@ class AutoJointGP(autoguide.AutoGuide):
             inducing = {k: p for k, p in site.initial.items() if p.role == "inducing"}
             declared = site.approximation.declare(site.prefix, inducing)
             points[name] = {**field.points[name], **declared}
-        return Block(mu, root), points
+        return mu, root, points
 
     # ---- for natural gradients ------------------------------------------------------
 
@@ -250,13 +250,16 @@ class AutoJointGP(autoguide.AutoGuide):
         """
         known, (base_key, key) = self.known(), jax.random.split(rng_key)
         with handlers.block(), handlers.substitute(data=params):
-            q, points = self._declared(known)
+            mean, root, points = self._declared(known)
             thetas, log_q = self._thetas(known, base_key, args, kwargs)
         seeded = handlers.seed(handlers.substitute(self.model, data=params), key)
         field = known.field.running(seeded)
         terms = field.terms(thetas, points, args, kwargs)
-        moments = terms.linear.moments(q.mu, q.sqrt)
-        found = {"likelihood": expected(terms.log_likelihood, *moments), "field": -q.kl()}
+        moments = terms.linear.moments(mean, root)
+        found = {
+            "likelihood": expected(terms.log_likelihood, *moments),
+            "field": -Block(mean, root).kl(),
+        }
         if known.base_guide is not None:
             found["hyperparameters"] = terms.log_prior - log_q
         return found
@@ -273,7 +276,7 @@ class AutoJointGP(autoguide.AutoGuide):
 
     # ---- as a guide -----------------------------------------------------------------
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args, **kwargs) -> dict[str, Any]:
         """
         Draws all latents.
 
@@ -283,7 +286,7 @@ class AutoJointGP(autoguide.AutoGuide):
         self.setup(*args, **kwargs)
         known = self.known()
         with Params(known.shapes, None) as params:
-            q, points = self._declared(known)
+            mean, root, points = self._declared(known)
             values = {}
             if known.base_guide is not None:
                 values = known.base_guide(*args, **kwargs)
@@ -298,7 +301,7 @@ class AutoJointGP(autoguide.AutoGuide):
         field = known.field.running(here)
         # Where no parameters are given, as in SVI.init, values of the right shape will do.
         with handlers.block():
-            w = q.mu + q.spread(jax.random.normal(w_key, q.mu.shape, q.mu.dtype))
+            w = mean + root @ jax.random.normal(w_key, mean.shape, mean.dtype)
             shapes = gp_shapes(field, points, args, kwargs)
             noise = {
                 name: jax.random.normal(jax.random.fold_in(noise_key, i), (1, *shape))
@@ -330,17 +333,19 @@ class AutoJointGP(autoguide.AutoGuide):
         else:
             args, kwargs = known.arguments
         with handlers.block(), handlers.substitute(data=params):
-            q, points = self._declared(known)
+            mean, root, points = self._declared(known)
             draws = self._draws(known, params, args, kwargs)
         free = np.stack([self._free(known.field, values) for values in draws])
-        q_at = unweighed(q.mu, q.sqrt)
+        q = unweighed(mean, root)
         unknown = Gaussian.prior(0, known.field.dtype)
-        nodes = tuple(Node(at, 0.0, unknown, np.nan, q_at) for at in free)
-        mean, kind = free.mean(axis=0), One if len(free) == 1 else Drawn
-        spread = np.eye(len(mean)) if len(free) == 1 else np.diag(free.std(axis=0) + 1e-12)
+        nodes = tuple(Node(at, 0.0, unknown, np.nan, q) for at in free)
+        centre, kind = free.mean(axis=0), One if len(free) == 1 else Drawn
+        spread = (
+            np.eye(len(centre)) if len(free) == 1 else np.diag(free.std(axis=0) + 1e-12)
+        )
         weights = np.full(len(free), 1.0 / len(free))
         # Its evidence is not known, and is not said.
-        numbers = np.nan, 0.0, mean, spread
+        numbers = np.nan, 0.0, centre, spread
         found = kind(nodes, weights, *numbers, points, "by AutoJointGP")
         model = handlers.substitute(self.model, data=params)
         return Nested(
@@ -374,7 +379,9 @@ class AutoJointGP(autoguide.AutoGuide):
         """
         return self.result(params).posterior(*args, **kwargs)
 
-    def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs) -> dict:
+    def sample_posterior(
+        self, rng_key: Array, params: dict, *args, sample_shape: tuple = (), **kwargs
+    ) -> dict:
         """
         Joint draws of all latent and deterministic sites: see :meth:`Nested.sample`.
 
@@ -386,11 +393,11 @@ class AutoJointGP(autoguide.AutoGuide):
         found = self.result(params)
         return found.sample(rng_key, *args, sample_shape=sample_shape, **kwargs)
 
-    def median(self, params, *args, **kwargs) -> dict:
+    def median(self, params: dict, *args, **kwargs) -> dict:
         """Posterior medians: see :meth:`Nested.median`."""
         return self.result(params).median(*args, **kwargs)
 
-    def quantiles(self, params, quantiles, *args, **kwargs) -> dict:
+    def quantiles(self, params: dict, quantiles: Sequence[float], *args, **kwargs) -> dict:
         """Posterior quantiles: see :meth:`Nested.quantiles`."""
         return self.result(params).quantiles(quantiles, *args, **kwargs)
 
@@ -402,7 +409,7 @@ class _WithoutField:
         self._inner = WithoutGPs(model, list(field.sites))
         self._effects = field.effects
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args, **kwargs) -> dict[str, Any]:
         with handlers.block(hide=list(self._effects)):
             return self._inner(*args, **kwargs)
 
