@@ -60,6 +60,12 @@ def test_the_table_of_nested_inference_is_what_its_script_prints(script, monkeyp
     assert script("compare").table(results("nested")) in text("docs/nested.md")
 
 
+def test_steps_of_the_joint_guide():
+    ratios = [results("nested_steps")[kind]["ratio"] for kind in ("float32", "float64")]
+    told = "took {:.1f} (float32) and {:.1f} (float64) times".format(*ratios)
+    assert says("docs/nested.md", told), told
+
+
 @pytest.mark.parametrize("page", ["regression", "deep", "images", "images_memory"])
 def test_a_table_is_what_its_script_prints(script, page):
     name = page.removesuffix("_memory")

@@ -456,9 +456,9 @@ problem("two_sites", two_sites, two_sites_data, two_sites_dense, 40, rank=40)
 
 
 def poisson_large_data():
-    """2,000 rows of counts."""
+    """5,000 rows of counts."""
     rng = np.random.default_rng(8)
-    X = np.sort(rng.uniform(0.0, 10.0, (2000, 1)), axis=0)
+    X = np.sort(rng.uniform(0.0, 10.0, (5000, 1)), axis=0)
     f = np.sin(1.5 * X[:, 0]) + 0.5 * np.cos(3.1 * X[:, 0])
     return X, rng.poisson(np.exp(f))
 
