@@ -6,9 +6,9 @@ Bounds are bounds: random Gaussian models under every approximation and relaxati
 
 A block is an approximation and a size of the problem; its models have random inputs,
 responses, kernel hyperparameters, noise, inducing points and q(u). No bound may be above
-the exact log evidence, which NumPy computes densely in float64, by more than rounding: `EPS`
-of the sum of the sizes of its terms. Beside each the best bound of the block is kept, with
-q(u) moved by natural gradients where the family takes them: how near it came.
+the exact log evidence, which NumPy computes densely in float64, by more than rounding:
+`EPS` of the sum of the sizes of its terms. Beside each the best bound of the block is kept,
+with q(u) moved by natural gradients where the family takes them: how near it came.
 """
 
 import argparse

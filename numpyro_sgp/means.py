@@ -12,6 +12,8 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import numbers
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -171,4 +173,4 @@ def as_mean(mean: Any) -> Callable[[Array], Array]:
     if callable(mean):
         is_leaf = jax.tree_util.all_leaves([mean])
         return _Function(mean) if is_leaf else mean
-    return Constant(mean)
+    return Constant(numbers(mean, "A mean that is no function"))

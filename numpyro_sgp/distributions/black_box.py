@@ -12,6 +12,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from numpyro.distributions import constraints
 
+from numpyro_sgp._checks import numbers
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.kernels.base import broadcasts_to
 
@@ -84,7 +85,7 @@ class BlackBox(dist.Distribution):
             )
         self.function = log_prob
         self.sampler = sample
-        self.f = jnp.asarray(f)
+        self.f = numbers(f, "f of BlackBox")
         self._rank = self.f.ndim
         if self.f.ndim < 1:
             raise ValueError("f must have the rows of data along its last axis.")

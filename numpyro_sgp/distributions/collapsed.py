@@ -11,6 +11,7 @@ from jax import Array
 from numpyro.distributions import constraints
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import numbers
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.relaxation import (
@@ -273,7 +274,8 @@ class _Collapsed(MarginalGP):
         tight = relaxation_of(tight, name, self._relaxations)
         super().__init__(kernel, X, noise, mean, jitter, validate_args=validate_args)
         self.inducing = tuple(
-            jnp.asarray(points, self.prior.X.dtype) for points in inducing
+            numbers(points, "Inducing points").astype(self.prior.X.dtype)
+            for points in inducing
         )
         num_rows, dim = self.prior.X.shape[-2:]
         for what, points in zip("ZO" + "O" * len(inducing), self.inducing, strict=False):

@@ -11,6 +11,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import check_key, check_sample_shape, numbers
 from numpyro_sgp._numpyro import HMC_HANDLERS, handler_stack
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.arguments import as_numbers
@@ -178,11 +179,12 @@ class GaussianProcess(dist.Distribution):
 
         :return: shape ``sample_shape + batch_shape + (N,)``.
         """
+        check_key(key, "key")
+        sample_shape = check_sample_shape(sample_shape)
         L = self.scale_tril()
         noise = jax.random.normal(key, self.shape(sample_shape), L.dtype)
         return self.mean + jnp.einsum("...ij,...j->...i", L, noise)
 
-    @validate_sample
     def log_prob(self, value: Array, intermediates=None) -> Array:
         """
         Joint log density of f(X), O(N^3).
@@ -190,6 +192,16 @@ class GaussianProcess(dist.Distribution):
         :param value: shape ``(..., *batch_shape, N)``.
         :return: shape ``(..., *batch_shape)``.
         """
+        value = numbers(value, "The value of a GaussianProcess")
+        if value.shape[-1:] != self.event_shape:
+            raise ValueError(
+                f"The value of a GaussianProcess with {self.event_shape[0]} rows must have "
+                f"the shape {self.shape()}, got {value.shape}."
+            )
+        return self._log_prob(value)
+
+    @validate_sample
+    def _log_prob(self, value: Array) -> Array:
         L = self.scale_tril()
         white = solve_lower(L, (value - self.mean)[..., None])[..., 0]
         log_det = jnp.sum(jnp.log(diagonal_of(L)), axis=-1)
@@ -221,6 +233,9 @@ class GaussianProcess(dist.Distribution):
 register_stacked(GaussianProcess, lambda process: process.X)
 
 
+_INPUTS = "X of GaussianProcess"
+
+
 def _as_inputs(X) -> Array:
     if not_jax_tracer(X):
         # Known inputs stay known inside of jit: `whiten` factorises their kernel once.
@@ -230,12 +245,16 @@ def _as_inputs(X) -> Array:
 
 
 def _as_table(X) -> Array:
-    X = jnp.asarray(as_numbers(X, "X of GaussianProcess"))
+    X = numbers(as_numbers(X, _INPUTS), _INPUTS)
     if X.ndim < 2:
         raise ValueError(
             "GaussianProcess needs inputs X of shape (N, D), one row for each value of f, "
             f"but got the shape {X.shape}. "
             + ("Use X[:, None] for one input dimension." if X.ndim == 1 else "")
+        )
+    if X.shape[-1] == 0:
+        raise ValueError(
+            f"GaussianProcess needs inputs X with at least one column, got {X.shape}."
         )
     if not jnp.issubdtype(X.dtype, jnp.floating):
         X = X.astype(jnp.result_type(float))

@@ -11,6 +11,7 @@ from jax.scipy.special import logsumexp
 from numpyro.distributions.kl import kl_divergence
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import check_key, check_sample_shape
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior, gaussian_log_prob
 from numpyro_sgp.families import QU, Block, Factors
@@ -414,6 +415,8 @@ class SparsePosterior(GPPosterior):
 
         :return: shape ``sample_shape + batch_shape + (N,)``.
         """
+        check_key(key, "key")
+        sample_shape = check_sample_shape(sample_shape)
         key_u, key_f = jax.random.split(key)
         f = self.sample_parametric(key_u, sample_shape)
         if not self._residual:

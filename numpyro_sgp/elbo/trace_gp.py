@@ -8,6 +8,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.infer.elbo import ELBO
 
+from numpyro_sgp._checks import check_whole
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo.expectation import (
     AtNodes,
@@ -80,6 +81,7 @@ class TraceGP_ELBO(ELBO):
                 "expectation must be a rule such as GaussHermite(20) or MonteCarlo(10), or "
                 f"None, got {expectation!r}."
             )
+        check_whole(num_particles, "num_particles", least=1)
         self.expectation = expectation
         self.sum_sites = sum_sites
         super().__init__(num_particles, vectorize_particles)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
@@ -14,6 +13,7 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.svi import SVIState
 from tqdm import tqdm
 
+from numpyro_sgp._checks import check_key, check_model, check_positive
 from numpyro_sgp._programs import on_data
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting.batches import train_batches
@@ -318,8 +318,7 @@ def _batch_size(problem, batch_size) -> int | None:
 
 
 def _check(model, approximation, data, rng_key, base_guide):
-    if not callable(model):
-        raise TypeError(f"model must be a function, got {type(model).__name__}.")
+    check_model(model)
     guide = getattr(approximation, "guide", approximation)
     if isinstance(guide, AutoSparseGP):
         if base_guide is not None:
@@ -334,11 +333,7 @@ def _check(model, approximation, data, rng_key, base_guide):
                 "this one: AutoSparseGP(model, SVGP(50))."
             )
     check_data(data)
-    typed = jnp.issubdtype(getattr(rng_key, "dtype", None), jax.dtypes.prng_key)
-    if jnp.shape(rng_key) != (() if typed else (2,)):
-        raise TypeError(
-            f"rng_key must be one key, such as jax.random.key(0), got {rng_key!r}."
-        )
+    check_key(rng_key)
     if not (base_guide is None or callable(base_guide)):
         raise TypeError(
             "base_guide must be a class such as AutoNormal, or a function from a model to "
@@ -365,6 +360,5 @@ def _check_numbers(steps, seconds, batch_size, restarts, tolerance):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} must be a positive whole number, got {value!r}.")
     for name, value in {"seconds": seconds, "tolerance": tolerance}.items():
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if value is not None and not (number and 0.0 < value < np.inf):
-            raise ValueError(f"{name} must be a positive number, got {value!r}.")
+        if value is not None or name == "tolerance":
+            check_positive(value, name)

@@ -3,7 +3,6 @@
 import functools
 import os
 import warnings
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 from numpyro.infer import autoguide
 from numpyro.util import find_stack_level
 
+from numpyro_sgp._checks import check_path
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.fitting.archive import read_archive, write_archive
 from numpyro_sgp.fitting.encoding import NotInFile, decode, encode
@@ -41,7 +41,7 @@ _BASE_GUIDES = {
 
 def write(path: str | os.PathLike, fitted: Any) -> None:
     """See :meth:`~numpyro_sgp.Fitted.save`."""
-    guide, path, arrays = fitted.guide, Path(path), {}
+    guide, path, arrays = fitted.guide, check_path(path), {}
     guide.check_params(fitted.params)
     base_guide = _named(guide, arrays)
     arguments = {"absent": "it was saved without arguments of the model"}
@@ -79,7 +79,7 @@ def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
         and ``loss``.
     :return: what the attributes of a :class:`~numpyro_sgp.Fitted` are.
     """
-    path = Path(path)
+    path = check_path(path)
     header, arrays = read_archive(path, _KEYS)
     recipe, fit, num_rows = header["guide"], header["fit"], header["num_rows"]
 

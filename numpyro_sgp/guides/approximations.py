@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax import Array
 
+from numpyro_sgp._checks import check_whole, shown
 from numpyro_sgp.distributions import GaussianProcess, GPPosterior, SparsePosterior
 from numpyro_sgp.distributions.relaxation import (
     Blocks,
@@ -105,6 +107,10 @@ class _Approximation:
                 f"{name}: jitter is relative to the mean variance, a number from 0 to 1, "
                 f"or None, got {self.jitter!r}."
             )
+        if not isinstance(self.whiten, bool):
+            told = shown(self.whiten)
+            raise TypeError(f"{name}: whiten must be True or False, got {told}.")
+        check_whole(self.seed, f"{name}: seed")
         scale = self.initial_scale
         number = isinstance(scale, int | float | np.number) and not isinstance(scale, bool)
         if not (number and 0 < scale < np.inf):
@@ -503,6 +509,12 @@ class SOLVEGP(_Approximation):
                 self.orthogonal = self.inducing.O
             self.inducing = self.inducing.Z
         sets, sizes = self.orthogonal, self.num_orthogonal
+        no_size = isinstance(sizes, bool | set | dict | jax.Array) or sizes == ""
+        if no_size or np.shape(sizes)[:1] == (0,):
+            raise ValueError(
+                f"{type(self).__name__}: num_orthogonal must be a number of points, or "
+                f"one for each set, got {shown(sizes)}."
+            )
         if sets is not None and not isinstance(sets, tuple | list):
             sets = (sets,)
         if isinstance(sizes, int | np.integer):

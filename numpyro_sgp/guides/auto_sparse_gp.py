@@ -11,6 +11,7 @@ from numpyro import handlers
 from numpyro.infer import autoguide
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import check_key, check_model, check_sample_shape, shown
 from numpyro_sgp._programs import mapped, without_leaks
 from numpyro_sgp.distributions import KeptPosterior, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
@@ -140,6 +141,9 @@ class AutoSparseGP(autoguide.AutoGuide):
                 "a sparse GP integrates out. Use AutoDelta, AutoNormal, "
                 "AutoMultivariateNormal or another guide with parameters of its own."
             )
+        check_model(model)
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix must be a text, got {shown(prefix)}.")
         check_approximations(approximation)
         super().__init__(model, prefix=prefix)
         self.approximation = approximation
@@ -477,6 +481,8 @@ class AutoSparseGP(autoguide.AutoGuide):
         :param sample_shape: shape of the sample.
         :return: values by site, each of shape ``sample_shape + site shape``.
         """
+        check_key(rng_key)
+        sample_shape = check_sample_shape(sample_shape)
         self.check_params(params)
         args, kwargs = self._default_args(args, kwargs)
         latents = {*self.known().latents, *self.approximations}

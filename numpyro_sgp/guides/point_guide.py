@@ -31,8 +31,16 @@ class PointGuide(AutoDelta):
         sizes = {k: s["args"][0] for k, s in trace.items() if s["type"] == "plate"}
         fine = not_jax_tracer(valid) and np.all(valid)
         if not fine or any(sizes[k] != f.size for k, f in frames.items()):
-            with _Key(key):
-                return super()._setup_prototype(*args, **kwargs)
+            try:
+                with _Key(key):
+                    return super()._setup_prototype(*args, **kwargs)
+            except RuntimeError as error:
+                raise ValueError(
+                    "The model's density or its gradient is not finite at any of the "
+                    "starting values of its latents that were tried. Look for priors or "
+                    "likelihoods that leave their range, and for observations that are "
+                    "infinite or far too large."
+                ) from error
         self.prototype_trace = trace
         self._prototype_frames, self._prototype_frame_full_sizes = frames, sizes
         self._init_locs = {name: site["value"] for name, site in sampled.items()}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.spatial import KDTree
 
+from numpyro_sgp._checks import shown
 from numpyro_sgp.inducing._host import host_inputs, kernel_diagonal, kernel_matrix
 from numpyro_sgp.linalg import default_jitter
 
@@ -179,6 +180,11 @@ def assess_inducing(
         ``(M2, D)``.
     :return: an :class:`InducingVerdict`.
     """
+    if not callable(kernel) or not callable(getattr(kernel, "diag", None)):
+        raise TypeError(
+            "kernel must be a kernel, with kernel(X1, X2) and kernel.diag(X), got "
+            f"{shown(kernel)}."
+        )
     X, _ = host_inputs(X, "X")
     if len(X) == 0:
         raise ValueError(f"X must have at least one row, got shape {X.shape}.")

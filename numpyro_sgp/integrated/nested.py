@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 from tqdm import tqdm
 
+from numpyro_sgp._checks import check_key, check_positive, check_whole
+from numpyro_sgp._checks import check_model as check_callable
 from numpyro_sgp.fitting.default import check_data
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides import AutoSparseGP
@@ -108,12 +110,13 @@ def nested(
         (3,)
     """
     started = time.monotonic()
+    check_callable(model)
     check_data(data)
-    if isinstance(max_nodes, bool) or not isinstance(max_nodes, int) or max_nodes < 1:
-        raise ValueError(f"max_nodes must be a positive whole number, got {max_nodes!r}.")
-    if seconds is not None and not seconds > 0:
-        raise ValueError(f"seconds must be positive, got {seconds}.")
+    check_whole(max_nodes, "max_nodes", least=1)
+    if seconds is not None:
+        check_positive(seconds, "seconds")
     rng_key = jax.random.key(0) if rng_key is None else rng_key
+    check_key(rng_key)
     args, kwargs = as_plain_arrays(model, tuple(data), kwargs)
     check_model(model, args, kwargs)
     guide = AutoSparseGP(model, approximation)

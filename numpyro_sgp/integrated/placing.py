@@ -13,7 +13,7 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
-from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.program import opening
 
 if TYPE_CHECKING:
@@ -179,6 +179,23 @@ def check_model(model, args: tuple, kwargs: dict) -> None:
         return ()
 
     # What else is wrong is told when the guide is set up.
+    with suppress(*NEEDS_KNOWN_DATA):
+        jax.eval_shape(look)
+
+
+def check_new_arguments(model, args: tuple, kwargs: dict) -> None:
+    """
+    :raises ValueError: if inputs or observations are not finite, or do not fit the model.
+    """
+
+    def look():
+        trace = messages.trace_of(model, args, kwargs, at_site=messages.at_prior_mean)
+        for name, site in trace.items():
+            if messages.is_latent_gp(site):
+                checks.check_inputs(name, messages.unwrap(site["fn"])[0])
+        checks.check_observations(trace)
+        return ()
+
     with suppress(*NEEDS_KNOWN_DATA):
         jax.eval_shape(look)
 

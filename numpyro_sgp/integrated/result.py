@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 from jax.scipy.special import logsumexp
 
+from numpyro_sgp._checks import check_key, check_levels, check_sample_shape
 from numpyro_sgp._programs import join_static, mapped, shared, split_static
 from numpyro_sgp.diagnostics.arviz import Found, to_arviz
 from numpyro_sgp.fitting import Fitted
@@ -31,6 +32,7 @@ from numpyro_sgp.integrated.marginals import (
 )
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.packing import packed, unpacked
+from numpyro_sgp.integrated.placing import check_new_arguments
 from numpyro_sgp.integrated.views import Parts, Shown
 from numpyro_sgp.predictive import Prediction, Predictions
 from numpyro_sgp.predictive.predictions import read_rows
@@ -200,9 +202,7 @@ class Nested:
         :return: a :class:`~numpyro_sgp.Prediction` for each site.
         :raises ValueError: if levels are not between 0 and 1, or the inputs do not fit.
         """
-        levels = tuple(float(level) for level in quantiles)
-        if not all(0.0 < level < 1.0 for level in levels):
-            raise ValueError(f"quantiles must be between 0 and 1, got {quantiles}.")
+        levels = check_levels(quantiles)
         if num_draws < 1:
             raise ValueError(f"num_draws must be positive, got {num_draws}.")
         args, kwargs = self._arguments(args, kwargs)
@@ -218,6 +218,7 @@ class Nested:
             at_levels = jnp.asarray(values)
             found[name] = Prediction(mean, sd, at_levels, levels, None, axis)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
+        check_key(rng_key)
         found |= self._responses(args, kwargs, levels, num_draws, rng_key)
         return Predictions(found)
 
@@ -333,6 +334,8 @@ class Nested:
         :return: values by site, each of shape ``sample_shape + site shape``.
         """
         args, kwargs = self._arguments(args, kwargs)
+        check_key(key, "key")
+        sample_shape = check_sample_shape(sample_shape)
         number = int(np.prod(sample_shape))
         free, values = self._draw(key, max(number, 1), args, kwargs, joint=True)
 
@@ -448,7 +451,9 @@ class Nested:
 
     def _arguments(self, args, kwargs):
         if args or kwargs:
-            return as_plain_arrays(self.model, args, kwargs)
+            args, kwargs = as_plain_arrays(self.model, args, kwargs)
+            check_new_arguments(self.model, args, kwargs)
+            return args, kwargs
         if self._examples is not None:
             raise ValueError(
                 "The training data are not in the file that this came from. Say at which "

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from numpyro_sgp._checks import numbers
 from numpyro_sgp.kernels.base import (
     Features,
     Kernel,
@@ -25,6 +26,9 @@ from numpyro_sgp.kernels.base import (
 )
 
 __all__ = ["GPJaxKernel", "ObjectKernel", "TinygpKernel", "as_kernel"]
+
+
+_INPUTS = "The inputs of a kernel"
 
 
 def as_kernel(kernel: Any) -> Any:
@@ -154,8 +158,8 @@ def _own_name(kernel: Any) -> str:
 def _matrix(function: Any, X1: ArrayLike, X2: ArrayLike | None) -> Array:
     """``function(X1, X2)`` of two-dimensional inputs, over the inputs' batches."""
     function = jnp.vectorize(function, signature="(n,d),(m,d)->(n,m)")
-    X1 = jnp.asarray(X1)
-    return function(X1, X1 if X2 is None else jnp.asarray(X2))
+    X1 = numbers(X1, _INPUTS)
+    return function(X1, X1 if X2 is None else numbers(X2, _INPUTS))
 
 
 @frozen_pytree
@@ -174,7 +178,7 @@ class TinygpKernel(Kernel):
 
     def diag(self, X: ArrayLike) -> Array:
         # With one argument, a tinygp kernel is its diagonal.
-        return jnp.vectorize(self.kernel, signature="(n,d)->(n)")(jnp.asarray(X))
+        return jnp.vectorize(self.kernel, signature="(n,d)->(n)")(numbers(X, _INPUTS))
 
 
 @frozen_pytree
@@ -194,7 +198,7 @@ class GPJaxKernel(Kernel):
         def at_point(x):
             return jnp.reshape(self.kernel(x, x), ())
 
-        return jnp.vectorize(at_point, signature="(d)->()")(jnp.asarray(X))
+        return jnp.vectorize(at_point, signature="(d)->()")(numbers(X, _INPUTS))
 
 
 class _Same:

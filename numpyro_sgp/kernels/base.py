@@ -17,6 +17,8 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import numbers, real
+
 __all__ = ["Kernel", "Product", "Scaled", "Sum"]
 
 T = TypeVar("T", bound=type)
@@ -214,7 +216,7 @@ def check_range(owner: Kernel, name: str, zero: bool) -> None:
     value = getattr(owner, name)
     if value is None or not not_jax_tracer(value):
         return
-    value = np.asarray(value)
+    value = np.asarray(real(value, f"{type(owner).__name__}: {name}"))
     valid = value >= 0 if zero else value > 0
     if not valid.all():
         need = "non-negative" if zero else "positive"
@@ -406,7 +408,8 @@ class InputKernel(Kernel):
         for name in self._hyperparameters:
             if isinstance(getattr(self, name), (list, tuple)):
                 # A list would be a subtree, not a leaf.
-                object.__setattr__(self, name, jnp.asarray(getattr(self, name)))
+                what = f"{type(self).__name__}: {name}"
+                object.__setattr__(self, name, numbers(getattr(self, name), what))
         if self.active_dims is not None:
             dims = normalise_active_dims(type(self).__name__, self.active_dims)
             object.__setattr__(self, "active_dims", dims)
@@ -451,7 +454,8 @@ class InputKernel(Kernel):
 
     def _inputs(self, *Xs: ArrayLike) -> list[Array]:
         """Check the inputs (and the hyperparameters against them); select columns."""
-        own, given = type(self).__name__, [jnp.asarray(X) for X in Xs]
+        own = type(self).__name__
+        given = [numbers(X, f"{own}: the inputs") for X in Xs]
         for X in given:
             if X.ndim < 2:
                 raise ValueError(

@@ -4,6 +4,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import real
+
 
 def neighbour_blocks(X: ArrayLike, size: int) -> np.ndarray:
     """
@@ -21,8 +23,8 @@ def neighbour_blocks(X: ArrayLike, size: int) -> np.ndarray:
     array([[0, 2],
            [3, 1]])
     """
-    X = np.asarray(X)
-    if X.ndim != 2:
+    X = np.asarray(real(X, "X of neighbour_blocks"), float)
+    if X.ndim != 2 or not X.shape[1]:
         raise ValueError(
             f"neighbour_blocks needs inputs X of shape (N, D), got {X.shape}."
             + (" Use X[:, None] for one input dimension." if X.ndim == 1 else "")

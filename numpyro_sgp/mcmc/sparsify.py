@@ -12,6 +12,7 @@ from numpyro.infer import init_to_median
 from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import check_model
 from numpyro_sgp._threads import one_thread
 from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
@@ -106,6 +107,7 @@ def sparsify(
         >>> predictive(jax.random.key(1), jnp.array([[0.5], [4.0]]))["f"].shape
         (20, 2)
     """
+    check_model(model)
     return _Sparsified(model, approximation, expectation)
 
 

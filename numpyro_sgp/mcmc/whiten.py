@@ -11,6 +11,7 @@ from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import check_model
 from numpyro_sgp._threads import one_thread
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.distributions.arguments import as_arrays
@@ -89,6 +90,7 @@ class _Whitened:
     """A model with its GP sites whitened."""
 
     def __init__(self, model):
+        check_model(model)
         self.model = model
 
     def __call__(self, *args, **kwargs):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_sgp._checks import check_key, check_levels
 from numpyro_sgp._programs import (
     NEEDS_KNOWN_DATA,
     all_static,
@@ -154,12 +155,11 @@ def predict(
         >>> predictions["y"].mean.shape, predictions["y"].quantiles.shape
         ((5,), (2, 5))
     """
-    levels = tuple(float(level) for level in quantiles)
-    if not all(0.0 < level < 1.0 for level in levels):
-        raise ValueError(f"quantiles must be between 0 and 1, got {quantiles}.")
+    levels = check_levels(quantiles)
     if batch_size < 1:
         raise ValueError(f"batch_size must be positive, got {batch_size}.")
     rng_key = jax.random.key(0) if rng_key is None else rng_key
+    check_key(rng_key)
     guide.check_params(params)
     args, kwargs = as_arrays(guide.model, args, kwargs)
     options = levels, num_draws

@@ -7,6 +7,7 @@ import numpyro.distributions as dist
 from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import numbers
 from numpyro_sgp.distributions.arguments import as_numbers
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.kernels.adapters import check_kernel
@@ -174,7 +175,10 @@ def check_observations(trace) -> None:
 
 def _check_finite(name, site):
     """Refuses known observations that are NaN and not masked."""
-    value = as_numbers(site["value"], f"The value of observed site '{name}'")
+    what = f"The value of observed site '{name}'"
+    value = as_numbers(site["value"], what)
+    if not isinstance(value, np.ndarray):
+        value = numbers(value, what)
     masked = isinstance(messages.unwrap(site["fn"])[0], dist.MaskedDistribution)
     known = not_jax_tracer(value) and hasattr(value, "dtype") and not masked
     if known and value.size and jnp.issubdtype(value.dtype, jnp.floating):

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.primitives import Messenger
 
+from numpyro_sgp._checks import real
+
 
 def pad_rows(*arrays, size: int | None = None) -> tuple:
     """
@@ -59,7 +61,7 @@ def pad_rows(*arrays, size: int | None = None) -> tuple:
         >>> data[0].shape, int(data[2].sum())
         ((8, 1), 7)
     """
-    known = [np.asarray(array) for array in arrays]
+    known = [np.asarray(real(array, "An array of pad_rows")) for array in arrays]
     counts = {array.shape[0] if array.ndim else 0 for array in known}
     if len(counts) != 1 or 0 in counts:
         raise ValueError(
