@@ -20,6 +20,7 @@ from tests.helpers import gaussian_model, regression_data
 
 N = 12
 X, y = (np.asarray(a) for a in regression_data(N))
+KEY = jax.random.key(0)
 BACKWARDS = np.arange(N)[::-1]  # labels of a frame that has been sorted
 
 
@@ -373,3 +374,65 @@ def test_a_table_of_parameters_that_is_too_short_is_refused():
 
     with pytest.raises(ValueError, match=r"an array of shape \(3,\) has 3 rows"):
         check_row_indices(takes(body), JAX, {})
+
+
+# ---- what is no number, key, shape or path ----------------------------------------------
+
+
+def test_a_keyword_that_the_model_has_not_is_told():
+    with pytest.raises(TypeError, match="num_rows=.*arguments are X, y.*numpyro.plate"):
+        sgp.train(svi_of(without_index), jax.random.key(0), (X, y), 2, num_rows=N)
+
+
+@pytest.mark.parametrize("wrong", [None, "text", {1}, np.array(["a"] * N), 1j * X])
+def test_inputs_that_are_no_numbers(wrong):
+    with pytest.raises(TypeError, match="RBF: the inputs must be real numbers"):
+        sgp.kernels.RBF()(wrong, X)
+    with pytest.raises(TypeError, match="X of GaussianProcess"):
+        sgp.GaussianProcess(sgp.kernels.RBF(), wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "key", np.zeros(3), jax.random.split(KEY)])
+def test_keys(wrong):
+    with pytest.raises(TypeError, match="key must be one random key"):
+        sgp.GaussianProcess(sgp.kernels.RBF(), X).sample(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "shape", (2.5,), (-1,)])
+def test_sample_shapes(wrong):
+    with pytest.raises(TypeError, match="sample_shape must be a tuple of whole numbers"):
+        sgp.GaussianProcess(sgp.kernels.RBF(), X).sample(jax.random.key(0), wrong)
+
+
+def test_options_of_another_kind():
+    with pytest.raises(TypeError, match="SVGP: whiten must be True or False"):
+        sgp.SVGP(3, whiten="no")
+    with pytest.raises(ValueError, match="SVGP: seed must be a whole number"):
+        sgp.SVGP(3, seed="one")
+    with pytest.raises(ValueError, match="num_orthogonal must be a number"):
+        sgp.SOLVEGP(3, [])
+    with pytest.raises(ValueError, match="num_particles must be a whole number, 1 or more"):
+        sgp.TraceGP_ELBO(num_particles=0)
+    with pytest.raises(TypeError, match="prefix must be a text"):
+        sgp.AutoSparseGP(gaussian_model, sgp.SVGP(3), prefix=3)
+    for make in (sgp.whiten, lambda model: sgp.sparsify(model, sgp.SVGP(3))):
+        with pytest.raises(TypeError, match="model must be a NumPyro model"):
+            make("model")
+    with pytest.raises(TypeError, match="path must be that of a file"):
+        sgp.load(3, gaussian_model)
+    with pytest.raises(TypeError, match="kernel must be a kernel"):
+        sgp.assess_inducing("kernel", X, X[:3])
+    with pytest.raises(TypeError, match="lengthscale must be real numbers"):
+        sgp.kernels.RBF(1.0, ["a", "b"])
+
+
+def test_observations_without_a_finite_density_are_told():
+    def model(X, y=None):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, scale), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    with pytest.raises(ValueError, match="not finite at any of the starting values"):
+        guide.setup(X, np.full(N, np.inf))

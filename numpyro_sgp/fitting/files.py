@@ -49,7 +49,7 @@ def write(path: str | os.PathLike, fitted: Any) -> None:
         arguments = _examples(path, fitted, base_guide, arrays)
     header = {
         "guide": {
-            "fingerprint": guide.fingerprint(),
+            "description": guide.known().description,
             "prefix": guide.prefix,
             "approximation": encode(guide.approximation, "approximation", arrays),
             "base_guide": base_guide,
@@ -107,7 +107,7 @@ def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
         approximation = chosen("approximation", recipe["approximation"])
         base_guide = chosen("base_guide", recipe["base_guide"], _base_guide)
         found["examples"] = args, kwargs = chosen("arguments", header["arguments"])
-        fingerprint, prefix = recipe["fingerprint"], recipe["prefix"]
+        description, prefix = recipe["description"], recipe["prefix"]
     except NotInFile as error:
         raise ValueError(
             f"{path} does not have all that makes the guide: {error}. Give it: "
@@ -118,7 +118,7 @@ def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
         raise ValueError(f"{path}: {type(error).__name__}: {error}.") from error
     try:
         guide = AutoSparseGP(model, approximation, base_guide, prefix=prefix)
-        _set_up(guide, setup, fingerprint, args, kwargs)
+        _set_up(guide, setup, description, args, kwargs)
         guide.check_params(found["params"])
     except Exception as error:  # of the model's code, which may raise anything
         raise ValueError(
@@ -178,7 +178,7 @@ def _examples(path, fitted, base_guide, arrays) -> dict:
         args, kwargs = decode(structure, found)
         base = given if "absent" in base_guide else _base_guide(base_guide, arrays)
         new = AutoSparseGP(guide.model, guide.approximation, base, prefix=guide.prefix)
-        _set_up(new, guide.setup_state(), guide.fingerprint(), args, kwargs)
+        _set_up(new, guide.setup_state(), guide.known().description, args, kwargs)
     except Exception as error:  # of the model's code, which may raise anything
         warnings.warn(
             f"{path} can be loaded with the training data alone, "
@@ -192,10 +192,10 @@ def _examples(path, fitted, base_guide, arrays) -> dict:
     return structure
 
 
-def _set_up(guide, state, fingerprint, args, kwargs):
+def _set_up(guide, state, description, args, kwargs):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of two rows where a minibatch has more, say
-        guide.setup_from(state, fingerprint, *args, **kwargs)
+        guide.setup_from(state, description, *args, **kwargs)
 
 
 def _named(guide, arrays) -> dict:

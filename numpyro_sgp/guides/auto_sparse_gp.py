@@ -16,7 +16,7 @@ from numpyro_sgp._programs import mapped, without_leaks
 from numpyro_sgp.distributions import KeptPosterior, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
 from numpyro_sgp.guides.approximations import check_approximations
-from numpyro_sgp.guides.identity import check_params
+from numpyro_sgp.guides.identity import check_params, difference
 from numpyro_sgp.guides.messengers import Drawn, FirstRows, Params, Plates, run_model
 from numpyro_sgp.guides.point_guide import PointGuide
 from numpyro_sgp.guides.point_latents import point_latents
@@ -240,23 +240,22 @@ class AutoSparseGP(autoguide.AutoGuide):
         """What :meth:`setup_from` needs, arrays by name: it is not in the parameters."""
         return self.known().state
 
-    def setup_from(self, saved: dict, fingerprint: str, *args, **kwargs) -> None:
+    def setup_from(self, saved: dict, description: dict, *args, **kwargs) -> None:
         """
         As :meth:`setup`, with inducing points from a guide that was set up before, so that
         the arguments need not have the training data.
 
         :param saved: of that guide's :meth:`setup_state`.
-        :param fingerprint: of that guide.
+        :param description: of that guide (:attr:`Setup.description`).
         :param args: arguments of the model, with observations.
         :raises ValueError: if it is of another model or other options; this guide is then
             not set up.
         """
         setup = self._prepare_alone(args, kwargs, saved)
-        if setup.fingerprint != fingerprint:
+        if told := difference(description, setup.description):
             raise ValueError(
-                f"The fingerprint of what was saved is {fingerprint}, and that of this "
-                f"guide {setup.fingerprint}. Use the model, the approximation and the base "
-                "guide that were trained."
+                f"It does not fit this guide: {told}. Use the model, the approximation and "
+                "the base guide that were trained."
             )
         self._keep(replace(setup, arguments=None))
 

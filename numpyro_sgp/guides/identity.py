@@ -1,6 +1,7 @@
 """What a guide and its model are made of, and whether parameters are theirs."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -156,6 +157,27 @@ def describe(trace: dict, approximations: dict, points: dict, params: dict) -> d
         for name, value in params.items()
     }
     return {"sites": found, "parameters": shapes}
+
+
+def difference(saved, own, where: tuple[str, ...] = ()) -> str:
+    """
+    Where two descriptions are first apart, in words; empty where they are the same.
+
+    :param saved: of :func:`describe`, out of a file.
+    :param own: that of the guide at hand.
+    """
+    told = " of ".join(reversed(where))
+    if isinstance(saved, dict) and isinstance(own, dict):
+        for name in (*saved, *own):
+            if name not in own:
+                return f"'{name}' is in the {told} of what was saved, and not here"
+            if name not in saved:
+                return f"'{name}' is in the {told} here, and not of what was saved"
+            if found := difference(saved[name], own[name], (*where, str(name))):
+                return found
+        return ""
+    saved, own = json.loads(json.dumps([saved, own]))
+    return "" if saved == own else f"the {told} was {saved} and is {own} here"
 
 
 def _made_of(x, fixed=False):

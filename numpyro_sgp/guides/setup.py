@@ -85,7 +85,7 @@ class Setup:
     :param arguments: the model's ``(args, kwargs)``; None where they are of a minibatch.
     :param takes_rows: whether rows of arrays are taken by the index of a plate.
     :param coupling: which rows the likelihood, and other GP sites, tie together.
-    :param fingerprint: what model and guide are made of, 16 hexadecimal digits.
+    :param description: what model and guide are made of.
     """
 
     sites: dict[str, SiteSetup]
@@ -97,7 +97,13 @@ class Setup:
     arguments: tuple | None
     takes_rows: bool
     coupling: Coupling
-    fingerprint: str
+    description: dict
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the description, 16 hexadecimal digits."""
+        text = json.dumps(self.description, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def approximations(self) -> dict:
@@ -215,8 +221,6 @@ def prepare(
         starts |= site.values(trained=True)
     shapes = jax.tree.map(shape_and_dtype, of_model | starts)
     points = {name: site.points for name, site in found.items()}
-    description = describe(trace, approximations, points, shapes)
-    text = json.dumps(description, sort_keys=True)
     return Setup(
         sites=found,
         latents=others,
@@ -228,7 +232,7 @@ def prepare(
         arguments=None if subsampled else (args, kwargs),
         takes_rows=takes_rows,
         coupling=coupling,
-        fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16],
+        description=describe(trace, approximations, points, shapes),
     )
 
 

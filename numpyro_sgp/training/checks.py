@@ -1,5 +1,7 @@
 """What a training on minibatches refuses before it begins."""
 
+import inspect
+
 import jax
 import numpy as np
 from numpyro import handlers
@@ -41,6 +43,30 @@ def check_scale(svi, source, batch, args, kwargs):
             "num_rows, subsample_size=X.shape[0]), and give train the model's argument "
             f"num_rows={source.total_rows}."
         )
+
+
+def check_keywords(model, kwargs) -> None:
+    """
+    :raises TypeError: if a model takes no argument of one of these names.
+    """
+    try:
+        parameters = inspect.signature(model).parameters
+    except (TypeError, ValueError):
+        return
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name in kwargs:
+        if name not in parameters:
+            mend = ""
+            if name == "num_rows":
+                mend = (
+                    " Give the model that argument, for the plate of its likelihood: "
+                    "numpyro.plate('data', num_rows, subsample_size=X.shape[0])."
+                )
+            raise TypeError(
+                f"train was given {name}=..., which is no option of its own, so it goes to "
+                f"the model, whose arguments are {', '.join(parameters)}.{mend}"
+            )
 
 
 def check_options(svi, num_steps, batch_size, every, patience, chunk):

@@ -23,7 +23,12 @@ from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive.densities import batch_log_density
 from numpyro_sgp.tracing.given_rows import GivenRows
 from numpyro_sgp.training.checkpoint import Checkpoints, is_key
-from numpyro_sgp.training.checks import check_options, check_scale, check_validation
+from numpyro_sgp.training.checks import (
+    check_keywords,
+    check_options,
+    check_scale,
+    check_validation,
+)
 from numpyro_sgp.training.devices import Devices, copied
 from numpyro_sgp.training.results import FitInterrupted, TrainResult, cause
 from numpyro_sgp.training.rows import (
@@ -418,6 +423,7 @@ def _held_out(svi, params, batch, counts, arrays, *, static):
 
 def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwargs):
     """The state to start from, of a guide that is set up and a model that scales."""
+    check_keywords(svi.model, kwargs)
     guide = svi.guide
     if isinstance(guide, AutoSparseGP) and guide.prototype_trace is None:
         rows = source.sample(max(init_rows, source.batch_size))

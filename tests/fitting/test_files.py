@@ -329,7 +329,8 @@ def test_a_large_array_that_is_no_data_is_not_written(tmp_path):
 
 
 def test_a_model_or_precision_that_does_not_fit_is_refused(fitted, path, tmp_path):
-    with pytest.raises(ValueError, match="fit.npz is of another model or guide"):
+    told = "fit.npz is of another model .*'.*' is in the sites of what was saved"
+    with pytest.raises(ValueError, match=told):
         sgp.load(path, plain)
     with pytest.raises(ValueError, match="fit.npz is of another model or guide"):
         sgp.load(path, model, approximation=sgp.SVGP(6))  # noqa: F821
