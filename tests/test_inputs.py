@@ -381,7 +381,14 @@ def test_a_table_of_parameters_that_is_too_short_is_refused():
 
 def test_a_keyword_that_the_model_has_not_is_told():
     with pytest.raises(TypeError, match="num_rows=.*arguments are X, y.*numpyro.plate"):
-        sgp.train(svi_of(without_index), jax.random.key(0), (X, y), 2, num_rows=N)
+        sgp.train(
+            svi_of(without_index),
+            jax.random.key(0),
+            (X, y),
+            2,
+            batch_size=4,
+            num_rows=N,
+        )
 
 
 @pytest.mark.parametrize("wrong", [None, "text", {1}, np.array(["a"] * N), 1j * X])
@@ -426,6 +433,7 @@ def test_options_of_another_kind():
         sgp.kernels.RBF(1.0, ["a", "b"])
 
 
+@pytest.mark.filterwarnings("ignore:Out-of-support")
 def test_observations_without_a_finite_density_are_told():
     def model(X, y=None):
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))
