@@ -77,7 +77,7 @@ def _of_chains(tree, chains):
     if (number := divergences(tree)) > 0:
         yield (
             f"{number:.0f} divergent transitions: part of the posterior may be missed; "
-            "raise target_accept_prob, or whiten the model."
+            "raise target_accept_prob, or whiten the model if it is not."
         )
 
 

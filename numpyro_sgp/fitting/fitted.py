@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax import Array
 from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.svi import SVIRunResult
 
 from numpyro_sgp._programs import on_data
@@ -500,7 +501,10 @@ class Fitted:
         lines += [f"  {name}: {a!r}" for name, a in self.guide.approximations.items()]
         if not math.isnan(self.bound):
             se = f" (standard error {self.bound_se:.2g})" if self.bound_se > 0 else ""
-            lines.append(f"  bound: {self.bound:.7g}{se}")
+            of = ""
+            if isinstance(self.guide.base_guide, AutoDelta):
+                of = ", of log p(y, points): the densities of latents at points count"
+            lines.append(f"  bound: {self.bound:.7g}{se}{of}")
         steps = [] if self.losses is None else [f"{len(self.losses)} steps"]
         steps += [f"{self.seconds:.1f} s"] if math.isfinite(self.seconds) else []
         steps += [str(self.stopped)] if self.stopped else []
