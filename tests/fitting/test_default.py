@@ -275,7 +275,7 @@ def test_a_guide_that_is_fitted_is_of_the_model_and_has_its_base_guide():
         ({"tolerance": np.nan}, ValueError, "tolerance must be a positive number"),
         ({"tolerance": "small"}, ValueError, "tolerance must be a positive number"),
         ({"base_guide": "AutoNormal"}, TypeError, "base_guide must be a class"),
-        ({"rng_key": 0}, TypeError, "rng_key must be one key"),
+        ({"rng_key": 0}, TypeError, "rng_key must be one random key"),
         ({"approximation": sgp.SVGP}, TypeError, "an object such as SVGP"),
     ],
 )
