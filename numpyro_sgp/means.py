@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
-from numpyro_sgp._checks import numbers
+from numpyro_sgp._checks import real
 
 
 @jax.tree_util.register_dataclass
@@ -173,4 +173,5 @@ def as_mean(mean: Any) -> Callable[[Array], Array]:
     if callable(mean):
         is_leaf = jax.tree_util.all_leaves([mean])
         return _Function(mean) if is_leaf else mean
-    return Constant(numbers(mean, "A mean that is no function"))
+    real(mean, "A mean that is no function")
+    return Constant(mean)
