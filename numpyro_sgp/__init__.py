@@ -1,6 +1,6 @@
 """Sparse Gaussian processes inside NumPyro programs."""
 
-from numpyro_sgp import datasets, families, kernels, likelihoods, means
+from numpyro_sgp import datasets, families, kernels, likelihoods, means, plots
 from numpyro_sgp._version import __version__
 from numpyro_sgp.diagnostics import (
     Calibration,
@@ -125,6 +125,7 @@ __all__ = [
     "neighbour_blocks",
     "nested",
     "pad_rows",
+    "plots",
     "predict",
     "relaxation",
     "sparsify",

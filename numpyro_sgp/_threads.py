@@ -7,7 +7,7 @@ import jax
 import scipy.linalg  # noqa: F401, whose library is looked for
 from threadpoolctl import ThreadpoolController
 
-#: Cores up to which one thread was faster (measured on two: docs/speed.md).
+#: Cores up to which one thread was faster (measured on two: docs/records/speed.md).
 FEW_CORES = 4
 _CHOSEN = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 

@@ -27,7 +27,9 @@ def layer(
 ) -> Array:
     r"""
     A layer of a deep GP: a GP site of Q functions of a table, whose values are a table of
-    Q columns. It is no more than ::
+    Q columns.
+
+    It is no more than ::
 
         gp = sgp.GaussianProcess(kernel, X, sgp.means.identity)
         h = numpyro.sample(name, gp.expand([num_outputs])).T

@@ -26,6 +26,7 @@ LEVELS = {
     "inverse_free": 8,
     "mcmc": 8,
     "predictive": 8,
+    "plots": 9,
     "training": 9,
     "diagnostics": 10,
     "fitting": 11,

@@ -26,6 +26,7 @@ ANNOTATED = (
     "linalg",
     "mcmc",
     "means",
+    "plots",
     "training",
 )
 

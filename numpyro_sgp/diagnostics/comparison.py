@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from numpyro_sgp.diagnostics.figures import draw_comparison
+from numpyro_sgp.plots import plot_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,6 +111,23 @@ class Comparison:
     :param var_names: names of the compared variables.
     :param draws: for each fit, draws of these by name, shape ``(S, ...)``.
     :param remarks: sentences on what is wrong with fits; none where nothing is.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+        >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
+        >>> data = X, jnp.sin(X[:, 0])
+        >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
+        >>> found = sgp.compare({"SVGP": fitted.to_arviz()})
+        >>> list(found.table.index), float(found.table["nats_left"].iloc[0]) < 0.1
+        (['SVGP'], True)
     """
 
     table: DataFrame
@@ -181,7 +198,8 @@ class Comparison:
         """
         Posterior means and 90 % bands of the variables, a panel for each variable and
         fit with the reference's dotted, and the ELPD of all fits with a standard error
-        to each side, in a last panel (none where no fit has a log likelihood).
+        to each side, in a last panel (none where no fit has a log likelihood); see
+        :func:`~numpyro_sgp.plots.plot_panels`, which draws into axes of one's own.
 
         :param x: values of the horizontal axis, shape ``(N,)`` or ``(N, 1)`` with N the
             last axis of the variables; their index if None.
@@ -189,14 +207,7 @@ class Comparison:
         :return: a Matplotlib figure.
         :raises ValueError: if a variable was not compared, or ``x`` has another shape.
         """
-        if var_names is None:
-            var_names = self.var_names
-        var_names = [var_names] if isinstance(var_names, str) else list(var_names)
-        if unknown := [v for v in var_names if v not in self.var_names]:
-            raise ValueError(
-                f"Variables {unknown} were not compared, only {list(self.var_names)}."
-            )
-        return draw_comparison(self, x, var_names)
+        return plot_panels(self, x, var_names=var_names)[0].figure
 
 
 def _format(column: str, value: float, error: float = np.nan) -> str:

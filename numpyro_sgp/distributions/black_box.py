@@ -18,7 +18,25 @@ from numpyro_sgp.kernels.base import broadcasts_to
 
 
 class BlackBoxError(ValueError):
-    """A black-box log likelihood raised, or returned what is no log likelihood."""
+    """
+    A black-box log likelihood raised, or returned what is no log likelihood.
+
+    JAX raises :class:`jax.errors.JaxRuntimeError` in its place, with its text.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpy as np
+        >>> import numpyro_sgp as sgp
+        >>> def log_prob(y, f):
+        ...     return np.sum(y * f - np.exp(f))  # a number for all rows together
+        >>> try:
+        ...     sgp.BlackBox(log_prob, jnp.zeros(3)).log_prob(jnp.zeros(3))
+        ... except jax.errors.JaxRuntimeError as error:
+        ...     print("it must return one number for each row" in str(error))
+        True
+    """
 
 
 class BlackBox(dist.Distribution):

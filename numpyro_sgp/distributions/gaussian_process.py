@@ -38,7 +38,7 @@ class GaussianProcess(dist.Distribution):
     :param mean: None for zero, a constant of shape ``(*batch,)``, or a callable from
         ``(N, D)`` to ``(*batch, N)`` (:class:`numpyro_sgp.means.Linear`, say).
     :param jitter: added to the diagonal of :math:`K(X, X)` before it is factorised,
-        relative to its mean; :func:`~numpyro_sgp.linalg.default_jitter` if None.
+        relative to its mean; 1e-5 in float32 and 1e-8 in float64 if None.
     :raises ValueError: if X does not have the shape of a table, or if the batch shapes of
         kernel, X and mean do not fit together.
 

@@ -200,7 +200,7 @@ class GPPosterior(dist.Distribution):
         :raises NotImplementedError: if the kernel has no random features, as ``White``
             and other libraries' kernels have not. (A kernel of one's own may define
             ``features``, as :meth:`numpyro_sgp.kernels.Kernel.features` says; and joint
-            draws at given inputs, by :meth:`sample`, need none.)
+            draws at given inputs, by ``sample``, need none.)
         :raises ValueError: if ``num_features`` is not positive.
 
         **References:**

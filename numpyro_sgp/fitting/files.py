@@ -5,22 +5,19 @@ import os
 import warnings
 from typing import Any
 
-import jax
 import numpy as np
 from numpyro.infer import autoguide
 from numpyro.util import find_stack_level
 
 from numpyro_sgp._checks import check_path
-from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.fitting.archive import read_archive, write_archive
 from numpyro_sgp.fitting.encoding import NotInFile, decode, encode
 from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.predictive.row_batches import first_rows
 from numpyro_sgp.training.padding import Padded
 
 _KEYS = {"guide", "params", "setup", "fit", "num_rows", "arguments", "more"}
 _NUMBERS = ("bound", "bound_se", "seconds")
-_ROWS = 2  # of the data that a file has
-_SMALL = 10_000  # numbers in other arrays, which are kept whole
 _NOT_KEPT = {"init_loc_fn", "prefix"}  # options of a base guide
 #: NumPyro's guides for the latents beside f that a file may name.
 _BASE_GUIDES = {
@@ -126,41 +123,6 @@ def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
             f"({type(error).__name__}: {error})"
         ) from error
     return {**found, "guide": guide}
-
-
-def first_rows(model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """
-    Arguments of a model with two rows of its data: of arrays that have as many rows (or
-    columns) as the first one, the first two; others, if small, as they are.
-
-    :raises ValueError: if they are not small.
-    """
-    given = as_arrays(model, args, kwargs)
-    num_rows = count_rows(*given)
-
-    def cut(leaf):
-        if is_frame(leaf):
-            return leaf.iloc[:_ROWS] if len(leaf) == num_rows else leaf
-        if not isinstance(leaf, jax.Array | np.ndarray):
-            return leaf
-        if num_rows in leaf.shape:
-            rows = (slice(None),) * leaf.shape.index(num_rows) + (slice(_ROWS),)
-            # Known inside of jit, as `as_arrays` makes it, but for its class.
-            return np.asarray(leaf)[rows] if isinstance(leaf, np.ndarray) else leaf[rows]
-        if leaf.size > _SMALL:
-            raise ValueError(
-                f"an array of shape {leaf.shape} has not the {num_rows} rows of the data, "
-                "and is too large for a file"
-            )
-        return leaf
-
-    return jax.tree.map(cut, given)
-
-
-def count_rows(args: tuple, kwargs: dict) -> int | None:
-    """Rows of the first array in arguments of a model; None where there is none."""
-    shapes = map(np.shape, jax.tree.leaves([*args, *kwargs.values()]))
-    return next((shape[0] for shape in shapes if shape), None)
 
 
 def _examples(path, fitted, base_guide, arrays) -> dict:

@@ -22,17 +22,18 @@ from numpyro_sgp.distributions import FunctionSamples, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.fitting.check import check
-from numpyro_sgp.fitting.files import count_rows, write
+from numpyro_sgp.fitting.files import write
 from numpyro_sgp.fitting.log_score import LogScore
-from numpyro_sgp.fitting.plots import draw
 from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.plots import plot_posterior
 from numpyro_sgp.predictive import (
     Predictions,
     Predictor,
     log_predictive_density,
     predict,
 )
+from numpyro_sgp.predictive.row_batches import count_rows
 from numpyro_sgp.training.descent import Descent
 from numpyro_sgp.training.padding import Padded
 
@@ -432,38 +433,30 @@ class Fitted:
         *,
         site: str | None = None,
         X: Any = None,
+        statistic: str = "mean",
         level: float = 0.9,
         index: int | None = None,
         num_points: int | None = None,
         **kwargs,
     ) -> Axes:
         """
-        A figure of the predictions over one or two input columns, with the training data
-        and, where GP sites have the inputs themselves, their inducing points.
-
-        Over one column: the mean and a band of each response (of f where there is none
-        that has a mean), or the class probabilities; inducing points as ticks below. Over
-        two: colours of the mean, of P(y = 1), or of the likeliest class, paler where it is
-        less likely; inducing points as crosses, those inside of the range.
+        Predictions over one or two input columns, with the training data and inducing
+        points; see :func:`~numpyro_sgp.plots.plot_posterior`, whose options these are.
 
         :param ax: axes to draw into; new ones if None.
-        :param site: what to show, a GP site or a response; if None, the first response
-            that has a mean or classes, or the first GP site.
-        :param X: inputs to predict at, for one column of any number and order; for two,
-            their range is drawn. If None, the range of the training inputs and a little
-            more (of the inducing points, where data are not at hand).
+        :param site: what to show, a GP site or a response.
+        :param X: inputs to predict at; the range of the training inputs if None.
+        :param statistic: what colours tell over two columns, ``"mean"`` or ``"sd"``.
         :param level: probability inside of the band.
-        :param index: which one of several values in each row (outputs, latent functions)
-            to show; all if None, for one column.
-        :param num_points: inputs along each column; 100 for one, 60 for two.
+        :param index: which one of several values in each row to show.
+        :param num_points: inputs along each column.
         :param kwargs: keyword arguments of the model beside the inputs.
         :return: the axes.
-        :raises ValueError: for inputs with more than two columns, a site that is not there,
-            several values in each row over two columns without ``index``, or a level that
-            is not between 0 and 1.
+        :raises ValueError: as :func:`~numpyro_sgp.plots.plot_posterior` does.
         """
-        options = {"site": site, "X": X, "level": level, "index": index}
-        return draw(self, ax, num_points=num_points, model_kwargs=kwargs, **options)
+        options = {"site": site, "X": X, "statistic": statistic, "level": level}
+        options |= {"index": index, "num_points": num_points}
+        return plot_posterior(self, ax, **options, **kwargs)
 
     def save(self, path: str | os.PathLike) -> None:
         """

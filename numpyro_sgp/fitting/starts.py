@@ -67,7 +67,8 @@ class Race:
             for _ in range(self._chunks):
                 state, found = self._go_on(*self._given(state))
             ends.append(state.good.free)
-            losses.append(float(np.nanmean(np.asarray(found, float)[-5:])))
+            last = np.asarray(found, float)[-5:]
+            losses.append(np.nan if np.isnan(last).all() else float(np.nanmean(last)))
         order = [i for i in np.argsort(losses) if np.isfinite(losses[i])] or [0]
         return [ends[i] for i in order]
 

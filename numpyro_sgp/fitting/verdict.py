@@ -1,7 +1,7 @@
 """The nats between a fit and the truth, by cause, with what to do about each."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,17 @@ class Cause(NamedTuple):
     told: str = ""
     mend: str = ""
 
+    @property
+    def number(self) -> str:
+        """The nats as text, with their standard error."""
+        if np.isnan(self.nats):
+            return "?"
+        if np.isinf(self.nats):
+            return "many"
+        text = f"{self.nats:.2g}" if self.nats < 100 else f"{self.nats:.0f}"
+        text = "<0.01" if 0.0 <= self.nats < 0.01 else text
+        return f"{text} ± {self.error:.1g}" if self.error else text
+
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
@@ -45,6 +56,8 @@ class Verdict:
     causes: dict[str, Cause]
     evidence: EvidenceBracket | None = None
     bound: float = float("nan")
+    #: Nats that may be left where a fit is said to have converged.
+    enough: ClassVar[float] = ENOUGH_NATS
 
     @property
     def converged(self) -> bool:
@@ -67,14 +80,14 @@ class Verdict:
         """One sentence."""
         left = [self.causes[name] for name in ("q(u)", "other parameters")]
         told = " and ".join(
-            f"{_number(c)} nats for {c.name}" for c in left if not np.isnan(c.nats)
+            f"{c.number} nats for {c.name}" for c in left if not np.isnan(c.nats)
         )
         text = "converged" if self.converged else "not converged"
         if told:
             text += f": left are about {told}"
         points = self.causes["inducing points"]
         if points.nats >= 0.05:
-            text += f"; the inducing points lose at least {_number(points)} nats"
+            text += f"; the inducing points lose at least {points.number} nats"
         return text
 
     @property
@@ -102,7 +115,7 @@ class Verdict:
         lines = [self.summary]
         width = max(len(name) for name in self.causes)
         for cause in self.causes.values():
-            lines.append(f"  {cause.name:<{width}}  {_number(cause):>8}  {cause.told}")
+            lines.append(f"  {cause.name:<{width}}  {cause.number:>8}  {cause.told}")
             if cause.mend:
                 lines.append(f"  {'':<{width}}  {'':>8}  -> {cause.mend}")
         if self.evidence is not None and not self.evidence.unknown:
@@ -111,13 +124,3 @@ class Verdict:
                 f"  log evidence at these hyperparameters: {lower:.6g} to {upper:.6g}"
             )
         return "\n".join(lines)
-
-
-def _number(cause) -> str:
-    if np.isnan(cause.nats):
-        return "?"
-    if np.isinf(cause.nats):
-        return "many"
-    text = f"{cause.nats:.2g}" if cause.nats < 100 else f"{cause.nats:.0f}"
-    text = "<0.01" if 0.0 <= cause.nats < 0.01 else text
-    return f"{text} ± {cause.error:.1g}" if cause.error else text

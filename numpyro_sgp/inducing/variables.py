@@ -63,6 +63,16 @@ class InducingVariables:
        Inference using Inducing Features. NeurIPS.
     2. van der Wilk, Dutordoir, John, Artemev, Adam, Hensman (2020). A Framework for
        Interdomain and Multioutput Gaussian Processes. https://arxiv.org/abs/2003.01115
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> import numpyro_sgp as sgp
+        >>> Z = sgp.SmoothedPoints(jnp.linspace(0.0, 3.0, 4)[:, None], width=0.2)
+        >>> isinstance(Z, sgp.InducingVariables), Z.covariance(sgp.kernels.RBF(), Z).shape
+        (True, (4, 4))
     """
 
     points: ArrayLike | str

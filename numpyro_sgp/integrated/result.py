@@ -18,7 +18,6 @@ from numpyro_sgp.diagnostics.arviz import Found, to_arviz
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.loading import RESULTS
 from numpyro_sgp.fitting.log_score import LogScore
-from numpyro_sgp.fitting.plots import draw
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.integrated.check import check
@@ -34,6 +33,7 @@ from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.packing import packed, unpacked
 from numpyro_sgp.integrated.placing import check_new_arguments
 from numpyro_sgp.integrated.views import Parts, Shown
+from numpyro_sgp.plots import plot_posterior
 from numpyro_sgp.predictive import Prediction, Predictions
 from numpyro_sgp.predictive.predictions import read_rows
 from numpyro_sgp.predictive.responses import of_responses
@@ -62,6 +62,25 @@ class Nested:
     :param args: arguments of the model with the training data.
     :param kwargs: its keyword arguments.
     :param seconds: how long it took.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+        >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
+        >>> data = X, jnp.sin(X[:, 0])
+        >>> posterior = sgp.nested(model, sgp.SVGP(4), data, progress_bar=False)
+        >>> posterior.predict(X[:3])["y"].mean.shape
+        (3,)
+        >>> posterior.sample(jax.random.key(0), X[:3], sample_shape=(5,))["f"].shape
+        (5, 3)
     """
 
     def __init__(
@@ -311,7 +330,7 @@ class Nested:
         leaves the weights of nodes right.
 
         :param args: arguments of the model; those of the inference if left out.
-        :return: a :class:`~numpyro_sgp.fitting.Verdict`, which prints as a table.
+        :return: a :class:`~numpyro_sgp.fitting.verdict.Verdict`, which prints as a table.
         """
         args, kwargs = self._arguments(args, kwargs)
         self._verdict = check(self.field, self.nodes, args, kwargs)
@@ -366,26 +385,33 @@ class Nested:
         *,
         site: str | None = None,
         X: Any = None,
+        statistic: str = "mean",
         level: float = 0.9,
         index: Any = None,
         num_points: int | None = None,
         **kwargs,
     ) -> Axes:
         """
-        Predictions and data over one or two input columns; see :meth:`Fitted.plot`, whose
-        options these are.
+        Predictions and data over one or two input columns; see
+        :func:`~numpyro_sgp.plots.plot_posterior`, whose options these are.
 
         :param ax: axes to draw into; new ones if None.
         :param site: what to show: a GP site, a sum of them, or a response.
         :param X: inputs to predict at; the range of the training inputs if None.
+        :param statistic: what colours tell over two columns, ``"mean"`` or ``"sd"``.
         :param level: probability inside of the band.
         :param index: which one of several values in each row to show.
         :param num_points: inputs along each column.
         :param kwargs: keyword arguments of the model beside the inputs.
         :return: the axes.
         """
-        options = {"site": site, "X": X, "level": level, "index": index}
-        return draw(Shown(self), ax, num_points=num_points, model_kwargs=kwargs, **options)
+        options = {"site": site, "X": X, "statistic": statistic, "level": level}
+        options |= {"index": index, "num_points": num_points}
+        return plot_posterior(self, ax, **options, **kwargs)
+
+    def shown(self) -> Shown:
+        """What figures ask of it."""
+        return Shown(self)
 
     # ---- ArviZ ----------------------------------------------------------------------
 

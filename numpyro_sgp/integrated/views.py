@@ -16,6 +16,7 @@ class Shown:
         self.examples, self.params = result._examples, {}
         self.args = None if self.examples is not None else result.args
         self.kwargs, self._points = result.kwargs, result.nodes.points
+        self.quantiles, self.effects = result.quantiles, result.field.effects
 
     def posterior(self, *args, rng_key=None, **kwargs):
         found = self.guide.posterior(self.guide.known().starts, *args, **kwargs)

@@ -27,6 +27,20 @@ class WhitenReparam(Reparam):
 
     Where kernel and inputs are known numbers, L is computed once, when the model is
     traced, and not in every leapfrog step; the program then holds its N x N numbers.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro
+        >>> from numpyro.handlers import reparam, seed, trace
+        >>> import numpyro_sgp as sgp
+        >>> def model(X):
+        ...     numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        >>> white = reparam(model, config={"f": sgp.WhitenReparam()})
+        >>> sites = trace(seed(white, 0)).get_trace(jnp.arange(5.0)[:, None])
+        >>> {name: site["type"] for name, site in sites.items()}
+        {'f_white': 'sample', 'f': 'deterministic'}
     """
 
     def __call__(

@@ -37,6 +37,23 @@ class Prediction:
     :param probs: of classes: P(y = 1) for Bernoulli, in the shape of the site; for others
         the probability of each class, in a last axis. None for all other distributions.
     :param row_axis: the axis of the site's values along which the rows of X are.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+        >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
+        >>> data = X, jnp.sin(X[:, 0])
+        >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
+        >>> y = fitted.predict(X[:3], quantiles=[0.1, 0.9])["y"]
+        >>> y.mean.shape, y.quantiles.shape
+        ((3,), (2, 3))
     """
 
     mean: Array | None
@@ -72,7 +89,26 @@ class Prediction:
 
 
 class Predictions(dict):
-    """A dict of :class:`Prediction` by site, which shows itself as tables."""
+    """
+    A dict of :class:`Prediction` by site, which shows itself as tables.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_sgp as sgp
+        >>> def model(X, y=None):
+        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        ...     with numpyro.plate("data", X.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+        >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
+        >>> data = X, jnp.sin(X[:, 0])
+        >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
+        >>> found = fitted.predict(X[:3])
+        >>> list(found), found.to_dataframe().shape
+        (['f', 'y'], (3, 8))
+    """
 
     def to_dataframe(self):
         """

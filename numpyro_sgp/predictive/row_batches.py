@@ -5,9 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import jax
 import numpy as np
 
+from numpyro_sgp.distributions.arguments import as_arrays, is_frame
+
 _AS_THEY_ARE = 128  # rows that are not filled up
+_FEW = 2  # rows that do for a model to be run
+_SMALL = 10_000  # numbers in arrays without rows, which are kept whole
 
 
 def number_of_rows(leaves) -> int:
@@ -55,3 +60,38 @@ def by_batches(
         ((batch, *told),) = row_batches(arrays, batch_size)
         return [(run(batch), *told)]
     return [(run(arrays), num_rows, num_rows)]
+
+
+def first_rows(model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """
+    Arguments of a model with two rows of its data: of arrays that have as many rows (or
+    columns) as the first one, the first two; others, if small, as they are.
+
+    :raises ValueError: if they are not small.
+    """
+    given = as_arrays(model, args, kwargs)
+    num_rows = count_rows(*given)
+
+    def cut(leaf):
+        if is_frame(leaf):
+            return leaf.iloc[:_FEW] if len(leaf) == num_rows else leaf
+        if not isinstance(leaf, jax.Array | np.ndarray):
+            return leaf
+        if num_rows in leaf.shape:
+            rows = (slice(None),) * leaf.shape.index(num_rows) + (slice(_FEW),)
+            # Known inside of jit, as `as_arrays` makes it, but for its class.
+            return np.asarray(leaf)[rows] if isinstance(leaf, np.ndarray) else leaf[rows]
+        if leaf.size > _SMALL:
+            raise ValueError(
+                f"an array of shape {leaf.shape} has not the {num_rows} rows of the data, "
+                "and is too large for a file"
+            )
+        return leaf
+
+    return jax.tree.map(cut, given)
+
+
+def count_rows(args: tuple, kwargs: dict) -> int | None:
+    """Rows of the first array in arguments of a model; None where there is none."""
+    shapes = map(np.shape, jax.tree.leaves([*args, *kwargs.values()]))
+    return next((shape[0] for shape in shapes if shape), None)

@@ -138,7 +138,7 @@ def train(
         rounding: ``jax.sharding.Mesh(jax.devices(), ("data",))``. With devices of several
         hosts (``jax.distributed``) ``data`` are this host's own rows, of which each host
         must have as many, and ``batch_size`` counts those of all; ``validation`` is the
-        same on each, and the folder of checkpoints shared. See ``docs/devices.md``.
+        same on each, and the folder of checkpoints shared. See ``docs/records/devices.md``.
     :param progress_bar: whether to show the ELBO (smoothed), steps per second and the time
         left.
     :raises ValueError: if arrays or options do not fit each other, the model does not scale
