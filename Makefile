@@ -1,5 +1,6 @@
 # Needs make and a Python >= 3.11 with pip and venv; all else goes into .venv.
 # Another interpreter: PYTHON=python3.13 make test (rebuilds .venv when it differs).
+# The site without running its notebooks: DOCS_EXECUTE=off make docs (see docs/conf.py).
 # Options for pytest:  make test PYTEST_ARGS="-n 2 -k coal"; two processes by default.
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 # What tells one interpreter from another; runs on any Python, to refuse the old ones.
 IDENTITY := import sys; print(sys.version.split()[0] + " " + getattr(sys, "base_prefix", sys.prefix))
 
-.PHONY: help install test slow demo experiments lint clean distclean FORCE
+.PHONY: help install test slow demo experiments lint docs docs-serve clean distclean FORCE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -22,6 +23,8 @@ help:
 	@echo "make demo       the coal-mining example with its default options"
 	@echo "make experiments DATA=folder    the SAVIGP paper's experiments (hours)"
 	@echo "make lint       ruff and mypy"
+	@echo "make docs       the site, in docs/_build/html; runs its tutorials (minutes)"
+	@echo "make docs-serve the same site at http://localhost:8000"
 	@echo "make clean      remove caches and build outputs"
 	@echo "make distclean  the same, and $(VENV)"
 
@@ -45,6 +48,16 @@ experiments: $(VENV)/.installed
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
+
+# Pages of source code have anchors for what is documented; old ones would not be mended.
+docs: $(VENV)/.installed-docs
+	rm -rf docs/_build/html/_modules
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python docs/check_links.py docs/_build/html
+
+docs-serve:
+	@test -e docs/_build/html/index.html || { echo "error: run make docs first" >&2; exit 1; }
+	$(BIN)/python -m http.server --bind localhost --directory docs/_build/html 8000
 
 # The stamp's time changes only when .venv is made anew, so what depends on it is
 # installed again then, and when pyproject.toml changes, and not otherwise.
@@ -74,7 +87,7 @@ $(VENV)/.installed-%: $(VENV)/.interpreter pyproject.toml
 	@touch $(VENV)/.installed $@
 
 clean:
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .jax_cache
+	rm -rf build dist docs/_build docs/reference/api .pytest_cache .ruff_cache .hypothesis .jax_cache
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
 distclean: clean

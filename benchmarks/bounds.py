@@ -3,7 +3,7 @@ Bounds of the evidence of GP regression, and the noise that they learn.
 
     python benchmarks/bounds.py
     python benchmarks/bounds.py --data FOLDER             # with concrete.npz
-    python benchmarks/bounds.py --table > docs/bounds.md
+    python benchmarks/bounds.py --table > docs/records/bounds.md
 
 First all collapsed bounds of one problem with known hyperparameters, then hyperparameters
 and inducing points learned by L-BFGS with each bound, on Snelson's 100 points and, where
@@ -147,7 +147,7 @@ TITLES = {
 
 
 def page(results):
-    """docs/bounds.md."""
+    """docs/records/bounds.md."""
     lines = [HEAD]
     lines += [f"| {name} | {value:.1f} |" for name, value in results["toy"].items()]
     lines.append(NOISE)

@@ -384,7 +384,7 @@ def main():
 
 
 def table(results):
-    """The rows of docs/fit.md."""
+    """The rows of docs/records/fit.md."""
     rows = {}
     for row in results.rows():
         rows.setdefault(row["problem"], {})[row["method"], row["float64"]] = row

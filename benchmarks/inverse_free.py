@@ -10,7 +10,7 @@ reaches over time.
 
     python benchmarks/inverse_free.py --data FOLDER --inducing 256 512 1024
     python benchmarks/inverse_free.py --data FOLDER --dtypes float64 --train 60
-    python benchmarks/inverse_free.py --table > docs/inverse_free.md
+    python benchmarks/inverse_free.py --table > docs/records/inverse_free.md
 
 FOLDER has ``kin40k.npz`` with arrays ``X`` and ``y``. Results go to ``--results`` by
 device; what is there is not measured again.
@@ -175,7 +175,7 @@ def product_seconds(M, dtype):
 
 
 def page(results):
-    """docs/inverse_free.md."""
+    """docs/records/inverse_free.md."""
     lines = [
         "# Steps without inverses\n",
         "Made by `python benchmarks/inverse_free.py --table`: training steps on kin40k in",

@@ -12,7 +12,7 @@ at the same rate reaches in ``--steps`` steps, and to that of the best Adam.
     python benchmarks/natural.py --data FOLDER                # kin40k, and its signs
     python benchmarks/natural.py --data FOLDER --problems kin40k --steps 500
     python benchmarks/natural.py --data FOLDER --problems banana --inducing 32 --batch 5300
-    python benchmarks/natural.py --table > docs/natural.md
+    python benchmarks/natural.py --table > docs/records/natural.md
 
 FOLDER has ``kin40k.npz`` with arrays ``X`` and ``y``, or ``banana_5300.csv.gz`` with
 columns x1, x2 and y (-1 or 1). The problems: ``kin40k``, regression on 10,000 of its rows;
@@ -171,7 +171,7 @@ def main(args):
 
 
 def page(results):
-    """docs/natural.md."""
+    """docs/records/natural.md."""
     return "\n\n".join([HEAD, *(table(title, kept) for title, kept in results.items())])
 
 

@@ -4,7 +4,7 @@ paper's numbers.
 
     python benchmarks/regression.py --data FOLDER --sets kin40k --methods SOLVE
     python benchmarks/regression.py --data FOLDER --inducing 256 --splits 0
-    python benchmarks/regression.py --table      # the table of docs/regression.md
+    python benchmarks/regression.py --table      # the table of docs/records/regression.md
 
 FOLDER has ``NAME.npz`` for each set, with arrays ``X`` (N, D) and ``y`` (N,).
 

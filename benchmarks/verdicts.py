@@ -145,7 +145,7 @@ def main():
 
 
 def table(results):
-    """The rows of docs/fit.md, and what they come to."""
+    """The rows of docs/records/fit.md, and what they come to."""
     best = {}
     for row in Results(FOLDER / "defaults.json", ["problem", "method", "float64"]).rows():
         best[row["problem"]] = max(row["bound"], best.get(row["problem"], -np.inf))

@@ -1,4 +1,4 @@
-"""The numbers in the README and in docs/ are those of the files of results."""
+"""The numbers in the pages of docs/ are those of the files of results."""
 
 import importlib
 import json
@@ -18,6 +18,9 @@ import numpyro_sgp as sgp
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
+RECORDS = "docs/records"
+LIMITS = "docs/reference/limits.md"
+NUMERICS = "docs/reference/numerics.md"
 
 
 @pytest.fixture
@@ -46,24 +49,24 @@ def says(name, sentence):
 
 @pytest.mark.parametrize("name", ["bounds", "natural", "inverse_free"])
 def test_a_page_is_what_its_script_prints(script, name):
-    assert text(f"docs/{name}.md") == script(name).page(results(name)) + "\n"
+    assert text(f"{RECORDS}/{name}.md") == script(name).page(results(name)) + "\n"
 
 
 def test_the_page_of_speed_is_what_its_script_prints(script):
     folder = BENCHMARKS / "results" / "peers"
     kept = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
-    assert text("docs/speed.md") == script("tables").page(kept) + "\n"
+    assert text(f"{RECORDS}/speed.md") == script("tables").page(kept) + "\n"
 
 
 def test_the_table_of_nested_inference_is_what_its_script_prints(script, monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS / "nested")
-    assert script("compare").table(results("nested")) in text("docs/nested.md")
+    assert script("compare").table(results("nested")) in text(f"{RECORDS}/nested.md")
 
 
 def test_steps_of_the_joint_guide():
     ratios = [results("nested_steps")[kind]["ratio"] for kind in ("float32", "float64")]
     told = "took {:.1f} (float32) and {:.1f} (float64) times".format(*ratios)
-    assert says("docs/nested.md", told), told
+    assert says("docs/records/nested.md", told), told
 
 
 @pytest.mark.parametrize("page", ["regression", "deep", "images", "images_memory"])
@@ -72,7 +75,7 @@ def test_a_table_is_what_its_script_prints(script, page):
     form = "memory_table" if name != page else "table"
     found = getattr(script(name), form)(results(page))
     where = "regression" if name == "regression" else "deep"
-    assert len(found.splitlines()) > 2 and found in text(f"docs/{where}.md")
+    assert len(found.splitlines()) > 2 and found in text(f"{RECORDS}/{where}.md")
 
 
 # ---- sentences --------------------------------------------------------------------------
@@ -96,13 +99,13 @@ def test_the_steps_that_natural_gradients_save(script):
     reached = [ratio for ratio in found if ratio]
     told = f"{min(reached):.1f} to {max(reached):.1f} times fewer steps to Adam's bound on"
     told += f" kin40k ({len(found) - len(reached)} of {len(found)} runs did not reach it)"
-    assert says("README.md", told), told
+    assert says(LIMITS, told), told
     found = saved(script, ("sign", "banana"))
     reached = [ratio for ratio in found if ratio]
     told = f"{min(reached):.1f} to {max(reached):.1f} times with Bernoulli likelihoods "
     told += f"({len(found) - len(reached)} of {len(found)} did not), where half the runs"
     told += f" had less than {np.median(reached):.1f}"
-    assert says("README.md", told), told
+    assert says(LIMITS, told), told
 
 
 def seconds_of(part, title, name):
@@ -120,23 +123,23 @@ def test_steps_beside_the_other_libraries():
             if name.startswith("GP")
         ]
         ours.append(max(others))
-    assert says("README.md", f"{min(ours):.2f} to {max(ours):.2f} of the fastest of them")
+    assert says(LIMITS, f"{min(ours):.2f} to {max(ours):.2f} of the fastest of them")
     first = results("peers/startup")["first step, float32, 1024"]
     medians = {name: np.median(found["first_s"]) for name, found in first.items()}
     ours, gpjax, gpflow, naive = (
         f"{medians[name]:.1f} s" for name in ("ours", "GPJax", "GPflow", "naive")
     )
     told = f"took {ours} on two cores, those of GPJax and GPflow {gpjax[:-2]} and {gpflow}"
-    assert says("README.md", told), told
-    assert says("README.md", f"SVGP in JAX {naive}")
+    assert says(LIMITS, told), told
+    assert says(LIMITS, f"SVGP in JAX {naive}")
     ratios = {}
     for dtype in ("float32", "float64"):
         rows = results("peers/predict")[f"{dtype}, 1024"]
         rows = {name: np.median(found["rows_per_s"]) for name, found in rows.items()}
         ratios[dtype] = f"{rows['ours'] / rows['GPflow']:.1f} times"
     told = f"does {ratios['float32']} as many rows a second"
-    assert says("README.md", told), told
-    assert says("README.md", f"{ratios['float64']} in float64")
+    assert says(LIMITS, told), told
+    assert says(LIMITS, f"{ratios['float64']} in float64")
 
 
 def test_what_precision_threads_and_orthogonal_points_cost():
@@ -146,18 +149,18 @@ def test_what_precision_threads_and_orthogonal_points_cost():
         for M in (256, 512, 1024, 2048)
     ]
     told = f"float64 takes {min(double):.1f} to {max(double):.1f} times the time on a CPU"
-    assert says("README.md", told), told
+    assert says(NUMERICS, told), told
     found = []
     for dtype in ("float32", "float64"):
         one = seconds_of("threads", f"{dtype}, 1024", "ours")
         several = seconds_of("threads", f"{dtype}, 1024", "ours, threads of OpenBLAS")
         found.append(1 / np.median(several / one))
     told = "takes {:.2f} of the time in float32, {:.2f} in float64".format(*found)
-    assert says("README.md", told), told
+    assert says(NUMERICS, told), told
     title = "float32, 1024"
     parts = [seconds_of("orthogonal", title, k) for k in ("SOLVE-GP M + M", "SVGP 2M")]
     told = f"takes {np.median(parts[0] / parts[1]):.2f} of one of `SVGP(2048)`"
-    assert says("README.md", told), told
+    assert says(LIMITS, told), told
 
 
 def test_the_time_and_arithmetic_of_steps_without_inverses():
@@ -175,21 +178,21 @@ def test_the_time_and_arithmetic_of_steps_without_inverses():
     told = f"{min(counted):.1f} to {max(counted):.0f} times the arithmetic of SVGP's, and"
     told += f" took {min(cpu):.1f} to {max(cpu):.1f} times as long on a CPU, "
     told += f"{min(gpu):.1f} to {max(gpu):.1f} times on an H100"
-    assert says("README.md", told), told
+    assert says(LIMITS, told), told
     rows = kept["cpu, float32, batches of 1024"]
     before = rows["1024 SVGP"]["step_s"]
     now = np.median(seconds_of("steps", "float32, 1024", "ours"))
-    assert says("README.md", f"became {before / now:.1f} times as fast")
+    assert says(LIMITS, f"became {before / now:.1f} times as fast")
     told = (
         f"{1e3 * now:.0f} ms on two cores of a CPU at M = 1024 in float32 where the table"
     )
-    assert says("docs/inverse_free.md", f"{told} below has {1e3 * before:.0f}")
+    assert says(f"{RECORDS}/inverse_free.md", f"{told} below has {1e3 * before:.0f}")
     # The first bound is that of the second ten steps.
     goal = rows["512 SVGP"]["bounds"][29]
     for name in ("relaxed", "relaxed, stochastic KL"):
         first = np.argmax(np.array(rows[f"512 {name}"]["bounds"]) >= goal)
         told = f"after {10 * (first + 2)} what SVGP had after {10 * (29 + 2)}"
-        assert says("README.md", f"with M = 512 it had {told}"), told
+        assert says(LIMITS, f"with M = 512 it had {told}"), told
 
 
 def test_what_the_tuning_of_products_on_a_gpu_costs():
@@ -202,16 +205,16 @@ def test_what_the_tuning_of_products_on_a_gpu_costs():
     }
     told = f"took {min(first['with']):.0f} to {max(first['with']):.0f} s on an H100, and "
     told += f"{min(first['without']):.1f} to {max(first['without']):.1f} s with"
-    assert says("README.md", told), told
+    assert says(LIMITS, told), told
     slower = sets["without"]["1024 product"] / sets["with"]["1024 product"]
-    assert says("README.md", f"{slower:.1f} times slower"), slower
+    assert says(LIMITS, f"{slower:.1f} times slower"), slower
 
 
 def test_the_times_of_a_billion_rows():
     rows = results("inverse_free")["NVIDIA H100 80GB HBM3, float32, batches of 1024"]
     step_s = [rows[f"{M} SVGP"]["step_s"] for M in (1024, 4096)]
     told = "of {:.1f} ms and {:.1f} ms ([inverse_free.md]".format(*np.array(step_s) * 1e3)
-    assert says("docs/devices.md", told), told
+    assert says(f"{RECORDS}/devices.md", told), told
     for devices in (1, 8, 64):
         cells = [
             f"{devices}",
@@ -228,15 +231,15 @@ def test_the_times_of_a_billion_rows():
             )
             digits = 1 if epoch / unit < 10 else 0
             cells.append(f"{rate:.2g} million, {epoch / unit:.{digits}f} {name}")
-        assert f"| {' | '.join(cells)} |" in text("docs/devices.md"), cells
+        assert f"| {' | '.join(cells)} |" in text(f"{RECORDS}/devices.md"), cells
     slow = next(
         row["step_s"]
         for row in results("regression")
         if (row["set"], row["method"], row["inducing"]) == ("kin40k", "SVGP", 1024)
         and row["tight"] == "none"
     )
-    assert says("docs/devices.md", f"took {1e3 * slow:.1f} ms a step")
-    assert says("docs/devices.md", f"is {slow / step_s[0]:.1f} times as long")
+    assert says(f"{RECORDS}/devices.md", f"took {1e3 * slow:.1f} ms a step")
+    assert says(f"{RECORDS}/devices.md", f"is {slow / step_s[0]:.1f} times as long")
 
 
 def fits(study, **settings):
@@ -260,7 +263,7 @@ def test_what_docs_say_of_the_regression_benchmark(script):
     told = "LL {:.3f} and {:.3f}, where the paper has {:.3f} and {:.3f}".format(
         *at_1024, *paper
     )
-    assert says("docs/regression.md", told), told
+    assert says(f"{RECORDS}/regression.md", told), told
     differences = []
     for name in benchmark.SETS:
         solve, twice = ll(name, "SOLVE", 256), ll(name, "SVGP2", 256)
@@ -272,14 +275,16 @@ def test_what_docs_say_of_the_regression_benchmark(script):
             gain = tighter - ll(name, method, 256)[0]
             behind = (name, method) == ("keggundirected", "SOLVE")
             assert round(gain, 3) == -0.002 if behind else gain > 0
-    assert says("docs/regression.md", f"differ by at most {max(differences):.3f} on each")
+    told = f"differ by at most {max(differences):.3f} on each"
+    assert says(f"{RECORDS}/regression.md", told), told
     kegg = [ll(name, "ODVGP", 256)[0] for name in ("keggdirected", "keggundirected")]
-    assert says("docs/regression.md", "LL {:.3f} and {:.3f} with M = 256".format(*kegg))
+    told = "LL {:.3f} and {:.3f} with M = 256".format(*kegg)
+    assert says(f"{RECORDS}/regression.md", told), told
     devices = [row.get("device") for row in results("regression")]
     known = devices.count("NVIDIA H100 80GB HBM3")
     assert known + devices.count(None) == len(devices)
     told = f"{known} of the {len(devices)} fits ran on an NVIDIA H100. The file does not"
-    assert says("docs/regression.md", f"{told} have the device of the other {17}")
+    assert says(f"{RECORDS}/regression.md", f"{told} have the device of the other {17}")
 
 
 def test_what_docs_say_of_deep_gps():
@@ -308,10 +313,10 @@ def test_what_docs_say_of_deep_gps():
     nats = [b["ll"] - a["ll"] for a, b in zip(flat, deep, strict=True)]
     told = f"in errors ({min(points):.1f} and {max(points):.1f} points) and in LL "
     told += f"({min(nats):.3f} and {max(nats):.3f})"
-    assert says("docs/deep.md", told), told
+    assert says(f"{RECORDS}/deep.md", told), told
     times = [np.mean([r["seconds_per_step"] for r in by[k]]) for k in ("solve", "conv2")]
     assert says(
-        "docs/deep.md", f"with 2M at {times[0] / times[1]:.1f} of the time of a step"
+        f"{RECORDS}/deep.md", f"with 2M at {times[0] / times[1]:.1f} of the time of a step"
     )
 
 
@@ -369,7 +374,8 @@ def test_operations_of_a_step_are_those_of_docs(column):
     def loss(params):
         return elbo.loss(jax.random.key(0), params, model, guide, *batch)
 
-    dense = text("docs/speed.md").split("## Operations of a step")[1].split("\n\n| |")[1]
+    page = text(f"{RECORDS}/speed.md")
+    dense = page.split("## Operations of a step")[1].split("\n\n| |")[1]
     for row, function in {"*forward*": loss, "**step**": jax.value_and_grad(loss)}.items():
         line = next(line for line in dense.splitlines() if line.startswith(f"| {row} "))
         told = re.findall(r"[\d.]+", line)[column]

@@ -116,7 +116,7 @@ METHODS = {
 
 
 def table(results):
-    """The table of docs/nested.md: the worst over all numbers of a problem."""
+    """The table of docs/records/nested.md: the worst over all numbers of a problem."""
     lines = [
         "| problem | rows | method | s | hyperparameters: mean, sds, quantiles | effects, "
         "functions: mean, sds |",

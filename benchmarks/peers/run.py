@@ -12,7 +12,7 @@ timed in the same rounds.
     python benchmarks/peers/run.py --parts steps threads orthogonal
     python benchmarks/peers/run.py --parts time_to_nlpd --data FOLDER
     python benchmarks/peers/run.py --parts startup memory predict mcmc
-    python benchmarks/peers/run.py --table                      # writes docs/speed.md
+    python benchmarks/peers/run.py --table              # writes docs/records/speed.md
 
 FOLDER has ``uci/kin40k.npz`` and ``banana/banana_5300.csv.gz`` (or these files themselves).
 Results are a JSON file for each part in ``--results``; what is there is not measured again.
@@ -91,7 +91,7 @@ class Worker:
             if name.startswith(("OPENBLAS_", "OMP_", "MKL_")):
                 del environment[name]  # each at its own defaults
         # OpenBLAS factorises and solves for JAX; its threads wait in a loop for work, on
-        # cores that JAX's own threads need. Ours sees to that itself. See docs/speed.md.
+        # cores that JAX's own threads need. Ours sees to that (docs/records/speed.md).
         if library in ON_JAX and library != "ours":
             environment["OPENBLAS_NUM_THREADS"] = "1"
         if library == "ours, threads of OpenBLAS":
@@ -623,7 +623,9 @@ def parse(argv=None):
     parser.add_argument("--samples", type=int, default=1000, help="of part mcmc")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--log", type=Path, help="what the workers print goes there")
-    parser.add_argument("--table", action="store_true", help="write docs/speed.md, and end")
+    parser.add_argument(
+        "--table", action="store_true", help="write docs/records/speed.md, and end"
+    )
     parser.add_argument("--docs", type=Path, default=HERE.parents[1] / "docs")
     return parser.parse_args(argv)
 

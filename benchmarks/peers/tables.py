@@ -1,5 +1,5 @@
-# ruff: noqa: E501 (tables of docs/speed.md)
-"""Writes docs/speed.md and its figures from the results of the parts."""
+# ruff: noqa: E501 (tables of docs/records/speed.md)
+"""Writes docs/records/speed.md and its figures from the results of the parts."""
 
 import json
 
@@ -135,7 +135,7 @@ def steps(kept):
         "rows with nine columns. GPyTorch has a rule of its own for derivatives on batches",
         "larger than M, so it is measured with one row more as well.\n",
         *step_table(kept, "library", "times ours"),
-        "\n![products a step](figures/speed_steps.png)",
+        "\n![products a step](../figures/speed_steps.png)",
     ]
 
 
@@ -228,7 +228,7 @@ def time_to_nlpd(kept):
             lines.append(
                 f"| {name} | {told} | {len(result['nlpd'])} | {result['nlpd'][-1]:.4f} |"
             )
-    return [*lines, "\n![NLPD over time](figures/speed_nlpd.png)"]
+    return [*lines, "\n![NLPD over time](../figures/speed_nlpd.png)"]
 
 
 def startup(kept):
@@ -375,7 +375,7 @@ def draw_nlpd(kept, path):
 
 
 def page(kept):
-    """docs/speed.md."""
+    """docs/records/speed.md."""
     lines = [HEAD.format(versions=VERSIONS)]
     parts = (steps, threads, orthogonal, time_to_nlpd, startup, memory, predict, mcmc)
     for part in parts:
@@ -389,7 +389,7 @@ def page(kept):
 
 
 def write(folder, docs):
-    """docs/speed.md and its figures."""
+    """docs/records/speed.md and its figures."""
     kept = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
     figures = docs / "figures"
     figures.mkdir(parents=True, exist_ok=True)
@@ -397,4 +397,4 @@ def write(folder, docs):
         draw_steps(kept["steps"], figures / "speed_steps.png")
     if "time_to_nlpd" in kept:
         draw_nlpd(kept["time_to_nlpd"], figures / "speed_nlpd.png")
-    (docs / "speed.md").write_text(page(kept) + "\n")
+    (docs / "records" / "speed.md").write_text(page(kept) + "\n")
