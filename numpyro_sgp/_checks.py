@@ -55,7 +55,7 @@ def check_key(rng_key: Any, name: str = "rng_key") -> None:
     """
     dtype = getattr(rng_key, "dtype", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    raw = dtype == jnp.uint32 and jnp.shape(rng_key) == (2,)
+    raw = dtype == jnp.uint32 and jnp.shape(rng_key) in ((2,), (4,))  # Threefry's, RBG's
     if not raw and not (typed and jnp.shape(rng_key) == ()):
         raise TypeError(
             f"{name} must be one random key, such as jax.random.key(0), got "

@@ -347,10 +347,10 @@ class AutoJointGP(autoguide.AutoGuide):
         # Its evidence is not known, and is not said.
         numbers = np.nan, 0.0, centre, spread
         found = kind(nodes, weights, *numbers, points, "by AutoJointGP")
-        model = handlers.substitute(self.model, data=params)
-        return Nested(
-            known.field.running(model), found, args, kwargs, time.monotonic() - began
-        )
+        field, own = known.field, {k: v for k, v in params.items() if k not in known.shapes}
+        if own:  # parameters of the model
+            field = field.running(handlers.substitute(self.model, data=own))
+        return Nested(field, found, args, kwargs, time.monotonic() - began)
 
     def _draws(self, known, params, args, kwargs) -> list[dict]:
         base = known.base_guide

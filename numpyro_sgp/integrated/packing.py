@@ -1,5 +1,6 @@
 """Nodes as arrays and numbers, for files."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,15 +13,16 @@ from numpyro_sgp.integrated.weighing import Weighed
 _AS_THEY_ARE = "weights", "mode", "axes", "points", "stopped"
 
 
-def packed(nodes: Nodes) -> dict[str, Any]:
+def packed(effects: Iterable[str], nodes: Nodes) -> dict[str, Any]:
     """
-    All but the q(w) from which other nodes would start.
+    Names of effects, and all of the nodes but the q(w) from which other nodes would start.
 
     :return: a tree of arrays, numbers and strings.
     """
     each = nodes.nodes
     weighed = zip(*(node.weighed for node in each), strict=True)
     return {
+        "effects": list(effects),
         "kind": nodes.kind,
         "free": nodes.free,
         "values": nodes.values,

@@ -459,18 +459,19 @@ class Nested:
         :meth:`Fitted.save` does. A node has m^2 numbers, for a field of m.
 
         :param path: the file; written at once or not at all, over one that is there.
+        :raises ValueError: if the model has parameters, as it may under an
+            :class:`~numpyro_sgp.AutoJointGP`.
         """
-        guide = self.guide
-        fitted = Fitted(guide, guide.known().starts, self.args, self.kwargs)
+        if self.model is not self.guide.model:
+            raise ValueError(
+                "The model has parameters (numpyro.param), which are not in files of "
+                "nested results. Sample them instead."
+            )
+        fitted = Fitted(self.guide, self.guide.known().starts, self.args, self.kwargs)
         if self._examples is not None:
             fitted.args, fitted.kwargs, fitted.examples = None, {}, self._examples
         fitted.bound, fitted.seconds = self.log_evidence, self.seconds
-        fitted.more = {
-            "nested": {
-                "effects": list(self.field.effects),
-                **packed(self.nodes),
-            }
-        }
+        fitted.more = {"nested": packed(self.field.effects, self.nodes)}
         fitted.save(path)
 
     # ---- shown ----------------------------------------------------------------------

@@ -116,6 +116,17 @@ def test_batches_average_to_the_bound(data, trained):
     np.testing.assert_allclose(np.mean(parts), full, rtol=1e-10)
 
 
+def test_its_result_goes_through_a_file(data, trained, tmp_path):
+    X, day, _ = data
+    _, guide, result = trained
+    posterior = guide.result(result.params, *data)
+    posterior.save(tmp_path / "joint.npz")
+    loaded = sgp.load(tmp_path / "joint.npz", additive)
+    for name, q in posterior.posterior(X, day).items():
+        again = loaded.posterior(X, day)[name]
+        assert np.array_equal(again.mean, q.mean) and np.array_equal(again.sd, q.sd)
+
+
 def test_draws_have_its_moments(data, trained):
     """Means of 4000 draws within 4.5 standard errors: wrong once in some thousands."""
     X, day, _ = data
@@ -161,6 +172,10 @@ def test_float32_hyperparameters_and_subsampling(data):
     assert np.isfinite(posterior.log_score(X, day, y)["y"].mean)
     drawn = guide.sample_posterior(jax.random.key(0), run.params, X, day, sample_shape=(3,))
     assert drawn["f"].shape == (3, 30) and drawn["noise"].shape == (3,)
+    with pytest.raises(
+        ValueError, match="parameters .numpyro.param., which are not in files"
+    ):
+        posterior.save("never.npz")
     assert guide.median(run.params, X, day)["level"].shape == ()
     assert guide.quantiles(run.params, [0.1, 0.9], X, day)["f"].shape == (2, 30)
 
