@@ -1,5 +1,6 @@
 """Settings for every test: float64, a compilation cache, no display, fixed examples."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -46,6 +47,10 @@ def pytest_configure(config):
     if subprocess.run(command, env=environment, capture_output=True).returncode == 0:
         os.environ["XLA_FLAGS"] = environment["XLA_FLAGS"]  # read at the first array
 
+
+# Tracing makes many small objects that live shortly, and a process of the suite holds
+# millions that live long, which the collector would look through again and again.
+gc.set_threshold(100_000, 20, 50)
 
 # Few examples; `HYPOTHESIS_EXAMPLES=100 make test` has more. Those that fail are not
 # shrunk: that takes minutes of compilation.

@@ -163,6 +163,10 @@ RUN = {
 }
 
 
+#: Pages whose code takes long, or is that of the README: run by `make slow`.
+LONG = {"records/deep.md", "records/nested.md", "index.md", "choosing.md"}
+
+
 def test_every_page_with_code_is_run():
     pages = {page for page in PAGES if blocks(page)}
     others = {page for page in pages if page.startswith("coming_from/")}
@@ -172,7 +176,10 @@ def test_every_page_with_code_is_run():
 
 
 @pytest.mark.filterwarnings("ignore:There are not enough devices")
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow) if page in LONG else page for page in RUN],
+)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     prelude, fewer = RUN[page]
     code = "\n".join(blocks(page))

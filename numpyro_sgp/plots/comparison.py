@@ -74,11 +74,10 @@ def plot_comparison(
         ...     with numpyro.plate("data", X.shape[0]):
         ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
         >>> data = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> fits = {f"M = {M}": sgp.fit(model, sgp.SVGP(M), data, progress_bar=False)
-        ...         for M in (2, 4)}
-        >>> ax = sgp.plots.plot_comparison(fits, site="f")
+        >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
+        >>> ax = sgp.plots.plot_comparison({"M = 4": fitted}, site="f")
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['M = 2', 'M = 4']
+        ['M = 4']
         >>> plt.close(ax.figure)
     """
     if not isinstance(fits, Mapping):

@@ -574,7 +574,7 @@ DAMAGES = {
             with_header(c, setting(*k, v))
         )
         for *keys, value in [
-            ("guide", "fingerprint", "0" * 16),
+            ("guide", "description", {"sites": {}, "parameters": {}}),
             ("guide", "prefix", "other"),
             ("guide", "prefix", 3),
             ("guide", "base_guide", {"name": "AutoDelta", "options": {}}),

@@ -5,7 +5,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import numpyro_sgp as sgp
@@ -177,7 +177,6 @@ def test_hyperparameters_are_integrated_exactly():
     assert np.all(np.abs(q.sd / sd - 1.0) < 0.02)
 
 
-@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([3, 12]), st.floats(0.05, 1.0))
 def test_the_bound_is_one(seed, number, noise):
     """Below the evidence with any number of inducing points, of two sites and an effect."""
