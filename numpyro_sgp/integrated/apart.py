@@ -20,7 +20,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import AutoMultivariateNormal
 from scipy.linalg import cho_factor, cho_solve
 
@@ -51,7 +50,7 @@ def sites_apart(guide: Any, params: dict, args: tuple, kwargs: dict) -> Cause | 
         if len(field.sites) + len(field.effects) < 2:
             return None
         values = guide.others_at(params, args, kwargs)
-        free = _unconstrained(field, values)
+        free = field.ravel(values)
         field.choose_layout(jnp.asarray(free), args, kwargs)
     except ValueError:  # of another kind; what it is, is no concern of a fit
         return None
@@ -77,13 +76,6 @@ def sites_apart(guide: Any, params: dict, args: tuple, kwargs: dict) -> Cause | 
     if nats > ENOUGH_NATS or ratios[narrowest] < _NARROW:
         mend = "sgp.nested (for minibatches, sgp.AutoJointGP) has them in one Gaussian"
     return Cause(_NAME, max(nats, 0.0), told=told, mend=mend)
-
-
-def _unconstrained(field, values) -> np.ndarray:
-    found = [np.zeros(0)]
-    for name in field.thetas:
-        found.append(np.ravel(biject_to(field.support(name)).inv(values[name])))
-    return np.concatenate(found).astype(field.dtype)
 
 
 def _points(setup, params) -> dict:

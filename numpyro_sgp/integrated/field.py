@@ -120,10 +120,6 @@ class Field:
         """Number p of hyperparameters in unconstrained space."""
         return sum(math.prod(shape) for shape in self.free_shapes.values())
 
-    def support(self, name: str) -> Any:
-        """Where the values of a latent beside GP sites are."""
-        return self._fns[name].support
-
     def unravel(self, free: Array) -> Unconstrained:
         """Unconstrained hyperparameters by name, from a vector ``(p,)``."""
         found, end = Unconstrained(), 0
@@ -131,6 +127,14 @@ class Field:
             start, end = end, end + math.prod(shape)
             found[name] = free[start:end].reshape(shape)
         return found
+
+    def ravel(self, values: dict) -> np.ndarray:
+        """Hyperparameters in their own space as an unconstrained vector ``(p,)``."""
+        found = [np.zeros(0)]
+        for name in self.thetas:
+            inverse = biject_to(self._fns[name].support).inv
+            found.append(np.ravel(inverse(values[name])))
+        return np.concatenate(found).astype(self.dtype)
 
     def effect_parts(self, w: Array) -> dict[str, Array]:
         """Standardised effects by name, from the last numbers of the field."""

@@ -16,7 +16,6 @@ import numpyro
 import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
-from numpyro.distributions import biject_to
 from numpyro.infer import autoguide
 
 from numpyro_sgp.distributions.arguments import as_arrays
@@ -335,7 +334,7 @@ class AutoJointGP(autoguide.AutoGuide):
         with handlers.block(), handlers.substitute(data=params):
             mean, root, points = self._declared(known)
             draws = self._draws(known, params, args, kwargs)
-        free = np.stack([self._free(known.field, values) for values in draws])
+        free = np.stack([known.field.ravel(values) for values in draws])
         q = unweighed(mean, root)
         unknown = Gaussian.prior(0, known.field.dtype)
         nodes = tuple(Node(at, 0.0, unknown, np.nan, q) for at in free)
@@ -361,14 +360,6 @@ class AutoJointGP(autoguide.AutoGuide):
         keys = jax.random.split(jax.random.key(0), _DRAWS)
         drawn = jax.lax.map(lambda key: handlers.seed(base, key)(*args, **kwargs), keys)
         return [{k: v[i] for k, v in drawn.items()} for i in range(_DRAWS)]
-
-    def _free(self, field, values) -> np.ndarray:
-        """Unconstrained hyperparameters as a vector."""
-        found = [np.zeros(0)]
-        for name in field.thetas:
-            inverse = biject_to(field.support(name)).inv
-            found.append(np.ravel(inverse(values[name])))
-        return np.concatenate(found).astype(field.dtype)
 
     def posterior(self, params: dict, *args, **kwargs) -> dict:
         """

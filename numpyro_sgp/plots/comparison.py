@@ -74,10 +74,10 @@ def plot_comparison(
         ...     with numpyro.plate("data", X.shape[0]):
         ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
         >>> data = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
-        >>> ax = sgp.plots.plot_comparison({"M = 4": fitted}, site="f")
+        >>> fitted = sgp.fit(model, sgp.SVGP(3), data, progress_bar=False)
+        >>> ax = sgp.plots.plot_comparison({"M = 3": fitted}, site="f")
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['M = 4']
+        ['M = 3']
         >>> plt.close(ax.figure)
     """
     if not isinstance(fits, Mapping):
