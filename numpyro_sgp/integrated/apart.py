@@ -46,6 +46,14 @@ def sites_apart(guide: Any, params: dict, args: tuple, kwargs: dict) -> Cause | 
     if len(setup.sites) + len(setup.latents) < 2:
         return None
     try:
+        return _looked_at(guide, setup, params, args, kwargs)
+    except Exception as error:  # a likelihood without derivatives, for one
+        first = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Cause(_NAME, np.nan, told=f"unknown: {first}")
+
+
+def _looked_at(guide, setup, params, args, kwargs) -> Cause | None:
+    try:
         field = Field(guide, args, kwargs)
         if len(field.sites) + len(field.effects) < 2:
             return None

@@ -217,6 +217,21 @@ def test_a_fit_is_told_what_sites_apart_lose(data):
     assert f"sds of 'f' are {ratio:.2f}" in cause.told
 
 
+def test_a_likelihood_without_derivatives_is_told_as_unknown(data):
+    X, _, y = data
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.1), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", sgp.BlackBox(lambda y, f: -((y - f) ** 2), f + g), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    guide.setup(X, y)
+    cause = sgp.integrated.sites_apart(guide, guide.known().starts, (X, y), {})
+    assert np.isnan(cause.nats) and cause.told.startswith("unknown")
+
+
 def test_a_single_site_is_told_nothing_of_it(data):
     X, _, y = data
 
