@@ -177,22 +177,24 @@ def test_hyperparameters_are_integrated_exactly():
     assert np.all(np.abs(q.sd / sd - 1.0) < 0.02)
 
 
+def two_sites_and_a_level(X, noise, y=None):
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern12(1.0, 2.0), X))
+    g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.Matern12(0.5, 0.4), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(level + f + g, noise), obs=y)
+
+
 @given(st.integers(0, 10_000), st.sampled_from([3, 12]), st.floats(0.05, 1.0))
 def test_the_bound_is_one(seed, number, noise):
     """Below the evidence with any number of inducing points, of two sites and an effect."""
     rng, X = rows(16, seed)
     y = np.sin(X[:, 0]) + noise * rng.normal(size=16)
 
-    def model(X, noise, y=None):
-        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern12(1.0, 2.0), X))
-        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.Matern12(0.5, 0.4), X))
-        with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", dist.Normal(level + f + g, noise), obs=y)
-
     Z = np.linspace(0.0, 5.0, 12)[:number, None]
     data = X, jnp.asarray(noise), y
-    posterior = sgp.nested(model, sgp.SVGP(inducing=Z), data, progress_bar=False)
+    approximation = sgp.SVGP(inducing=Z)
+    posterior = sgp.nested(two_sites_and_a_level, approximation, data, progress_bar=False)
     prior = [matern12(X, 1.0, 2.0), matern12(X, 0.5, 0.4), np.eye(1)]
     exact = log_evidence(prior, [np.eye(16), np.eye(16), np.ones((16, 1))], y, noise)
     assert posterior.log_evidence <= exact + 1e-6 * abs(exact)
