@@ -25,7 +25,7 @@ class Found(NamedTuple):
 
     cases: int
     failed: list[str]
-    numbers: dict[str, float]
+    numbers: dict[str, float | str]
 
 
 class Table:

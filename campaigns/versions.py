@@ -104,7 +104,7 @@ def main():
     table = Table("versions")
     table.run(blocks, look)
     print(
-        f"{table.cases} tests in {len(table.blocks)} environments, {len(table.failed)} failed"
+        f"{table.cases} tests, {len(table.blocks)} environments, {len(table.failed)} failed"
     )
     sys.exit(bool(table.failed))
 
