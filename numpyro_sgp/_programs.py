@@ -93,13 +93,13 @@ class shared:  # noqa: N801, as jax.jit
         seen = [_seen(leaf) for leaf in leaves]
         told = text, seen, self._options, jax.config.jax_default_device
         key = hashlib.sha256(repr(told).encode()).digest()
-        known = _COMPILED.get(key)
+        known = _COMPILED.pop(key, None)
         if known is None or (known.done() and known.exception() is not None):
-            _COMPILED[key] = _start(lowered, self._options, beside)
-        _COMPILED.move_to_end(key)
+            known = _start(lowered, self._options, beside)
+        _COMPILED[key] = known  # as the one used last
         while len(_COMPILED) > _KEPT:
             _COMPILED.popitem(last=False)
-        return _COMPILED[key], out
+        return known, out
 
 
 def _start(lowered, options, beside) -> Future:

@@ -1,7 +1,11 @@
-"""Threads of the LAPACK that JAX calls on a CPU."""
+"""Threads: those of the LAPACK that JAX calls on a CPU, and those of users."""
 
 import functools
+import inspect
 import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import scipy.linalg  # noqa: F401, whose library is looked for
@@ -9,6 +13,9 @@ from threadpoolctl import ThreadpoolController
 
 #: Cores up to which one thread was faster (measured on two: docs/records/speed.md).
 FEW_CORES = 4
+_Callable = TypeVar("_Callable", bound=Callable)
+_Class = TypeVar("_Class", bound=type)
+_ALONE = threading.RLock()
 _CHOSEN = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 
 
@@ -38,3 +45,25 @@ def one_thread() -> bool:
     for library in found:
         library.set_num_threads(1)
     return bool(found)
+
+
+def alone(fn: _Callable) -> _Callable:
+    """
+    One thread at a time in ``fn`` and all others that are marked so: what runs a model in
+    NumPyro puts its handlers on one stack for all threads.
+    """
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        with _ALONE:
+            return fn(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def methods_alone(cls: _Class) -> _Class:
+    """The public methods of a class, each :func:`alone`."""
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(cls, name, alone(method))
+    return cls

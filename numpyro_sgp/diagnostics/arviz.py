@@ -19,6 +19,7 @@ from numpyro.infer import MCMC, SVI
 from numpyro.primitives import Messenger
 
 from numpyro_sgp._numpyro import arguments_of
+from numpyro_sgp._threads import alone
 from numpyro_sgp.diagnostics.calibration import Calibration
 from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
 from numpyro_sgp.diagnostics.layout import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _NUM_ELBO_KEYS = 10
 
 
+@alone
 def to_arviz(
     fit,
     *args,

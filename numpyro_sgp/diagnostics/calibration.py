@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer.calibration import VSBCResult, vsbc_diagnostic
 
+from numpyro_sgp._threads import alone
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import checks, messages
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _LEVEL = 0.05
 
 
+@alone
 def calibrate(
     svi,
     *args,

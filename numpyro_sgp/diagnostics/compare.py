@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from numpyro_sgp._threads import alone
 from numpyro_sgp.diagnostics.arviz import as_tree
 from numpyro_sgp.diagnostics.comparison import CONVERGENCE, DISTANCES, FIT, Comparison
 from numpyro_sgp.diagnostics.remarks import divergences, remarks_on
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from xarray import DataArray, Dataset, DataTree
 
 
+@alone
 def compare(
     fits: dict[str, DataTree | InferenceData],
     *,

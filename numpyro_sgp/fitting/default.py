@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from numpyro_sgp._checks import check_key, check_model, check_positive
 from numpyro_sgp._programs import on_data
+from numpyro_sgp._threads import alone
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting.batches import train_batches
 from numpyro_sgp.fitting.fitted import Fitted
@@ -41,6 +42,7 @@ SEVERAL = 4e6
 BATCH = 1024
 
 
+@alone
 def fit(
     model: Callable,
     approximation: Any,

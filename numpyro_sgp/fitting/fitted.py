@@ -17,6 +17,7 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.svi import SVIRunResult
 
 from numpyro_sgp._programs import on_data
+from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics import to_arviz
 from numpyro_sgp.distributions import FunctionSamples, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _NUM_BOUND_KEYS = 10
 
 
+@methods_alone
 class Fitted:
     """
     A trained sparse GP model, with all that one asks of it.

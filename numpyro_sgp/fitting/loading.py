@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from numpyro_sgp._threads import alone
 from numpyro_sgp.fitting.files import read
 from numpyro_sgp.fitting.fitted import Fitted, check_args
 from numpyro_sgp.guides import AutoSparseGP
@@ -12,6 +13,7 @@ from numpyro_sgp.guides import AutoSparseGP
 RESULTS: dict[str, Callable[[Fitted, dict], Any]] = {}
 
 
+@alone
 def load(
     path: str | os.PathLike,
     model: Any,

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from numpyro_sgp._checks import check_key, check_positive, check_whole
 from numpyro_sgp._checks import check_model as check_callable
+from numpyro_sgp._threads import alone
 from numpyro_sgp.fitting.default import check_data
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides import AutoSparseGP
@@ -24,6 +25,7 @@ from numpyro_sgp.integrated.search import Search
 from numpyro_sgp.integrated.starts import starting_hyperparameters
 
 
+@alone
 def nested(
     model: Callable,
     approximation: Any,

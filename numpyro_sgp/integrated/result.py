@@ -14,6 +14,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_sgp._checks import check_key, check_levels, check_sample_shape
 from numpyro_sgp._programs import join_static, mapped, shared, split_static
+from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics.arviz import Found, to_arviz
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.loading import RESULTS
@@ -49,6 +50,7 @@ _TOGETHER = 64  # draws that the model runs with at one time
 _LEVELS = 0.05, 0.5, 0.95
 
 
+@methods_alone
 class Nested:
     """
     The posterior of a model with its hyperparameters integrated, as

@@ -8,6 +8,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from numpyro_sgp._programs import mapped
+from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.predictive.mixture import (
@@ -25,6 +26,7 @@ _RULES = GaussHermite(100), GaussHermite(30), MonteCarlo(2000)
 _RULES_OF_A_DRAW = GaussHermite(100), GaussHermite(30), MonteCarlo(100)
 
 
+@alone
 def log_predictive_density(
     guide,
     params: dict,

@@ -12,6 +12,7 @@ from numpyro_sgp._programs import (
     program,
     split_static,
 )
+from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions import Kept, SparsePosterior, keep
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.predictive.row_batches import by_batches
@@ -46,6 +47,7 @@ class Marginals(NamedTuple):
     variance: np.ndarray
 
 
+@methods_alone
 class Predictor:
     r"""
     Marginal means and variances of f at new inputs, as ``guide.posterior`` has them

@@ -16,6 +16,7 @@ from numpyro_sgp._programs import (
     program,
     split_static,
 )
+from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.predictive.marginals import kept_of
 from numpyro_sgp.predictive.responses import predict_rows
@@ -123,6 +124,7 @@ class Predictions(dict):
         return "\n".join(f"{name}\n{prediction!r}" for name, prediction in self.items())
 
 
+@alone
 def predict(
     guide,
     params: dict,

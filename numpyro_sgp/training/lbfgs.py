@@ -7,6 +7,7 @@ import jax
 from numpyro.infer.svi import SVI, SVIRunResult, SVIState
 from tqdm import tqdm
 
+from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.guides import AutoSparseGP
@@ -17,6 +18,7 @@ from numpyro_sgp.training.natural_gradients import pseudo_data_names
 from numpyro_sgp.training.results import FitInterrupted, cause
 
 
+@alone
 def fit_lbfgs(
     svi: SVI,
     rng_key: jax.Array,

@@ -19,6 +19,7 @@ from numpyro.infer.svi import SVI, SVIState
 from tqdm import tqdm
 
 from numpyro_sgp._programs import join_static, program, split_static
+from numpyro_sgp._threads import alone
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive.densities import batch_log_density
 from numpyro_sgp.tracing.given_rows import GivenRows
@@ -47,6 +48,7 @@ _MEND = (
 _SMOOTH = 0.1  # weight of the latest block in the ELBO shown
 
 
+@alone
 def train(
     svi: SVI,
     rng_key: Array,
