@@ -21,7 +21,7 @@ from numpyro_sgp.fitting.batches import train_batches
 from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.grow import grow, with_points
 from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, constrained, unconstrained
-from numpyro_sgp.fitting.progress import Limits
+from numpyro_sgp.fitting.progress import AT_EDGE, Limits
 from numpyro_sgp.fitting.starts import (
     Race,
     lengthscale_starts,
@@ -31,6 +31,7 @@ from numpyro_sgp.fitting.starts import (
 from numpyro_sgp.fitting.whole import descent_of, train_whole
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.approximations import check_approximations
+from numpyro_sgp.training.descent import warn_of_edge
 from numpyro_sgp.training.padding import Padded
 
 #: Products of all rows with M x M matrices up to which training sees all rows at once,
@@ -188,6 +189,8 @@ def fit(
     else:
         fitted = train(make(approximation))
     fitted.seconds = time.monotonic() - started
+    if fitted.stopped.startswith(AT_EDGE):
+        warn_of_edge()
     return fitted
 
 

@@ -10,6 +10,9 @@ from numpyro_sgp.training.descent import Descent
 #: Why a training ended that the user stopped.
 INTERRUPTED = "the user stopped it (Ctrl-C)"
 
+#: Why one ended that had nowhere to go.
+AT_EDGE = "the bound stopped rising next to parameters at which it is not finite"
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpyro.infer.svi import SVIState
 
-from numpyro_sgp.fitting.progress import INTERRUPTED, Limits, Trained
+from numpyro_sgp.fitting.progress import AT_EDGE, INTERRUPTED, Limits, Trained
 from numpyro_sgp.fitting.starts import with_other_points
 from numpyro_sgp.training.descent import Descent
 from numpyro_sgp.training.lbfgs import suits_natural
@@ -126,7 +126,7 @@ def _iterate(descent, limits, show) -> tuple[str, bool]:
         little_left = little_left or before - descent.loss < 0.5 * limits.tolerance
         if little_left and decrement < limits.tolerance:
             return "converged", False
-    return "the bound stopped rising", False
+    return AT_EDGE if descent.at_edge else "the bound stopped rising", False
 
 
 def remaining(losses) -> float:

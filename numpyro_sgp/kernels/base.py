@@ -540,6 +540,8 @@ _COLUMNS = 16
 # A squared distance from a matrix product has an error of a few units in the last place of
 # the squared norms: below this share of them, it has lost a digit.
 _NEAR = 0.1
+# About as many rows have the median from which all are then counted.
+_CENTRE_ROWS = 100
 
 
 def squared_distances(
@@ -626,8 +628,10 @@ def _by_differences(X1, X2, inverse):
 def _by_products(X1, X2, inverse):
     """Squared distances, and the sums of the squared norms that they are made of."""
     if X2.shape[-2] > 0:  # the mean of no points is NaN, and so would be the gradient
-        # The distances do not depend on the centre, so its gradient may be dropped.
-        centre = jax.lax.stop_gradient(jnp.mean(X2, axis=-2, keepdims=True))
+        # The distances do not depend on the centre, so its gradient may be dropped. A mean
+        # may be far from all points but an outlier; of some rows, since this is a sort.
+        some = X2[..., :: max(1, X2.shape[-2] // _CENTRE_ROWS), :]
+        centre = jax.lax.stop_gradient(jnp.median(some, axis=-2, keepdims=True))
         X1, X2 = X1 - centre, X2 - centre
     X1, X2 = X1 * inverse, X2 * inverse
     norms = jnp.sum(X1**2, axis=-1)[..., :, None] + jnp.sum(X2**2, axis=-1)[..., None, :]

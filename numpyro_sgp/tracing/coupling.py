@@ -122,6 +122,8 @@ def mixes_rows(
     function, :math:`(H s) / s` does not depend on s exactly when H is diagonal, so two
     draws of s decide. Each row is judged by its own curvature, at several values of f: at
     one of them it may be as small as rounding errors are (a Student t near its inflection).
+    Where it is at all of them (terms of a Poisson count of a million cancel), it is asked
+    whether rows move by what the others do.
 
     :param log_density: from values of GP sites, of the given shapes, to a number.
     :param shapes: ``batch_shape + (N,)`` of each site.
@@ -143,7 +145,7 @@ def mixes_rows(
             continue
 
         def product(f, s, name=name):
-            return row_curvature(log_density, f, name, s, together=name in coupled) / s
+            return row_curvature(log_density, f, name, s, together=name in coupled)
 
         product = shared(product, briefly=True)
         mixed: np.ndarray | bool = True
@@ -151,13 +153,34 @@ def mixes_rows(
             try:
                 signs = rng.choice([-1.0, 1.0], size=(2, shape[-1]))
                 draws = signs * rng.uniform(0.5, 1.5, signs.shape)
-                a, b = (np.asarray(product(f, jnp.asarray(s, dtype))) for s in draws)
+                a, b = (np.asarray(product(f, jnp.asarray(s, dtype))) / s for s in draws)
             except (TypeError, ValueError, NotImplementedError):
                 return False  # not differentiable: a callback, integer code
             size = np.maximum(np.abs(a), np.abs(b))
             mixed = mixed & (np.abs(a - b) > tolerance * size)
             if not np.any(mixed):
                 break
-        if np.any(mixed):
+        if np.any(mixed) and any(
+            _moved_by_others(product, f, mixed, dtype) for f in places
+        ):
             return True
+    return False
+
+
+def _moved_by_others(product, f, rows, dtype) -> bool:
+    """
+    Whether the gradient at some rows moves where only other rows do: by no rounding error,
+    since derivatives along zero are zero.
+
+    :param product: from values and a number for each row to :math:`H s`.
+    :param rows: which ones, of the shape of what that returns.
+    """
+    index = np.arange(np.shape(rows)[-1])
+    # Any two rows differ in a digit.
+    for digit in range(max(len(index) - 1, 0).bit_length()):
+        for still in (0, 1):
+            stays = (index >> digit) % 2 == still
+            moved = np.asarray(product(f, jnp.asarray(~stays, dtype)))
+            if np.any(rows & stays & (np.abs(moved) > 0.0)):
+                return True
     return False

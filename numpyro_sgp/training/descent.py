@@ -67,6 +67,8 @@ class Descent:
         #: Number of evaluations, those in natural steps counted.
         self.work = 0
         self._rejected = False
+        #: Whether L-BFGS ended next to parameters at which the loss is not finite.
+        self.at_edge = False
         sizes = {**jax.tree.map(jnp.ones_like, self.free), **(scales or {})}
         #: What a step of length one is, in the order of ``x``.
         self.step_scale = np.asarray(ravel_pytree(sizes)[0], np.float64)
@@ -198,13 +200,7 @@ class Descent:
         )
         if self.loss < self.losses[-1]:  # met in a line search that went no further
             self.losses.append(self.loss)
-        if self._rejected and result.status == _ABNORMAL:
-            warnings.warn(
-                "L-BFGS stopped where it found no lower loss next to parameters at which "
-                "the loss or its gradient is not finite. Look at result.params for one at "
-                "the edge of its range, or, in float32, try numpyro.enable_x64().",
-                stacklevel=3,
-            )
+        self.at_edge = self._rejected and result.status == _ABNORMAL
         return result
 
     def free_now(self) -> dict:
@@ -244,6 +240,16 @@ class Descent:
         state = SVIState(self.svi.optim.init(self.free_now()), self.mutable, self.rng_key)
         losses = jnp.asarray(self.losses, jnp.result_type(float))
         return SVIRunResult(self.svi.get_params(state), state, losses)
+
+
+def warn_of_edge() -> None:
+    """What to say, to who called the caller, where a :class:`Descent` is at an edge."""
+    warnings.warn(
+        "L-BFGS stopped where it found no lower loss next to parameters at which "
+        "the loss or its gradient is not finite. Look at result.params for one at "
+        "the edge of its range, or, in float32, try numpyro.enable_x64().",
+        stacklevel=3,
+    )
 
 
 def _profile(svi, free, loss_key, families):

@@ -13,7 +13,7 @@ from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.parameters import GROUPS, parameter_blocks
 from numpyro_sgp.tracing.row_indices import check_row_indices
-from numpyro_sgp.training.descent import Descent
+from numpyro_sgp.training.descent import Descent, warn_of_edge
 from numpyro_sgp.training.natural_gradients import pseudo_data_names
 from numpyro_sgp.training.results import FitInterrupted, cause
 
@@ -139,6 +139,8 @@ def fit_lbfgs(
                 for label, index, iterations in visits:
                     where = f"sweep {sweep + 1}, {label}, " if blocks is not None else ""
                     descent.run(index, iterations, tol, _show(bar, where))
+                    if descent.at_edge:
+                        warn_of_edge()
                 if before - descent.loss <= sweep_tol * max(abs(descent.loss), 1.0):
                     break
             bar.total = bar.n  # it converged, or the bar is full anyway

@@ -16,7 +16,7 @@ import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics.optimality import nats_left
 from numpyro_sgp.fitting import batches, problem
 from numpyro_sgp.fitting.grow import FIRST
-from numpyro_sgp.fitting.progress import Limits
+from numpyro_sgp.fitting.progress import AT_EDGE, Limits
 from numpyro_sgp.fitting.starts import with_other_points
 from numpyro_sgp.fitting.whole import remaining
 
@@ -229,6 +229,20 @@ def test_limits_are_kept_and_told():
     assert len(on_batches.losses) <= 7
     fitted = fit(poisson, sgp.SVGP(8), (X, COUNTS), seconds=1e-3)
     assert fitted.stopped == "the time was used up"
+
+
+def test_an_edge_is_told_once_however_many_attempts_end_there():
+    def model(X, y=None):
+        noise = numpyro.param("noise", 1.0)
+        numpyro.factor("edge", jnp.where(noise < 0.7, jnp.nan, 0.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(0.8, 0.7), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    with pytest.warns(UserWarning, match="next to parameters at which") as told:
+        fitted = fit(model, sgp.SVGP(3), (X[:12], Y[:12]))
+    assert len(told) == 1 and fitted.stopped == AT_EDGE
+    assert_allclose(fitted.params["noise"], 0.7, atol=1e-3)
 
 
 def test_auto_grows_until_nothing_is_lost():

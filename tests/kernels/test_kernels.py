@@ -25,6 +25,7 @@ from numpyro_sgp.kernels import (
     Sum,
     White,
 )
+from numpyro_sgp.kernels.base import squared_distances
 
 ELL = np.array([0.7, 1.3, 2.1])
 PERIOD = np.array([1.7, 2.3, 3.1])
@@ -170,6 +171,19 @@ def test_far_from_the_origin_distances_keep_their_digits():
     X1, X2 = points(4), points(3, seed=1)
     near = RBF(1.0, ELL)(X1, X2)
     assert_allclose(RBF(1.0, ELL)(X1 + 1e6, X2 + 1e6), near, rtol=1e-8)
+
+
+def test_an_outlier_costs_the_others_no_digits_of_their_derivatives():
+    X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    X[-1] = 1e4
+
+    def distances(length):
+        return squared_distances(jnp.asarray(X), lengthscale=length)
+
+    found = jax.jacfwd(distances)(jnp.float32(1.0))[:-1, :-1]
+    apart = X[:-1, None].astype(float) - X[:-1].astype(float)
+    # Sums of squares near ten: a hundred units in the last place of single precision.
+    assert_allclose(found, -2.0 * (apart**2).sum(-1), atol=1e-4)
 
 
 # With unit variance: function of the scaled distance, and the slope over the distance.

@@ -25,3 +25,20 @@ def test_two_rows_that_are_tied_are_found_among_many():
         return student(f) - 0.1 * (f["f"][3] * f["f"][7]) ** 2
 
     assert mixes_rows(tied, {"f": (N,)}, jnp.float32)
+
+
+def counts(f):
+    """Terms as large as the counts cancel in the curvature, which is exp(f)."""
+    large = jnp.full(12, 1e6, jnp.float32)
+    return jnp.sum(dist.Poisson(jnp.exp(f["f"])).log_prob(large))
+
+
+def test_rounding_of_large_counts_ties_no_rows():
+    assert not mixes_rows(counts, {"f": (12,)}, jnp.float32)
+
+
+def test_two_rows_that_are_tied_are_found_among_large_counts():
+    def tied(f):
+        return counts(f) - (f["f"][10] * f["f"][11]) ** 2
+
+    assert mixes_rows(tied, {"f": (12,)}, jnp.float32)
