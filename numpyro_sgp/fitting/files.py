@@ -10,10 +10,10 @@ from numpyro.infer import autoguide
 from numpyro.util import find_stack_level
 
 from numpyro_sgp._checks import check_path
-from numpyro_sgp.fitting.archive import read_archive, write_archive
 from numpyro_sgp.fitting.encoding import NotInFile, decode, encode
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive.row_batches import first_rows
+from numpyro_sgp.training.archive import read_archive, write_archive
 from numpyro_sgp.training.padding import Padded
 
 _KEYS = {"guide", "params", "setup", "fit", "num_rows", "arguments", "more"}

@@ -1,15 +1,20 @@
 """Checkpoints of training as plain files."""
 
-import io
-import json
 import os
 import warnings
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.util import find_stack_level
+
+from numpyro_sgp.training.archive import CHECKPOINT, read_archive, write_archive
 
 _KEPT = 2
 
@@ -18,25 +23,43 @@ class Checkpoints:
     """
     A folder with the last two states of one training.
 
-    A file is written by :func:`write_arrays`, at once or not at all, and each array in it
-    has a checksum. So a kill leaves the files before it whole.
+    A file is written by :func:`~numpyro_sgp.training.archive.write_archive`, at once or not
+    at all, and with checksums. So a kill leaves the files before it whole.
+
+    Inside ``with`` the folder is one's own, where the system has ``flock``: a lock that
+    ends with the process.
 
     :param folder: is made if it is not there.
     :param identity: what tells this training from others, as JSON has it.
+    :param writes: whether this process writes; others only read.
+    :raises ValueError: if it is a file.
     """
 
-    def __init__(self, folder, identity: dict):
+    def __init__(self, folder, identity: dict, *, writes: bool = True):
         self.folder = Path(folder)
+        self.identity = identity
+        self._writes, self._lock = writes, None
+        self._unreadable = set()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
+        except (FileExistsError, NotADirectoryError):
             raise ValueError(
-                f"checkpoint must be a folder, but {self.folder} is a file."
+                f"checkpoint must be a folder, but {self.folder} is a file, or in one."
             ) from None
-        self.identity = identity
-        self._unreadable = set()
-        for part in self.folder.glob("step-*.part"):  # of a training that was killed
-            part.unlink(missing_ok=True)
+
+    def __enter__(self):
+        """
+        :raises ValueError: if another training is in the folder.
+        """
+        if self._writes:
+            self._lock = _locked(self.folder)
+            for part in self.folder.glob("step-*.part"):  # of a training that was killed
+                part.unlink(missing_ok=True)
+        return self
+
+    def __exit__(self, *error):
+        if self._lock is not None:
+            os.close(self._lock)
 
     def save(self, step: int, tree):
         """
@@ -45,7 +68,8 @@ class Checkpoints:
         """
         leaves = {str(i): _data(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
         path = self.folder / f"step-{step:012d}.npz"
-        write_arrays(path, {"identity": np.array(json.dumps(self.identity)), **leaves})
+        self.folder.mkdir(parents=True, exist_ok=True)  # someone may have removed it
+        write_archive(path, {"identity": self.identity}, leaves, CHECKPOINT)
         self._unreadable.discard(path)
         # What is newer than this one could not be read: it was not gone on from.
         whole = [p for p in self._paths() if p <= path and p not in self._unreadable]
@@ -61,21 +85,18 @@ class Checkpoints:
         :raises OSError: if the system does not let it be read.
         """
         for path in self._paths():
-            content = path.read_bytes()
             try:
-                with np.load(io.BytesIO(content)) as file:
-                    found = dict(file)
-                identity = json.loads(str(found.pop("identity")))
-            except Exception as error:  # readers of damaged files raise whatever they like
+                header, found = read_archive(path, {"identity"}, CHECKPOINT)
+            except ValueError as error:
                 warnings.warn(
-                    f"The checkpoint {path} cannot be read ({type(error).__name__}: "
-                    f"{error}), so the one before it is taken, or training begins anew.",
+                    f"This checkpoint cannot be read, so the one before it is taken, or "
+                    f"training begins anew: {error}",
                     UserWarning,
                     stacklevel=find_stack_level(),
                 )
                 self._unreadable.add(path)
                 continue
-            self._check(identity)
+            self._check(header["identity"])
             leaves, structure = jax.tree.flatten(like)
             values = [_restored(found[str(i)], leaf) for i, leaf in enumerate(leaves)]
             return jax.tree.unflatten(structure, values)
@@ -115,27 +136,19 @@ def is_key(leaf) -> bool:
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """
-    Writes a ``.npz`` file under another name, flushes it to the disk and then renames it,
-    which POSIX does at once or not at all.
-    """
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder):
-    """Makes a renaming last through a power failure; not every system has it."""
+def _locked(folder):
+    """A handle of a folder that no other process has; None where there are no locks."""
+    if fcntl is None:
+        return None
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         os.close(handle)
+        raise ValueError(
+            f"Another training has the folder of checkpoints {folder} now. Use another "
+            "folder, or wait until that one has ended."
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    return handle

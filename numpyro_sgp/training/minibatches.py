@@ -5,7 +5,7 @@ import time
 import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,9 +98,10 @@ def train(
     goes on from the newest file that can be read, and its result is bit for bit that of a
     training that was never stopped, by the same programs on the same machine (GPUs need
     ``XLA_FLAGS=--xla_gpu_deterministic_ops=true``). A larger ``num_steps`` prolongs a
-    training. Two trainings must not share a folder: shapes, the key, batches and some rows
-    are compared, but neither the model's code nor rates, and where there is a checkpoint
-    ``init_params`` and ``init_state`` are not looked at.
+    training. Two trainings must not share a folder: one where another training is at work
+    is refused, and shapes, the key, batches and some rows are compared, but neither the
+    model's code nor rates, and where there is a checkpoint ``init_params`` and
+    ``init_state`` are not looked at.
 
     :param svi: the inference problem.
     :param rng_key: random key, of starting values, random numbers and order.
@@ -144,8 +145,8 @@ def train(
     :param progress_bar: whether to show the ELBO (smoothed), steps per second and the time
         left.
     :raises ValueError: if arrays or options do not fit each other, the model does not scale
-        its batch, the devices of ``mesh`` do not divide it, or the checkpoints are of
-        another training.
+        its batch, the devices of ``mesh`` do not divide it, the checkpoints are of another
+        training, or another one is in their folder.
     :raises TypeError: if ``mesh`` is not a mesh, ``data`` neither arrays nor an iterable,
         or ``validation`` without an :class:`~numpyro_sgp.AutoSparseGP`.
     :raises FitInterrupted: if a loss or a parameter is not finite, data cannot be
@@ -190,81 +191,81 @@ def train(
     arrays, static = split_static((args, kwargs))
     training = _Training(svi, source, arrays, static, state, validation, devices)
 
-    checkpoints = None
+    folder: Any = nullcontext()
     if checkpoint is not None:
-        checkpoints = Checkpoints(
-            checkpoint,
-            {
-                "parameters and state": _shapes(training.record()),
-                "rng_key": key_data.tolist(),
-                "held-out data": [_checksum(a) for a in validation or ()],
-                **source.identity(),
-            },
-        )
-        if (record := checkpoints.load(training.record())) is not None:
+        identity = {
+            "parameters and state": _shapes(training.record()),
+            "rng_key": key_data.tolist(),
+            "held-out data": [_checksum(a) for a in validation or ()],
+            **source.identity(),
+        }
+        folder = Checkpoints(checkpoint, identity, writes=devices.leads)
+    with folder as checkpoints:
+        record = None if checkpoints is None else checkpoints.load(training.record())
+        if record is not None:
             placed = {name: devices.copy(record[name]) for name in ("state", "best")}
             training.set(**{**record, **placed})
-    begin = training.step
-    due = begin and (begin % every == 0 or begin == num_steps)
-    if validation and due and begin not in training.nlpd_steps:
-        training.validate()  # it was interrupted
+        begin = training.step
+        due = begin and (begin % every == 0 or begin == num_steps)
+        if validation and due and begin not in training.nlpd_steps:
+            training.validate()  # it was interrupted
 
-    def result(stopped=None):
-        if stopped is None:
-            stopped = "all steps done"
-            if training.step < num_steps:
-                stopped = f"no better held-out NLPD in {patience} validations"
-        return training.result(time.monotonic() - started, stopped)
+        def result(stopped=None):
+            if stopped is None:
+                stopped = "all steps done"
+                if training.step < num_steps:
+                    stopped = f"no better held-out NLPD in {patience} validations"
+            return training.result(time.monotonic() - started, stopped)
 
-    if begin >= num_steps or training.out_of_patience(patience):
-        return result()
-    saved = begin
+        if begin >= num_steps or training.out_of_patience(patience):
+            return result()
+        saved = begin
 
-    def save():
-        nonlocal saved
-        if checkpoints is not None and devices.leads and training.step > saved:
-            checkpoints.save(training.step, training.record())
-            saved = training.step
+        def save():
+            nonlocal saved
+            if checkpoints is not None and devices.leads and training.step > saved:
+                checkpoints.save(training.step, training.record())
+                saved = training.step
 
-    pool = ThreadPoolExecutor(1)
-    last = time.monotonic()
-    try:
-        if begin and not isinstance(source, Rows):
-            source.skip(begin)
-        hidden = not (progress_bar and devices.leads)
-        with tqdm(total=num_steps, initial=begin, disable=hidden) as bar:
-            steps = _steps(begin, num_steps, chunk, every if validation else num_steps)
-            for start, stop, block in _read_ahead(pool, source, steps, chunk):
-                training.run(start, stop, block)
-                if validation and (stop % every == 0 or stop == num_steps):
-                    training.validate()
-                bar.update(stop - start)
-                bar.set_postfix_str(training.summary(), refresh=False)
-                if training.out_of_patience(patience):
-                    break
-                if time.monotonic() - last >= save_every:
-                    save()
-                    last = time.monotonic()
-        save()
-    except (Exception, KeyboardInterrupt) as error:
-        if training.step == begin and not isinstance(error, FloatingPointError):
-            raise
-        with suppress(OSError):  # the result is more than its file
+        pool = ThreadPoolExecutor(1)
+        last = time.monotonic()
+        try:
+            if begin and not isinstance(source, Rows):
+                source.skip(begin)
+            hidden = not (progress_bar and devices.leads)
+            with tqdm(total=num_steps, initial=begin, disable=hidden) as bar:
+                steps = _steps(begin, num_steps, chunk, every if validation else num_steps)
+                for start, stop, block in _read_ahead(pool, source, steps, chunk):
+                    training.run(start, stop, block)
+                    if validation and (stop % every == 0 or stop == num_steps):
+                        training.validate()
+                    bar.update(stop - start)
+                    bar.set_postfix_str(training.summary(), refresh=False)
+                    if training.out_of_patience(patience):
+                        break
+                    if time.monotonic() - last >= save_every:
+                        save()
+                        last = time.monotonic()
             save()
-        is_saved = checkpoints is not None and saved == training.step
-        kept, how = "", "go on from it with init_state=error.result.state."
-        if is_saved:
-            kept = " (and in the newest checkpoint)"
-            how = "go on by the same call, or with init_state=error.result.state."
-        raise FitInterrupted(
-            f"Training stopped after {training.step} of {num_steps} steps by "
-            f"{cause(error)}\nThe last good state is in the attribute 'result' of this "
-            f"error{kept}; {how}",
-            result(f"interrupted by {type(error).__name__}"),
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return result()
+        except (Exception, KeyboardInterrupt) as error:
+            if training.step == begin and not isinstance(error, FloatingPointError):
+                raise
+            with suppress(OSError):  # the result is more than its file
+                save()
+            is_saved = checkpoints is not None and saved == training.step
+            kept, how = "", "go on from it with init_state=error.result.state."
+            if is_saved:
+                kept = " (and in the newest checkpoint)"
+                how = "go on by the same call, or with init_state=error.result.state."
+            raise FitInterrupted(
+                f"Training stopped after {training.step} of {num_steps} steps by "
+                f"{cause(error)}\nThe last good state is in the attribute 'result' of this "
+                f"error{kept}; {how}",
+                result(f"interrupted by {type(error).__name__}"),
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return result()
 
 
 class _Training:

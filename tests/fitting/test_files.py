@@ -26,8 +26,8 @@ from numpyro.infer.autoguide import AutoGuideList, AutoLowRankMultivariateNormal
 
 import numpyro_sgp as sgp
 from numpyro_sgp.families import Full
-from numpyro_sgp.fitting.archive import read_archive
 from numpyro_sgp.fitting.encoding import NotInFile, decode, encode
+from numpyro_sgp.training.archive import read_archive
 
 ROOT = Path(__file__).resolve().parents[2]
 X = np.linspace(-2.0, 2.0, 20)[:, None]

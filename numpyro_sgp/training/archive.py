@@ -1,25 +1,47 @@
-"""A file of arrays with a header, of which no byte that counts can change unseen."""
+"""Files of arrays with a header, of which no byte that counts can change unseen."""
 
+import contextlib
 import hashlib
 import io
 import json
+import math
+import os
+import secrets
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from numpyro_sgp._version import __version__
-from numpyro_sgp.training.checkpoint import write_arrays
 
-_FORMAT, _VERSION = "numpyro_sgp fit", 1
 _LONGEST = 300  # characters of another error's text
+_VERSION = 1
+
+
+class Kind(NamedTuple):
+    """
+    What a file is.
+
+    :param format: what its header says.
+    :param writer: the function that writes it, for messages.
+    """
+
+    format: str
+    writer: str
+
+
+FIT = Kind("numpyro_sgp fit", "Fitted.save")
+CHECKPOINT = Kind("numpyro_sgp checkpoint", "train")
 
 
 class _OtherVersion(Exception):
     """The file is whole, but of another version of the format."""
 
 
-def write_archive(path: Path, header: dict, arrays: dict[str, np.ndarray]) -> None:
+def write_archive(
+    path: Path, header: dict, arrays: dict[str, np.ndarray], kind: Kind = FIT
+) -> None:
     """
     Writes an ``.npz`` file, at once or not at all.
 
@@ -29,14 +51,47 @@ def write_archive(path: Path, header: dict, arrays: dict[str, np.ndarray]) -> No
     :param header: as JSON has it.
     :param arrays: by name.
     """
-    known = {"format": _FORMAT, "format_version": _VERSION, "numpyro_sgp": __version__}
+    known = {"format": kind.format, "format_version": _VERSION, "numpyro_sgp": __version__}
     listed = {name: _described(array) for name, array in arrays.items()}
     text = json.dumps({**known, **header, "arrays": listed})
     members = {"header": np.array(text), "checksum": np.array(_sha256(text.encode()))}
-    write_arrays(path, {**members, **arrays})
+    _write(path, {**members, **arrays})
 
 
-def read_archive(path: Path, keys: set[str]) -> tuple[dict, dict[str, np.ndarray]]:
+def _write(path, arrays):
+    """
+    Writes under another name, flushes that to the disk and then renames it, which POSIX
+    does at once or not at all. The name is one's own: another process may write too.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        with open(part, "xb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except (Exception, KeyboardInterrupt):
+        with contextlib.suppress(OSError):
+            part.unlink()  # a full disk has no room for it
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder):
+    """Makes a renaming last through a power failure; not every system has it."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_archive(
+    path: Path, keys: set[str], kind: Kind = FIT
+) -> tuple[dict, dict[str, np.ndarray]]:
     """
     Reads what :func:`write_archive` wrote.
 
@@ -45,21 +100,22 @@ def read_archive(path: Path, keys: set[str]) -> tuple[dict, dict[str, np.ndarray
     :raises ValueError: if the file is damaged, or something else.
     :raises OSError: if there is none, or the system does not let it be read.
     """
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder, and no file of Fitted.save.")
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a device"
+        raise ValueError(f"{path} is {what}, and no file of {kind.writer}.")
     content = path.read_bytes()
     try:
-        return _parsed(content, keys | {"numpyro_sgp", "arrays"})
+        return _parsed(content, keys | {"numpyro_sgp", "arrays"}, kind)
     except _OtherVersion as error:
         raise ValueError(f"{path} {error}") from None
     except Exception as error:  # readers of damaged files raise whatever they like
         raise ValueError(
-            f"{path} is damaged, or was not written by Fitted.save "
+            f"{path} is damaged, or was not written by {kind.writer} "
             f"({type(error).__name__}: {str(error)[:_LONGEST]})."
         ) from error
 
 
-def _parsed(content, keys):
+def _parsed(content, keys, kind):
     # NumPy takes what is no archive for a pickle.
     is_archive = content[:4] == b"PK\x03\x04" and zipfile.is_zipfile(io.BytesIO(content))
     if not is_archive:
@@ -78,7 +134,7 @@ def _parsed(content, keys):
 
         text = _text(array("header"))
         header = json.loads(text)
-        _check_format(header)
+        _check_format(header, kind)
         if _text(array("checksum")) != _sha256(text.encode()):
             raise ValueError("the checksum of its header is another one")
         if missing := sorted(keys - set(header)):
@@ -98,13 +154,13 @@ def _parsed(content, keys):
     return header, arrays
 
 
-def _check_format(header):
-    if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        raise ValueError(f"its header is not that of a {_FORMAT}")
+def _check_format(header, kind):
+    if not isinstance(header, dict) or header.get("format") != kind.format:
+        raise ValueError(f"its header is not that of a {kind.format}")
     version = header.get("format_version")
     if type(version) is not int or version != _VERSION:
         raise _OtherVersion(
-            f"has version {str(version)[:_LONGEST]} of the format of Fitted.save "
+            f"has version {str(version)[:_LONGEST]} of the format of {kind.writer} "
             f"(numpyro_sgp {str(header.get('numpyro_sgp'))[:_LONGEST]}), but this is "
             f"numpyro_sgp {__version__}, which reads version {_VERSION}."
         )
@@ -112,10 +168,18 @@ def _check_format(header):
 
 def _array(content):
     file = io.BytesIO(content)
-    array = np.lib.format.read_array(file, allow_pickle=False)
-    if file.read(1):
-        raise ValueError("there is something after the end of an array")
-    return array
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        raise ValueError(f"an array has version {version} of NumPy's format")
+    try:
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    except MemoryError:  # of Python's parser, which has room for so much alone
+        raise ValueError("the header of an array is nested too deeply") from None
+    # Before NumPy makes room for what is not there.
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
+        raise ValueError(f"an array is not of shape {shape} and dtype {dtype}")
+    file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _text(array):
