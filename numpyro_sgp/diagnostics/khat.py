@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from numpyro.infer import Trace_ELBO
+from jax import Array
+from numpyro import handlers
+from numpyro.infer.util import log_density
 
 from numpyro_sgp._programs import mapped, on_data
 from numpyro_sgp.guides.point_latents import point_latents
@@ -108,11 +110,29 @@ class Weighed(NamedTuple):
     :param khat: as :func:`guide_khat`.
     :param gap: what they see of the KL divergence from the guide to the posterior, in nats.
     :param error: standard error of that.
+    :param moments: of GP values, by site: how far means and standard deviations are off.
     """
 
     khat: float
     gap: float
     error: float
+    moments: dict[str, "Moments"] = {}  # noqa: RUF012
+
+
+class Moments(NamedTuple):
+    """
+    What weighted draws say of unweighted ones, for each number of a site.
+
+    :param shift: the weighted mean less the plain one, in weighted standard deviations.
+    :param shift_error: its standard error.
+    :param spread: log of the plain standard deviation over the weighted one.
+    :param spread_error: its standard error.
+    """
+
+    shift: np.ndarray
+    shift_error: np.ndarray
+    spread: np.ndarray
+    spread_error: np.ndarray
 
 
 def weigh(
@@ -128,7 +148,6 @@ def weigh(
 
     :raises Exception: as the model and the guide do, where either has no density.
     """
-    elbo = Trace_ELBO()  # of one draw: minus the log of its weight
     rows, each = _size(params, model, guide, args, kwargs)
     chunk = num_particles
     if each:
@@ -136,26 +155,86 @@ def weigh(
 
     def log_weights(args, kwargs, params, key):
         def of_draw(key):
-            return -elbo.loss(key, params, model, guide, *args, **kwargs)
+            return log_weight(key, params, model, guide, args, kwargs)
 
         return mapped(of_draw, jax.random.split(key, num_particles), chunk)
 
-    found = np.asarray(on_data(log_weights, args, kwargs, params, rng_key), float)
-    return weighed(found)
+    found, values = on_data(log_weights, args, kwargs, params, rng_key)
+    values = {name: np.asarray(value, float) for name, value in values.items()}
+    return weighed(np.asarray(found, float), values)
 
 
-def weighed(log_weights: np.ndarray) -> Weighed:
-    """What the log weights of draws tell."""
+def log_weight(
+    rng_key, params: dict, model, guide, args: tuple, kwargs: dict
+) -> tuple[Array, dict[str, Array]]:
+    """
+    The log weight of one draw of the guide, and its values at GP sites.
+
+    The arguments are those of :func:`guide_khat`.
+    """
+    model_key, guide_key = jax.random.split(rng_key)
+    seeded = handlers.seed(guide, guide_key)
+    log_q, drawn = log_density(seeded, args, kwargs, params)
+    replayed = handlers.replay(handlers.seed(model, model_key), drawn)
+    log_p, trace = log_density(replayed, args, kwargs, params)
+    latents = messages.latents(trace).items()
+    return log_p - log_q, {k: s["value"] for k, s in latents if messages.is_latent_gp(s)}
+
+
+def weighed(
+    log_weights: np.ndarray, values: dict[str, np.ndarray] | None = None
+) -> Weighed:
+    """
+    What the log weights of draws tell.
+
+    :param log_weights: of S draws.
+    :param values: of the draws by site, ``(S, ...)``.
+    """
     from arviz_stats.base import array_stats
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few draws in the tail: k-hat is infinite
-        khat = float(array_stats.psislw(-log_weights)[1])
+        smoothed, khat = array_stats.psislw(-log_weights)
     top = log_weights.max()
     weights = np.exp(log_weights - top)
     gap = np.log(weights.mean()) + top - log_weights.mean()
     variances = np.var(weights / weights.mean(), ddof=1) + np.var(log_weights, ddof=1)
-    return Weighed(khat, float(gap), float(np.sqrt(variances / len(log_weights))))
+    error = float(np.sqrt(variances / len(log_weights)))
+    moments = {k: moments_of(smoothed, v) for k, v in (values or {}).items()}
+    return Weighed(float(khat), float(gap), error, moments)
+
+
+def moments_of(log_weights: np.ndarray, values: np.ndarray) -> Moments:
+    """
+    How far moments of draws are from those of weighted ones. Errors are those of ratios of
+    means, where both moments are of the same draws.
+
+    :param log_weights: of S draws, smoothed.
+    :param values: of the draws, ``(S, ...)``.
+    :return: the moments; NaN where all draws are the same.
+    """
+    weights = np.exp(log_weights - log_weights.max())
+    weights = (weights / weights.mean()).reshape(-1, *(1,) * (values.ndim - 1))
+    with np.errstate(divide="ignore", invalid="ignore"):  # where draws are all the same
+        return _moments_of(weights, values)
+
+
+def _moments_of(weights, values):
+    plain, mean = values.mean(0), (weights * values).mean(0)
+    from_plain, from_mean = (values - plain) ** 2, (values - mean) ** 2
+    variance, weighted = from_plain.mean(0), (weights * from_mean).mean(0)
+    rounding = 100 * np.finfo(values.dtype).eps * np.abs(values).max(0)
+    weighted = np.where(weighted > rounding**2, weighted, np.nan)
+    sd = np.sqrt(weighted)
+    moved = weights * (values - mean) - (values - plain)
+    bent = weights * (from_mean / weighted - 1.0) - (from_plain / variance - 1.0)
+    root = np.sqrt(len(values))
+    return Moments(
+        (mean - plain) / sd,
+        moved.std(0) / sd / root,
+        0.5 * np.log(variance / weighted),
+        0.5 * bent.std(0) / root,
+    )
 
 
 def is_cheap(params: dict, model, guide, *args, **kwargs) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from numpyro.infer.svi import SVIState
 
 from numpyro_sgp.diagnostics.evidence import evidence_bracket
-from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k, is_cheap, weigh
+from numpyro_sgp.diagnostics.khat import NUM_DRAWS, Weighed, good_k, is_cheap, weigh
 from numpyro_sgp.diagnostics.optimality import loss_drop, nats_left_and_why
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
 from numpyro_sgp.fitting.batches import gain_in_q
@@ -22,6 +22,9 @@ from numpyro_sgp.tracing import messages
 #: Products of all rows with M x M matrices up to which the other parameters are trained
 #: some iterations more, to see what that gains.
 LARGEST_ATTEMPT = 1e10
+#: Sds by which a mean, and logs of a ratio by which an sd, may be off without a remark.
+FAR_MEAN, FAR_LOG_SD = 0.2, 0.15
+_NUM_ERRORS = 3  # at least, that such a difference is one
 _FEWEST, _MOST = 5, 500
 _DRAWS = 20  # keys over which a random bound is averaged there
 _LARGEST = 2e8  # rows times inducing points of one pass over all data
@@ -198,20 +201,45 @@ def _of_family(given, rng_key):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            khat, gap, error = weigh(*where, **kwargs)
+            found = weigh(*where, **kwargs)
     except Exception as failed:  # a distribution without a density, for one
         return Cause(name, np.nan, told=_unknown(failed))
-    if not np.isfinite(gap):
+    return family(found, point_latents(guide, params, args, kwargs))
+
+
+def family(found: Weighed, points) -> Cause:
+    """
+    The row of importance weights.
+
+    :param found: what weights of draws tell.
+    :param points: latents that they are given.
+    """
+    name, limit = "family", good_k(NUM_DRAWS)
+    if not np.isfinite(found.gap):
         return Cause(name, np.nan, told="unknown: draws of q have no weights")
-    limit, points = good_k(NUM_DRAWS), point_latents(guide, params, args, kwargs)
     told = "all that is between q and the posterior, with the causes above"
     told += f" (given {', '.join(sorted(points))})" if points else ""
-    told += f": by weights of k-hat {khat:.2f}"
-    told += "" if khat <= limit else f", above {limit:.2f}, so at least"
+    told += f": by weights of k-hat {found.khat:.2f}"
+    told += "" if found.khat <= limit else f", above {limit:.2f}, so at least"
     mend = ""
-    if gap > max(1.0, 3.0 * error):
+    off = [_moments(site, moments) for site, moments in found.moments.items()]
+    told += "".join(words for words, _ in off)
+    if found.gap > max(1.0, 3.0 * found.error) or any(far for _, far in off):
         mend = "if more than the causes above: covariance='coupled', a mixture, or MCMC"
-    return Cause(name, max(gap, 0.0), error, told, mend)
+    return Cause(name, max(found.gap, 0.0), found.error, told, mend)
+
+
+def _moments(site, found):
+    """What weights say of means and standard deviations, and whether they are far off."""
+    words, far = f"; by them {site} is off by up to ", False
+    pairs = (found.shift, found.shift_error), (found.spread, found.spread_error)
+    for (value, error), enough in zip(pairs, (FAR_MEAN, FAR_LOG_SD), strict=True):
+        known = np.where(np.isfinite(value) & np.isfinite(error), np.abs(value), 0.0)
+        far = far or bool(np.any((known > enough) & (known > _NUM_ERRORS * error)))
+    shift = np.nanmax(np.abs(found.shift), initial=0.0)
+    low, high = (np.exp(f(found.spread, initial=0.0)) for f in (np.nanmin, np.nanmax))
+    words += f"{shift:.2g} sd in its mean, and its sd is {low:.2g} to {high:.2g} of theirs"
+    return words, far
 
 
 def _of_latents(given):

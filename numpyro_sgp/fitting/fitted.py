@@ -387,7 +387,8 @@ class Fitted:
           likelihoods a bracket of the evidence.
         * ``family``: all that is between q and the posterior, given latents at points, by
           importance weights with their k-hat, for few rows
-          (:func:`~numpyro_sgp.diagnostics.khat.weigh`).
+          (:func:`~numpyro_sgp.diagnostics.khat.weigh`); by how much they move the means
+          and standard deviations of f, which a fraction of a nat can be enough for.
         * ``point estimates``: which latents are held at points.
 
         :param args: arguments of the model with all of the data; those of the training if

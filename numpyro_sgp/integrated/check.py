@@ -35,6 +35,7 @@ def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
         "other parameters": _of_nodes(nodes),
         "inducing points": _of_points(field, nodes.points, chosen, args, kwargs),
         "family": _of_family(profile, chosen, args, kwargs, weighed),
+        "point estimates": _of_latents(field, nodes),
     }
     return Verdict(causes, None, nodes.log_evidence)
 
@@ -163,3 +164,16 @@ def _of_family(profile, chosen, args, kwargs, weighed):
     elif high - low > ENOUGH_NATS and not weighed:
         mend = "it differs between nodes, so that their weights are off: compare with MCMC"
     return Cause(name, max(high, 0.0), told=told, mend=mend)
+
+
+def _of_latents(field, nodes):
+    """Hyperparameters at a point, as those of one node are."""
+    name, points = "point estimates", sorted(field.thetas)
+    if not points or len(nodes.nodes) > 1:
+        return Cause(name, 0.0, told="there are none")
+    return Cause(
+        name,
+        np.nan,
+        told=f"{', '.join(points)}: intervals do not know their spread",
+        mend="sgp.nested with max_nodes above 1, another base_guide, or MCMC",
+    )

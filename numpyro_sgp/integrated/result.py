@@ -329,7 +329,8 @@ class Nested:
         What the result misses, in nats: of the optimum of q(w), of the nodes, of what more
         inducing points would gain and of what importance weights see between q(w) and the
         field's posterior, the last two at up to five nodes. What is the same at all nodes
-        leaves the weights of nodes right.
+        leaves the weights of nodes right. Of one node the hyperparameters are at a point,
+        which is told too.
 
         :param args: arguments of the model; those of the inference if left out.
         :return: a :class:`~numpyro_sgp.fitting.verdict.Verdict`, which prints as a table.

@@ -19,6 +19,7 @@ from scipy.stats import multivariate_normal
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics import khat
 from numpyro_sgp.diagnostics.khat import good_k, guide_khat, is_cheap, weigh
+from numpyro_sgp.fitting.check import family
 from numpyro_sgp.guides.point_latents import point_latents
 from tests.helpers import optimal_whitened_q
 
@@ -169,7 +170,7 @@ def test_draws_with_a_covariance_each_go_in_chunks(monkeypatch):
 
     def recording(fn, keys, chunk):
         chunks.append(chunk)
-        return jnp.arange(len(keys), dtype=float)
+        return jnp.arange(len(keys), dtype=float), {}
 
     monkeypatch.setattr(khat, "mapped", recording)
     monkeypatch.setattr(khat, "_CHUNK_NUMBERS", 50 * khat._MATRICES * N**2)
@@ -205,10 +206,58 @@ def test_weights_see_the_kl_given_what_is_held_at_points():
     moved = {"f_auto_qu_mu": mu + P @ np.full(N, 0.3), "f_auto_qu_sqrt": P}
     params = {**moved, "lengthscale_auto_loc": jnp.ones(()), "f_auto_Z": X}
     given = jax.random.key(1), params, model, guide, X, y
-    found, gap, error = weigh(*given)
+    found, gap, error, _ = weigh(*given)
     assert 0.01 < error < 0.1
     assert abs(gap - N * 0.3**2 / 2) < 4.0 * error
     assert guide_khat(*given, given_points=True) == found < 0.7
+
+
+def weighed_moments(scale, moved):
+    """Of an exact q(f) whose standard deviations are scaled and whose means are moved."""
+    params = conjugate_params(scale)
+    mu, S = optimal_whitened_q(np.asarray(X), np.asarray(y), np.asarray(X), NOISE, 1.0, 1.0)
+    K = np.exp(-0.5 * np.asarray(X - X.T) ** 2) + JITTER * np.eye(N)
+    A = np.linalg.cholesky(K)
+    sd = np.sqrt(np.diag(A @ S @ A.T))
+    params["f_auto_qu_mu"] = jnp.asarray(mu + np.linalg.solve(A, moved * sd))
+    found = weigh(jax.random.key(2), params, fixed_model, exact_guide(), X, y)
+    return found
+
+
+def test_weights_see_moments_that_are_off():
+    # N rows, two moments each: four standard errors are an error probability of 1e-3.
+    found = weighed_moments(0.8, 0.1)
+    shift, shift_error, spread, spread_error = found.moments["f"]
+    assert shift.shape == spread.shape == (N,)
+    assert (shift_error < 0.1).all() and (spread_error < 0.1).all()
+    assert_allclose(shift, -0.1, atol=4 * shift_error.max())
+    assert_allclose(spread, np.log(0.8), atol=4 * spread_error.max())
+
+
+def test_moments_of_an_exact_q_are_its_own():
+    *_, moments = weighed_moments(1.0, 0.0)
+    assert max(np.abs(part).max() for part in moments["f"]) < 1e-3  # by jitter
+
+
+@pytest.mark.parametrize(
+    ("scale", "moved", "told"), [(1.0, 0.0, False), (0.75, 0.0, True), (1.0, 0.35, True)]
+)
+def test_check_says_that_moments_are_off_by_less_than_a_nat(scale, moved, told):
+    found = weighed_moments(scale, moved)
+    assert found.gap < 1.0 and found.khat < good_k(1000)
+    cause = family(found, ())
+    assert bool(cause.mend) is told
+    assert "by them f is off by up to" in cause.told
+
+
+def test_a_number_that_is_the_same_in_all_draws_has_no_moments_to_compare():
+    rng = np.random.default_rng(0)
+    values = np.stack([np.ones(100), rng.normal(size=100)], axis=1)
+    found = khat.weighed(0.01 * rng.normal(size=100), {"f": values})
+    spread = found.moments["f"].spread
+    assert np.isnan(spread[0]) and 0.0 < abs(spread[1]) < 0.01  # weights are 1 % apart
+    cause = family(found, ())
+    assert not cause.mend and "its sd is 1 to 1 of theirs" in cause.told
 
 
 def test_points_do_not_depend_on_the_random_key():

@@ -215,6 +215,13 @@ def test_the_verdict(posterior):
     assert verdict.causes["inducing points"].nats > 1.0
     assert "more inducing points" in verdict.causes["inducing points"].mend
     assert "more nodes" in verdict.causes["other parameters"].mend
+    assert verdict.causes["point estimates"].nats == 0.0
+
+
+def test_the_verdict_on_one_node_names_what_is_held_at_a_point():
+    cause = run(counts, (X, COUNTS), sgp.SVGP(4), max_nodes=1).check().causes
+    assert "lengthscale" in cause["point estimates"].told
+    assert "max_nodes above 1" in cause["point estimates"].mend
 
 
 def test_it_goes_through_a_file(posterior, tmp_path):
