@@ -627,10 +627,12 @@ def _by_differences(X1, X2, inverse):
 
 def _by_products(X1, X2, inverse):
     """Squared distances, and the sums of the squared norms that they are made of."""
-    if X2.shape[-2] > 0:  # the mean of no points is NaN, and so would be the gradient
+    # Of the fewer points: those of one device, where rows are split over several.
+    few = min(X1, X2, key=lambda X: X.shape[-2])
+    if few.shape[-2] > 0:  # the median of no points is NaN, and so would be the gradient
         # The distances do not depend on the centre, so its gradient may be dropped. A mean
         # may be far from all points but an outlier; of some rows, since this is a sort.
-        some = X2[..., :: max(1, X2.shape[-2] // _CENTRE_ROWS), :]
+        some = few[..., :: max(1, few.shape[-2] // _CENTRE_ROWS), :]
         centre = jax.lax.stop_gradient(jnp.median(some, axis=-2, keepdims=True))
         X1, X2 = X1 - centre, X2 - centre
     X1, X2 = X1 * inverse, X2 * inverse

@@ -12,6 +12,9 @@ from campaigns import _bound, _bounded, _dense, _judged, programs
 from campaigns._case import EPS, differences
 from campaigns._table import FOLDER
 
+# Densities of f as it is are asked for, which HMC is warned of.
+pytestmark = pytest.mark.filterwarnings("ignore:The .* values of a GaussianProcess")
+
 
 @pytest.mark.parametrize("kind", ["density", "handlers", "draws"])
 def test_programs_are_their_dense_twins(kind):
