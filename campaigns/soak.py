@@ -10,9 +10,10 @@ NumPyro keeps 14 MiB for each MCMC and 2 for each SVI, with and without this pac
 The models of ``same`` are functions that live as long as the process, those of ``new`` are
 closures made anew for each round, as a notebook or a loop over folds makes them. After
 each round what the process holds (``VmRSS``, after collection) and how long the round took
-are kept. Memory is flat if its last third does not grow by more than `GROWTH` MiB a round; nothing slows down if the median round of the last
-third takes at most `SLOWER` times that of the second. ``threads``: eight threads fit and
-predict, each on data of its own, with the results of one after the other.
+are kept. Memory is flat if its last third does not grow by more than `GROWTH` MiB a
+round; nothing slows down if the median round of the last third takes at most `SLOWER`
+times that of the second. ``threads``: eight threads fit and predict, each on data of its
+own, with the results of one after the other.
 """
 
 import argparse
