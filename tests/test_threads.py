@@ -1,10 +1,16 @@
-"""Threads of OpenBLAS, in processes of their own."""
+"""Threads of OpenBLAS, in processes of their own; threads of users, one at a time."""
 
+import inspect
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+import numpyro_sgp as sgp
+from numpyro_sgp._threads import alone, methods_alone
 
 CODE = """
 import os
@@ -35,3 +41,36 @@ def test_one_thread_on_few_cores_unless_chosen(cores, chosen, done):
         pytest.skip("SciPy has no OpenBLAS of its own here")
     assert told == str(done)
     assert (set(of_scipy) == {"1"}) == done or os.cpu_count() == 1
+
+
+def test_one_thread_at_a_time_is_in_what_is_marked():
+    inside, most = [], []
+
+    @alone
+    def first(depth):
+        inside.append(depth)
+        most.append(len(inside))
+        time.sleep(0.01)
+        if depth:  # the same thread may come again
+            first(depth - 1)
+        inside.pop()
+
+    @methods_alone
+    class Second:
+        def method(self):
+            first(1)
+
+    with ThreadPoolExecutor(4) as pool:
+        tasks = [pool.submit(first, 1), pool.submit(Second().method)] * 2
+        tasks += [pool.submit(Second().method), pool.submit(first, 0)]
+    assert not any(task.exception() for task in tasks)
+    assert max(most) == 2 and not inside
+
+
+def test_what_is_marked_keeps_its_signature():
+    assert list(inspect.signature(sgp.fit).parameters)[:3] == [
+        "model",
+        "approximation",
+        "data",
+    ]
+    assert sgp.Fitted.predict.__doc__ and sgp.Fitted.predict.__name__ == "predict"

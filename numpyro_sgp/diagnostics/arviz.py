@@ -487,7 +487,7 @@ def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict, dict]:
             f"The mask of site '{name}' differs between draws: it depends on a latent "
             "value. Which of its values are observations is then unknown, so the site is "
             "left out of log_likelihood, and LOO does not count it.",
-            stacklevel=3,
+            stacklevel=4,  # one is of the lock
         )
         del log_likelihood[name], masks[name]
     values = {

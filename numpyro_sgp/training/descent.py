@@ -248,7 +248,7 @@ def warn_of_edge() -> None:
         "L-BFGS stopped where it found no lower loss next to parameters at which "
         "the loss or its gradient is not finite. Look at result.params for one at "
         "the edge of its range, or, in float32, try numpyro.enable_x64().",
-        stacklevel=3,
+        stacklevel=4,  # one is of the lock
     )
 
 
