@@ -19,6 +19,7 @@ from numpyro.infer import MCMC, SVI
 from numpyro.primitives import Messenger
 
 from numpyro_sgp._numpyro import arguments_of
+from numpyro_sgp._programs import mapped, on_data
 from numpyro_sgp._threads import alone
 from numpyro_sgp.diagnostics.calibration import Calibration
 from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
@@ -357,12 +358,15 @@ def _elbo(svi, params, rng_key, args, kwargs, points) -> dict:
     what it is a bound of.
     """
 
-    def bound(key):
-        loss = svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
-        return -sum(jax.tree.leaves(loss))  # by site where the loss has sum_sites=False
+    def bounds_of(args, kwargs, params, keys):
+        def bound(key):
+            loss = svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
+            return -sum(jax.tree.leaves(loss))  # by site where the loss has sum_sites=False
 
-    bounds = jax.lax.map(bound, jax.random.split(rng_key, _NUM_ELBO_KEYS))
-    bounds = np.asarray(bounds, dtype=float)
+        return jax.lax.map(bound, keys)
+
+    keys = jax.random.split(rng_key, _NUM_ELBO_KEYS)
+    bounds = np.asarray(on_data(bounds_of, args, kwargs, params, keys), dtype=float)
     se = np.std(bounds, ddof=1) / np.sqrt(_NUM_ELBO_KEYS)
     if points:
         return {
@@ -464,21 +468,26 @@ def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict, dict]:
         name: jnp.asarray(v).reshape(-1, *v.shape[2:]) for name, v in found.draws.items()
     }
 
-    def at_draw(inputs):
-        key, values = inputs
-        given = _trace(found, key, values)
-        drawn = _trace(found, key, values, forget=drawn_ones) if drawn_ones else {}
-        fns = {name: given[name]["fn"] for name in observed}
-        log_prob = {name: fn.log_prob(given[name]["value"]) for name, fn in fns.items()}
-        same = {k: jnp.all(messages.unmasked(fn) == masks[k]) for k, fn in fns.items()}
-        return log_prob, {k: drawn[k]["value"] for k in drawn_ones}, same
+    def at_draws(args, kwargs, params, inputs):
+        here = found._replace(args=args, kwargs=kwargs, params=params)
+
+        def at_draw(inputs):
+            key, values = inputs
+            given = _trace(here, key, values)
+            drawn = _trace(here, key, values, forget=drawn_ones) if drawn_ones else {}
+            fns = {name: given[name]["fn"] for name in observed}
+            log_prob = {name: fn.log_prob(given[name]["value"]) for name, fn in fns.items()}
+            same = {k: jnp.all(messages.unmasked(fn) == masks[k]) for k, fn in fns.items()}
+            return log_prob, {k: drawn[k]["value"] for k in drawn_ones}, same
+
+        return mapped(at_draw, inputs, chunk)
 
     keys = jax.random.split(rng_key, shape[0] * shape[1])
     rows = max([1, *(int(np.prod(site["fn"].shape())) for site in observed.values())])
     chunk = int(np.clip(1e6 // rows, 1, len(keys)))
     found_each = ({}, {}, {})
     if observed:
-        found_each = jax.lax.map(at_draw, (keys, flat), batch_size=chunk)
+        found_each = on_data(at_draws, found.args, found.kwargs, found.params, (keys, flat))
     log_likelihood, predictive, same_mask = jax.tree.map(
         lambda v: np.asarray(v).reshape(*shape, *v.shape[1:]), found_each
     )
