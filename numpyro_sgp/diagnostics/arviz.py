@@ -21,7 +21,7 @@ from numpyro.primitives import Messenger
 from numpyro_sgp._numpyro import arguments_of
 from numpyro_sgp._programs import mapped, on_data
 from numpyro_sgp._threads import alone
-from numpyro_sgp.diagnostics.calibration import Calibration
+from numpyro_sgp.diagnostics.calibration import Calibration, calibration_attrs
 from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
 from numpyro_sgp.diagnostics.layout import (
     WHITE,
@@ -208,7 +208,7 @@ def to_arviz(
             k_khat = jax.random.fold_in(rng_key, 3)
             found.attrs["khat"] = guide_khat(k_khat, *given, **kwargs)
         if calibration is not None:
-            found.attrs.update(_calibration(calibration))
+            found.attrs.update(calibration_attrs(calibration))
     elif isinstance(fit, MCMC):
         found.attrs["num_parameters"] = sum(
             int(np.prod(np.shape(trace[name]["value"])))
@@ -375,19 +375,6 @@ def _elbo(svi, params, rng_key, args, kwargs, points) -> dict:
             "log_joint_bound_se": float(se),
         }
     return {"elbo": float(np.mean(bounds)), "elbo_se": float(se)}
-
-
-def _calibration(calibration) -> dict:
-    if not isinstance(calibration, Calibration):
-        raise TypeError(
-            "calibration must be what numpyro_sgp.calibrate returned, got "
-            f"{type(calibration).__name__}."
-        )
-    return {
-        "sbc_p": calibration.p_value,
-        "sbc_verdict": calibration.verdict,
-        "sbc_num_simulations": calibration.num_simulations,
-    }
 
 
 class _Given(Messenger):

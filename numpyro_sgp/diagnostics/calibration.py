@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -388,3 +388,21 @@ def _injector(model, trace, observed, args, kwargs):
         return bound.args, bound.kwargs
 
     return put
+
+
+def calibration_attrs(calibration: Calibration) -> dict[str, Any]:
+    """
+    What :func:`~numpyro_sgp.to_arviz` keeps of it.
+
+    :raises TypeError: if it is something else.
+    """
+    if not isinstance(calibration, Calibration):
+        raise TypeError(
+            "calibration must be what numpyro_sgp.calibrate returned, got "
+            f"{type(calibration).__name__}."
+        )
+    return {
+        "sbc_p": calibration.p_value,
+        "sbc_verdict": calibration.verdict,
+        "sbc_num_simulations": calibration.num_simulations,
+    }
