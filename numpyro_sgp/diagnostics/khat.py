@@ -116,7 +116,7 @@ class Weighed(NamedTuple):
     khat: float
     gap: float
     error: float
-    moments: dict[str, "Moments"] = {}  # noqa: RUF012
+    moments: dict[str, "Moments"]
 
 
 class Moments(NamedTuple):

@@ -12,7 +12,8 @@ from jax.tree_util import Partial
 
 from numpyro_sgp.distributions.gaussian_process import _as_inputs
 from numpyro_sgp.inducing.covariances import union
-from numpyro_sgp.kernels.base import PRECISION, features_of
+from numpyro_sgp.kernels.base import features_of
+from numpyro_sgp.kernels.distances import PRECISION
 
 
 @jax.tree_util.register_dataclass

@@ -13,6 +13,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_key, check_model, check_sample_shape, shown
 from numpyro_sgp._programs import mapped, without_leaks
+from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions import KeptPosterior, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
 from numpyro_sgp.guides.approximations import check_approximations
@@ -35,6 +36,7 @@ _DENSITY_GUIDES = (
 )
 
 
+@methods_alone
 class AutoSparseGP(autoguide.AutoGuide):
     """
     A guide that puts a sparse posterior at every GP site of a model, and any of NumPyro's

@@ -11,7 +11,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_sgp.kernels import Convolutional, Scaled, Sum
-from numpyro_sgp.kernels.base import append_axes, frozen_pytree, static_field
+from numpyro_sgp.kernels.base import append_axes
+from numpyro_sgp.kernels.pytrees import frozen_pytree, static_field
 
 __all__ = ["InducingPatches", "InducingVariables", "covariance"]
 

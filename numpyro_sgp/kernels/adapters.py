@@ -21,9 +21,8 @@ from numpyro_sgp.kernels.base import (
     Sum,
     batch_shape_of,
     features_of,
-    frozen_pytree,
-    static_field,
 )
+from numpyro_sgp.kernels.pytrees import frozen_pytree, static_field
 
 __all__ = ["GPJaxKernel", "ObjectKernel", "TinygpKernel", "as_kernel"]
 

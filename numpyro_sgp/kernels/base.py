@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import operator
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,55 +16,12 @@ from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import numbers, real
+from numpyro_sgp.kernels.pytrees import frozen_pytree
 
 __all__ = ["Kernel", "Product", "Scaled", "Sum"]
 
-T = TypeVar("T", bound=type)
 Shape = tuple[int, ...]
 Features = Callable[[Array], Array]
-
-# The default matrix product of an accelerator rounds to TF32 or bfloat16. A squared
-# distance is a difference of such products and would keep two or three digits.
-PRECISION = jax.lax.Precision.HIGHEST
-
-
-def static_field(**kwargs: Any) -> Any:
-    """A dataclass field that is part of the tree's structure, not a leaf."""
-    return dataclasses.field(metadata={"static": True}, **kwargs)
-
-
-@dataclass_transform(frozen_default=True, eq_default=False)
-def frozen_pytree(cls: T) -> T:
-    """
-    Make ``cls`` a frozen dataclass and a pytree (static fields: :func:`static_field`).
-
-    Unlike :func:`jax.tree_util.register_dataclass`, unflattening does not call
-    ``__init__``: JAX unflattens with placeholders, with axes and with the blocks of a
-    Jacobian, whose shapes are not those of hyperparameters and must not be checked.
-    """
-    dataclasses.dataclass(frozen=True, eq=False)(cls)
-    static = [f.name for f in dataclasses.fields(cls) if f.metadata.get("static")]
-    data = [f.name for f in dataclasses.fields(cls) if not f.metadata.get("static")]
-
-    def flatten(kernel):
-        return (
-            tuple(getattr(kernel, name) for name in data),
-            tuple(getattr(kernel, name) for name in static),
-        )
-
-    def flatten_with_keys(kernel):
-        children, aux = flatten(kernel)
-        keys = map(jax.tree_util.GetAttrKey, data)
-        return tuple(zip(keys, children, strict=True)), aux
-
-    def unflatten(aux, children):
-        kernel = object.__new__(cls)
-        for name, value in zip([*data, *static], [*children, *aux], strict=True):
-            object.__setattr__(kernel, name, value)
-        return kernel
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    return cls
 
 
 class Kernel:
@@ -523,134 +478,3 @@ def _mend(name: str, shape: tuple[int, ...]) -> str:
         f"For {math.prod(batch)} kernels with one {name} {each}, give variance the shape "
         f"{batch} too."
     )
-
-
-def inner_products(X1: Array, X2: Array) -> Array:
-    """``x · y`` for all pairs, shape ``(*b, N1, N2)``, in full precision."""
-    # As an array of its own, since a product that contracts the first axes of both factors
-    # (the derivative with respect to X2, if XLA folds the transpose into the product) takes
-    # ten times as long where one has few columns.
-    columns = jax.lax.optimization_barrier(jnp.swapaxes(X2, -1, -2))
-    return jnp.matmul(X1, columns, precision=PRECISION)
-
-
-# Up to so many columns, differences cost about as much as a matrix product; and columns in
-# one pass over the differences of more.
-_COLUMNS = 16
-# A squared distance from a matrix product has an error of a few units in the last place of
-# the squared norms: below this share of them, it has lost a digit.
-_NEAR = 0.1
-# About as many rows have the median from which all are then counted.
-_CENTRE_ROWS = 100
-
-
-def squared_distances(
-    X1: Array, X2: Array | None = None, lengthscale: ArrayLike = 1.0
-) -> Array:
-    r"""
-    Scaled squared distances :math:`\sum_d (x_d - x'_d)^2 / \ell_d^2` between all pairs of
-    points, right to a few units in their last place, also where points (nearly) coincide
-    and are far from the origin: the square root of a distance of matrix products, as
-    Matérn kernels take it, keeps half of the digits at most.
-
-    Up to 16 columns are differenced. More columns go through
-
-    .. math::
-
-        \|x - y\|^2 = \|x\|^2 + \|y\|^2 - 2\, x \cdot y
-
-    for centred points, unless some pair is so near that this has lost a digit; then all are
-    differenced, which takes three times as long. Derivatives are those of this formula,
-    whose cost is that of matrix products. :math:`O(N_1 N_2 D)` time and
-    :math:`O(N_1 N_2)` memory: no array of shape ``(N1, N2, D)`` is formed.
-
-    :param X1: points, shape ``(*b1, N1, D)``.
-    :param X2: points, shape ``(*b2, N2, D)``; None means the points ``X1`` themselves.
-    :param lengthscale: broadcastable to ``(*batch, 1, D)``.
-    :return: shape ``(*broadcast(b1, b2, batch), N1, N2)``.
-    """
-    same = X2 is None
-    X2 = X1 if same else X2
-    dtype = jnp.result_type(X1, X2, lengthscale)
-    X1, X2, lengthscale = (jnp.asarray(value, dtype) for value in (X1, X2, lengthscale))
-    if X1.shape[-1] == 1:
-        return ((X1 - jnp.swapaxes(X2, -1, -2)) / lengthscale) ** 2
-    return _squared_distances(same, X1, X2, 1.0 / lengthscale)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _squared_distances(same, X1, X2, inverse):
-    if X1.shape[-1] <= _COLUMNS or 0 in (X1.shape[-2], X2.shape[-2]):
-        return _by_differences(X1, X2, inverse)
-    r2, norms = _by_products(X1, X2, inverse)
-    near = r2 < _NEAR * norms
-    if same:
-        itself = jnp.eye(X1.shape[-2], dtype=bool)
-        r2, near = jnp.where(itself, 0.0, r2), near & ~itself
-    return jax.lax.cond(jnp.any(near), lambda: _by_differences(X1, X2, inverse), lambda: r2)
-
-
-@_squared_distances.defjvp
-def _squared_distances_jvp(same, primals, tangents):
-    def expanded(*args):
-        return _by_products(*args)[0]
-
-    _, dr2 = jax.jvp(expanded, primals, tangents)
-    return _squared_distances(same, *primals), dr2
-
-
-def _by_differences(X1, X2, inverse):
-    D = X1.shape[-1]
-    inverse = jnp.broadcast_to(inverse, (*inverse.shape[:-1], D))
-    # Rows of their own, which are read one after the other.
-    X2 = jax.lax.optimization_barrier(jnp.swapaxes(X2, -1, -2))
-
-    def add(r2, X1, X2, inverse):
-        for d in range(X1.shape[-1]):
-            scaled = (X1[..., d, None] - X2[..., None, d, :]) * inverse[..., d, None]
-            r2 = r2 + scaled**2
-        return r2
-
-    first = D % _COLUMNS or min(D, _COLUMNS)
-    r2 = add(0.0, X1[..., :first], X2[..., :first, :], inverse[..., :first])
-    if first == D:
-        return r2
-
-    def step(i, r2):
-        def part(array, axis):
-            return jax.lax.dynamic_slice_in_dim(array, first + i * _COLUMNS, _COLUMNS, axis)
-
-        return add(r2, part(X1, -1), part(X2, -2), part(inverse, -1))
-
-    return jax.lax.fori_loop(0, D // _COLUMNS - (first == _COLUMNS), step, r2)
-
-
-def _by_products(X1, X2, inverse):
-    """Squared distances, and the sums of the squared norms that they are made of."""
-    # Of the fewer points: those of one device, where rows are split over several.
-    few = min(X1, X2, key=lambda X: X.shape[-2])
-    if few.shape[-2] > 0:  # the median of no points is NaN, and so would be the gradient
-        # The distances do not depend on the centre, so its gradient may be dropped. A mean
-        # may be far from all points but an outlier; of some rows, since this is a sort.
-        some = few[..., :: max(1, few.shape[-2] // _CENTRE_ROWS), :]
-        centre = jax.lax.stop_gradient(jnp.median(some, axis=-2, keepdims=True))
-        X1, X2 = X1 - centre, X2 - centre
-    X1, X2 = X1 * inverse, X2 * inverse
-    norms = jnp.sum(X1**2, axis=-1)[..., :, None] + jnp.sum(X2**2, axis=-1)[..., None, :]
-    return norms - 2.0 * inner_products(X1, X2), norms
-
-
-@jax.custom_jvp
-def safe_sqrt(r2: Array) -> Array:
-    """Square root whose derivative at zero is zero (a subgradient) instead of inf."""
-    return jnp.sqrt(r2)
-
-
-@safe_sqrt.defjvp
-def _safe_sqrt_jvp(primals, tangents):
-    # In terms of the root alone: XLA computes cheap terms again for each of their uses, and
-    # counts the sum of many squares as cheap, but not a root.
-    r = safe_sqrt(*primals)
-    positive = r > 0.0
-    slope = jnp.where(positive, 0.5 / jnp.where(positive, r, 1.0), 0.0)
-    return r, slope * tangents[0]

@@ -14,13 +14,8 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_sgp.kernels.adapters import as_kernel
-from numpyro_sgp.kernels.base import (
-    Kernel,
-    batch_shape_of,
-    broadcast_batches,
-    frozen_pytree,
-    static_field,
-)
+from numpyro_sgp.kernels.base import Kernel, batch_shape_of, broadcast_batches
+from numpyro_sgp.kernels.pytrees import frozen_pytree, static_field
 
 __all__ = ["Convolutional", "extract_patches"]
 

@@ -13,16 +13,14 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from numpyro_sgp.kernels.base import (
-    PRECISION,
     Features,
     InputKernel,
     Shape,
     append_axes,
-    frozen_pytree,
-    inner_products,
     no_features,
-    static_field,
 )
+from numpyro_sgp.kernels.distances import PRECISION, inner_products
+from numpyro_sgp.kernels.pytrees import frozen_pytree, static_field
 
 __all__ = ["Constant", "Linear", "Polynomial", "White"]
 

@@ -12,17 +12,14 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from numpyro_sgp.kernels.base import (
-    PRECISION,
     Features,
     InputKernel,
     Shape,
     append_axes,
-    frozen_pytree,
     no_features,
-    safe_sqrt,
-    squared_distances,
-    static_field,
 )
+from numpyro_sgp.kernels.distances import PRECISION, safe_sqrt, squared_distances
+from numpyro_sgp.kernels.pytrees import frozen_pytree, static_field
 
 __all__ = [
     "RBF",

@@ -8,7 +8,7 @@ import pytest
 from jax.scipy.stats import multivariate_normal
 
 import numpyro_sgp as sgp
-from campaigns import _bound, _bounded, _dense, _judged, programs
+from campaigns import _bound, _bounded, _dense, programs
 from campaigns._case import EPS, differences
 from campaigns._table import FOLDER
 
@@ -79,4 +79,3 @@ def test_what_is_told_of_programs():
     kept = json.loads((FOLDER / "programs.json").read_text())
     assert set(kept) <= set(programs.blocks())
     assert not any(found["failed"] for found in kept.values())
-    assert _judged.DRAWS >= 1000

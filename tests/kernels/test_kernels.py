@@ -25,7 +25,7 @@ from numpyro_sgp.kernels import (
     Sum,
     White,
 )
-from numpyro_sgp.kernels.base import squared_distances
+from numpyro_sgp.kernels.distances import squared_distances
 
 ELL = np.array([0.7, 1.3, 2.1])
 PERIOD = np.array([1.7, 2.3, 3.1])
