@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # What tells one interpreter from another; runs on any Python, to refuse the old ones.
 IDENTITY := import sys; print(sys.version.split()[0] + " " + getattr(sys, "base_prefix", sys.prefix))
 
-.PHONY: help install test slow demo experiments lint docs docs-serve clean distclean FORCE
+.PHONY: help install test slow demo papers lint docs docs-serve clean distclean FORCE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -21,7 +21,7 @@ help:
 	@echo "make test       install with the test extra, then run the tests"
 	@echo "make slow       the tests marked slow, which make test leaves out"
 	@echo "make demo       the coal-mining example with its default options"
-	@echo "make experiments DATA=folder    the SAVIGP paper's experiments (hours)"
+	@echo "make papers DATA=folder    the tables of the papers (hours; goes on)"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       the site, in docs/_build/html; runs its tutorials (minutes)"
 	@echo "make docs-serve the same site at http://localhost:8000"
@@ -40,10 +40,9 @@ slow: $(VENV)/.installed-test
 demo: $(VENV)/.installed-mcmc
 	$(BIN)/python examples/coal_mining.py
 
-experiments: $(VENV)/.installed
-	@test -n "$(DATA)" || { echo "error: make experiments DATA=folder-with-the-data" >&2; exit 1; }
-	$(BIN)/python benchmarks/savigp.py --data "$(DATA)"
-	$(BIN)/python benchmarks/savigp_large.py --data "$(DATA)"
+papers: $(VENV)/.installed
+	@test -n "$(DATA)" || { echo "error: make papers DATA=folder-with-the-data" >&2; exit 1; }
+	$(BIN)/python benchmarks/papers.py --data "$(DATA)"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .

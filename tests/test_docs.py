@@ -52,6 +52,25 @@ def test_a_page_is_what_its_script_prints(script, name):
     assert text(f"{RECORDS}/{name}.md") == script(name).page(results(name)) + "\n"
 
 
+def test_the_page_of_papers_is_what_its_script_prints(script):
+    page = script("papers").page(results("savigp"), results("regression"))
+    assert text(f"{RECORDS}/papers.md") == page + "\n"
+
+
+def test_the_verdict_on_a_number_of_a_paper(script):
+    papers = script("papers")
+    line = papers.Line("p", "e", "m", "LL", 1.0, 1, [0.9, 1.1], [], "fit")
+    assert papers.verdict(line) == "reached"
+    assert papers.verdict(line._replace(same=[0.9, 1.05])) == "level"
+    assert papers.verdict(line._replace(same=[0.9, 0.91])) == "behind by 0.095"
+    assert papers.verdict(line._replace(same=[0.9], default=[1.2])).startswith("behind")
+    assert papers.verdict(line._replace(same=[], default=[1.2])) == "reached"
+    assert (
+        papers.verdict(line._replace(better=-1, same=[1.2])) == "behind by 0.2, one split"
+    )
+    assert papers.verdict(line._replace(same=[])) == "not run"
+
+
 def test_the_page_of_speed_is_what_its_script_prints(script):
     folder = BENCHMARKS / "results" / "peers"
     kept = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
