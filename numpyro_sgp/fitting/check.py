@@ -14,7 +14,7 @@ from numpyro_sgp.diagnostics.sparsity import sparsity_curve
 from numpyro_sgp.fitting.batches import gain_in_q
 from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, unconstrained
 from numpyro_sgp.fitting.progress import Limits
-from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
+from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict, held_at_points
 from numpyro_sgp.fitting.whole import remaining, train_whole
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import messages
@@ -245,13 +245,8 @@ def _moments(site, found):
 def _of_latents(given):
     """Latents at points."""
     guide, params, args, kwargs = given
-    points = sorted(point_latents(guide, params, args, kwargs))
-    name = "point estimates"
-    if not points:
-        return Cause(name, 0.0, told="there are none")
-    return Cause(
-        name,
-        np.nan,
-        told=f"{', '.join(points)}: LOO, evidence and intervals do not know their spread",
-        mend="sgp.nested, base_guide=AutoMultivariateNormal, or MCMC, for their posterior",
+    return held_at_points(
+        sorted(point_latents(guide, params, args, kwargs)),
+        "LOO, evidence and intervals do not know their spread",
+        "sgp.nested, base_guide=AutoMultivariateNormal, or MCMC, for their posterior",
     )

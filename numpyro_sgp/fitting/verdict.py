@@ -41,6 +41,13 @@ class Cause(NamedTuple):
         return f"{text} ± {self.error:.1g}" if self.error else text
 
 
+def held_at_points(names: list[str], blind: str, mend: str) -> Cause:
+    """The row of latents that are held at points, of which ``blind`` does not know."""
+    if not names:
+        return Cause("point estimates", 0.0, told="there are none")
+    return Cause("point estimates", np.nan, told=f"{', '.join(names)}: {blind}", mend=mend)
+
+
 @dataclass(frozen=True, repr=False)
 class Verdict:
     """

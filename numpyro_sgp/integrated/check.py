@@ -13,7 +13,7 @@ import numpy as np
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k
 from numpyro_sgp.diagnostics.khat import weighed as weighed_draws
-from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
+from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict, held_at_points
 from numpyro_sgp.guides import SVGP, AutoSparseGP
 from numpyro_sgp.guides.points import point_name, points_of
 from numpyro_sgp.integrated.field import Field
@@ -168,12 +168,8 @@ def _of_family(profile, chosen, args, kwargs, weighed):
 
 def _of_latents(field, nodes):
     """Hyperparameters at a point, as those of one node are."""
-    name, points = "point estimates", sorted(field.thetas)
-    if not points or len(nodes.nodes) > 1:
-        return Cause(name, 0.0, told="there are none")
-    return Cause(
-        name,
-        np.nan,
-        told=f"{', '.join(points)}: intervals do not know their spread",
-        mend="sgp.nested with max_nodes above 1, another base_guide, or MCMC",
+    return held_at_points(
+        [] if len(nodes.nodes) > 1 else sorted(field.thetas),
+        "intervals do not know their spread",
+        "sgp.nested with max_nodes above 1, another base_guide, or MCMC",
     )

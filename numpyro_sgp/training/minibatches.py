@@ -1,14 +1,12 @@
 """Training on minibatches from data that need not fit into memory."""
 
-import itertools
 import time
 import zlib
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,10 +34,11 @@ from numpyro_sgp.training.rows import (
     Rows,
     check_like,
     make_source,
+    read_ahead,
+    steps_between,
     whole_batches,
 )
 
-_AHEAD = 2  # blocks of batches that are read while the device works
 _VALIDATION_DRAWS = 20  # of the inner layers of a deep GP
 _MEND = (
     "Lower the learning rate, clip gradients (optax.clip_by_global_norm), or, in float32, "
@@ -200,72 +199,97 @@ def train(
             **source.identity(),
         }
         folder = Checkpoints(checkpoint, identity, writes=devices.leads)
+    plan = _Plan(num_steps, chunk, every, patience, save_every, progress_bar, started)
     with folder as checkpoints:
         record = None if checkpoints is None else checkpoints.load(training.record())
         if record is not None:
             placed = {name: devices.copy(record[name]) for name in ("state", "best")}
             training.set(**{**record, **placed})
-        begin = training.step
-        due = begin and (begin % every == 0 or begin == num_steps)
-        if validation and due and begin not in training.nlpd_steps:
-            training.validate()  # it was interrupted
+        return _run(training, plan, checkpoints)
 
-        def result(stopped=None):
-            if stopped is None:
-                stopped = "all steps done"
-                if training.step < num_steps:
-                    stopped = f"no better held-out NLPD in {patience} validations"
-            return training.result(time.monotonic() - started, stopped)
 
-        if begin >= num_steps or training.out_of_patience(patience):
-            return result()
-        saved = begin
+class _Plan(NamedTuple):
+    """Options of :func:`train` by the same names, and when it was called."""
 
-        def save():
-            nonlocal saved
-            if checkpoints is not None and devices.leads and training.step > saved:
-                checkpoints.save(training.step, training.record())
-                saved = training.step
+    num_steps: int
+    chunk: int
+    every: int
+    patience: int | None
+    save_every: float
+    progress_bar: bool
+    started: float
 
-        pool = ThreadPoolExecutor(1)
-        last = time.monotonic()
-        try:
-            if begin and not isinstance(source, Rows):
-                source.skip(begin)
-            hidden = not (progress_bar and devices.leads)
-            with tqdm(total=num_steps, initial=begin, disable=hidden) as bar:
-                steps = _steps(begin, num_steps, chunk, every if validation else num_steps)
-                for start, stop, block in _read_ahead(pool, source, steps, chunk):
-                    training.run(start, stop, block)
-                    if validation and (stop % every == 0 or stop == num_steps):
-                        training.validate()
-                    bar.update(stop - start)
-                    bar.set_postfix_str(training.summary(), refresh=False)
-                    if training.out_of_patience(patience):
-                        break
-                    if time.monotonic() - last >= save_every:
-                        save()
-                        last = time.monotonic()
-            save()
-        except (Exception, KeyboardInterrupt) as error:
-            if training.step == begin and not isinstance(error, FloatingPointError):
-                raise
-            with suppress(OSError):  # the result is more than its file
-                save()
-            is_saved = checkpoints is not None and saved == training.step
-            kept, how = "", "go on from it with init_state=error.result.state."
-            if is_saved:
-                kept = " (and in the newest checkpoint)"
-                how = "go on by the same call, or with init_state=error.result.state."
-            raise FitInterrupted(
-                f"Training stopped after {training.step} of {num_steps} steps by "
-                f"{cause(error)}\nThe last good state is in the attribute 'result' of this "
-                f"error{kept}; {how}",
-                result(f"interrupted by {type(error).__name__}"),
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
+
+def _run(training, plan, checkpoints):
+    """The steps that are left, with what is saved on the way and after an error."""
+    begin = training.step
+    due = begin and (begin % plan.every == 0 or begin == plan.num_steps)
+    if training.validation and due and begin not in training.nlpd_steps:
+        training.validate()  # it was interrupted
+
+    def result(stopped=None):
+        if stopped is None:
+            stopped = "all steps done"
+            if training.step < plan.num_steps:
+                stopped = f"no better held-out NLPD in {plan.patience} validations"
+        return training.result(time.monotonic() - plan.started, stopped)
+
+    if begin >= plan.num_steps or training.out_of_patience(plan.patience):
         return result()
+    saved = begin
+
+    def save():
+        nonlocal saved
+        if checkpoints is not None and training.devices.leads and training.step > saved:
+            checkpoints.save(training.step, training.record())
+            saved = training.step
+
+    pool = ThreadPoolExecutor(1)
+    try:
+        _go(training, plan, pool, save)
+        save()
+    except (Exception, KeyboardInterrupt) as error:
+        if training.step == begin and not isinstance(error, FloatingPointError):
+            raise
+        with suppress(OSError):  # the result is more than its file
+            save()
+        is_saved = checkpoints is not None and saved == training.step
+        kept, how = "", "go on from it with init_state=error.result.state."
+        if is_saved:
+            kept = " (and in the newest checkpoint)"
+            how = "go on by the same call, or with init_state=error.result.state."
+        raise FitInterrupted(
+            f"Training stopped after {training.step} of {plan.num_steps} steps by "
+            f"{cause(error)}\nThe last good state is in the attribute 'result' of this "
+            f"error{kept}; {how}",
+            result(f"interrupted by {type(error).__name__}"),
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return result()
+
+
+def _go(training, plan, pool, save):
+    """Steps, a block of them at a time, while the next rows are read."""
+    begin, num_steps, validation = training.step, plan.num_steps, training.validation
+    source, last = training.source, time.monotonic()
+    if begin and not isinstance(source, Rows):
+        source.skip(begin)
+    hidden = not (plan.progress_bar and training.devices.leads)
+    with tqdm(total=num_steps, initial=begin, disable=hidden) as bar:
+        until = plan.every if validation else num_steps
+        steps = steps_between(begin, num_steps, plan.chunk, until)
+        for start, stop, block in read_ahead(pool, source, steps, plan.chunk):
+            training.run(start, stop, block)
+            if validation and (stop % plan.every == 0 or stop == num_steps):
+                training.validate()
+            bar.update(stop - start)
+            bar.set_postfix_str(training.summary(), refresh=False)
+            if training.out_of_patience(plan.patience):
+                break
+            if time.monotonic() - last >= plan.save_every:
+                save()
+                last = time.monotonic()
 
 
 class _Training:
@@ -453,29 +477,3 @@ def _shapes(tree):
         [jax.tree_util.keystr(path), list(jnp.shape(leaf)), str(leaf.dtype)]
         for path, leaf in leaves
     ]
-
-
-def _steps(begin, end, chunk, every):
-    """Where chunks start and stop; they do not cross multiples of ``every``."""
-    while begin < end:
-        stop = min(begin + chunk, begin - begin % every + every, end)
-        yield begin, stop
-        begin = stop
-
-
-def _read_ahead(pool, source, steps, chunk):
-    """Blocks of batches, which a thread reads before they are needed."""
-    # Where they are set for a block of code, they are set for its thread alone.
-    x64, device = jax.config.jax_enable_x64, jax.config.jax_default_device
-
-    def read(start, stop):
-        with jax.enable_x64(x64), jax.default_device(device):
-            return source.block(start, stop, chunk)
-
-    waiting = deque()
-    for step in itertools.chain(steps, [None] * _AHEAD):
-        if step is not None:
-            waiting.append((*step, pool.submit(read, *step)))
-        if len(waiting) > _AHEAD or (step is None and waiting):
-            start, stop, block = waiting.popleft()
-            yield start, stop, block.result()

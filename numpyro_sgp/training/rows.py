@@ -3,6 +3,7 @@
 import itertools
 import mmap
 import zlib
+from collections import deque
 from collections.abc import Iterator
 
 import jax
@@ -17,6 +18,7 @@ _BLOCK_ROWS = 256  # the same in rows, at most
 _WINDOW = 256  # blocks whose rows are mixed
 _READ_ROWS = 4096  # of a file between two releases of its pages
 _SAMPLE = 8  # rows that tell data apart
+_AHEAD = 2  # blocks of batches that are read while the device works
 _END = object()  # of an iterable
 
 
@@ -428,3 +430,29 @@ def _release(pages, mode):
     """
     if mode == "r" and hasattr(mmap, "MADV_DONTNEED"):
         pages.madvise(mmap.MADV_DONTNEED)
+
+
+def steps_between(begin, end, chunk, every):
+    """Where chunks start and stop; they do not cross multiples of ``every``."""
+    while begin < end:
+        stop = min(begin + chunk, begin - begin % every + every, end)
+        yield begin, stop
+        begin = stop
+
+
+def read_ahead(pool, source, steps, chunk):
+    """Blocks of batches, which a thread reads before they are needed."""
+    # Where they are set for a block of code, they are set for its thread alone.
+    x64, device = jax.config.jax_enable_x64, jax.config.jax_default_device
+
+    def read(start, stop):
+        with jax.enable_x64(x64), jax.default_device(device):
+            return source.block(start, stop, chunk)
+
+    waiting = deque()
+    for step in itertools.chain(steps, [None] * _AHEAD):
+        if step is not None:
+            waiting.append((*step, pool.submit(read, *step)))
+        if len(waiting) > _AHEAD or (step is None and waiting):
+            start, stop, block = waiting.popleft()
+            yield start, stop, block.result()
