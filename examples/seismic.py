@@ -32,6 +32,10 @@ lengthscale of 800 or 2000 m. The data would have it longer still: the times are
 along the line than the stated noise, and the bound of the coupled Gaussian (as printed, on
 new points) is 679, 770, 809 and 818 nats at 800, 2000, 4000 and 8000 m.
 
+**Without data** the section is drawn from the prior, and its times by the same forward
+model with the same noise; the table then tells how often the intervals hold the truth.
+
+    python examples/seismic.py
     python examples/seismic.py --data FOLDER
     python examples/seismic.py --data FOLDER --paper
     python examples/seismic.py --data FOLDER --lengthscale 800
@@ -91,6 +95,30 @@ def prior_moments(survey):
     mean = np.concatenate([survey.depth_mean, survey.velocity_mean])
     sd = np.concatenate([survey.depth_sd, survey.velocity_sd])
     return mean[:, None], sd[:, None]
+
+
+def simulate(lengthscale=2000.0, num_sites=113, seed=0):
+    """
+    A survey of a section drawn from the prior, and that section.
+
+    :param lengthscale: of the RBF kernel in metres.
+    :return: a ``sgp.datasets.Seismic``, and depths and velocities of shape
+        ``(8, num_sites)``: the first draw whose interfaces do not cross.
+    """
+    rng = np.random.default_rng(seed)
+    X = 400.0 * np.arange(num_sites)[:, None]
+    survey = sgp.datasets.Seismic(X, times=None)
+    mean, sd = prior_moments(survey)
+    half = len(mean) // 2
+    covariance = np.exp(-0.5 * ((X - X.T) / lengthscale) ** 2) + 1e-9 * np.eye(num_sites)
+    L = np.linalg.cholesky(covariance)
+    while True:
+        truth = mean + sd * (rng.standard_normal((2 * half, num_sites)) @ L.T)
+        if np.all(np.diff(truth[:half], axis=0, prepend=0.0) > 0.0):
+            break
+    times = np.asarray(seismic_travel_times(truth[:half], truth[half:]))
+    noise = survey.noise_sd[:, None] * rng.standard_normal(times.shape)
+    return survey._replace(times=times + noise), truth
 
 
 def run_nuts(survey, lengthscale, args):
@@ -216,11 +244,22 @@ def print_residuals(survey, moments):
         print(f"{name:20s} {size.max():7.2f} {np.sqrt(np.mean(size**2)):7.2f} {above:>8s}")
 
 
-def print_sds(survey, moments, paper):
+def print_coverage(moments, truth):
+    """How often mean ± 2 sd hold the section that was drawn, for each method."""
+    print("\nTruth within 2 sds of the mean (asked of a Gaussian: 95 %)")
+    half = len(truth) // 2
+    for name, (mean, sd) in moments.items():
+        held = 100 * (np.abs(truth - mean) <= 2 * np.asarray(sd)).mean(axis=1)
+        depths, velocities = held[:half].mean(), held[half:].mean()
+        print(f"{name:20s} depths {depths:4.0f} %, velocities {velocities:4.0f} %")
+
+
+def print_sds(survey, moments, paper, real=True):
     """
     Posterior sds of depths and velocities, means over the sites, and ratios to NUTS.
 
     :param paper: whether sites are independent, as in the published experiment.
+    :param real: whether the survey is the published one.
     """
     _, prior_sd = prior_moments(survey)
     half = len(prior_sd) // 2
@@ -235,7 +274,7 @@ def print_sds(survey, moments, paper):
         print(" ".join(f"{c:>7s}" for c in columns[half:]))
 
     sds = {name: np.mean(sd, axis=-1) for name, (_, sd) in moments.items()}
-    others = {"exact, sites apart": exact_sds(survey), **PUBLISHED}
+    others = {"exact, sites apart": exact_sds(survey), **(PUBLISHED if real else {})}
     print("\nPosterior sds, means over the sites (m, m/s)")
     header()
     for name, values in {"prior": prior_sd[:, 0], **sds, **others}.items():
@@ -253,8 +292,12 @@ def print_sds(survey, moments, paper):
     )
 
 
-def plot(survey, moments, path):
-    """Section through the ground and velocities, each method with NUTS dotted."""
+def plot(survey, moments, path, truth=None):
+    """
+    Section through the ground and velocities, each method with NUTS dotted.
+
+    :param truth: the section that was drawn, dashed.
+    """
     km = survey.X[:, 0] / 1000
     prior_mean, _ = prior_moments(survey)
     half = len(prior_mean) // 2
@@ -277,6 +320,8 @@ def plot(survey, moments, path):
                 mean, sd = (np.asarray(m)[i] for m in moments[REFERENCE])
                 for line in (mean, mean - 2 * sd, mean + 2 * sd):
                     ax.plot(km, line, ":", color="0.2", linewidth=1)
+            if truth is not None:
+                ax.plot(km, truth[i], "--", color="k", linewidth=1)
             if i >= half:
                 ax.axhline(prior_mean[i, 0], color="0.6", linewidth=0.8, zorder=0)
                 ax.set_ylabel(f"velocity {row}\n(m/s)")
@@ -287,16 +332,23 @@ def plot(survey, moments, path):
         first[half, column].set_xlabel("position (km)")
     first[0, 0].set(xlim=(km.min(), km.max()), ylim=(first[0, 0].get_ylim()[1], 0.0))
     figure.align_ylabels(list(first.values()))
+    drawn = "" if truth is None else ", dashed: truth"
     figure.suptitle(
-        f"Posterior mean ± 2 sd (dotted: {REFERENCE}, grey: prior mean)", fontsize="medium"
+        f"Posterior mean ± 2 sd (dotted: {REFERENCE}, grey: prior mean{drawn})",
+        fontsize="medium",
     )
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
 def main(args, survey=None):
-    survey = sgp.datasets.seismic(args.data) if survey is None else survey
     lengthscale = PAPER_LENGTHSCALE if args.paper else args.lengthscale
+    truth = None
+    if survey is None and args.data is None:
+        print("A section drawn from the prior; --data FOLDER reads the Otway basin's")
+        survey, truth = simulate(lengthscale, seed=args.seed)
+    elif survey is None:
+        survey = sgp.datasets.seismic(args.data)
     args.output.mkdir(parents=True, exist_ok=True)
     print(f"{len(survey.X)} sites, lengthscale {lengthscale:g} m")
 
@@ -304,9 +356,11 @@ def main(args, survey=None):
     comparison = sgp.compare(fits, var_names=["depth", "velocity"])
     print(f"\n{comparison}")
     print_residuals(survey, moments)
-    print_sds(survey, moments, args.paper)
+    print_sds(survey, moments, args.paper, real=truth is None)
+    if truth is not None:
+        print_coverage(moments, truth)
     path = args.output / ("seismic_paper.png" if args.paper else "seismic.png")
-    plot(survey, moments, path)
+    plot(survey, moments, path, truth)
     print(f"\nThe figure is {path}.")
 
 
@@ -316,7 +370,9 @@ def parse_args(arguments=None):
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
-        "--data", type=Path, default=Path("data"), help="folder of seismic/seismic.csv.gz"
+        "--data",
+        type=Path,
+        help="folder of seismic/seismic.csv.gz; without it a section is simulated",
     )
     parser.add_argument("--lengthscale", type=float, default=2000.0, help="in metres")
     parser.add_argument(

@@ -14,6 +14,17 @@ TABLE = (
 )
 
 
+def _constants(values, factor=1.0):
+    """An array that all surveys share, so that none may write to it."""
+    array = factor * np.array(values)
+    array.flags.writeable = False
+    return array
+
+
+DEPTHS = (200.0, 500.0, 1600.0, 2200.0)
+VELOCITIES = (1950.0, 2300.0, 2750.0, 3650.0)
+
+
 class Seismic(NamedTuple):
     """Travel times at sites along a line, and the published prior; see `seismic`."""
 
@@ -23,19 +34,19 @@ class Seismic(NamedTuple):
     times: np.ndarray
     """Two-way travel times to the four interfaces in seconds, shape ``(4, 113)``."""
 
-    depth_mean: np.ndarray
+    depth_mean: np.ndarray = _constants(DEPTHS)
     """Prior means of the depths of the interfaces in metres, shape ``(4,)``."""
 
-    depth_sd: np.ndarray
+    depth_sd: np.ndarray = _constants(DEPTHS, 0.15)
     """Prior standard deviations of the depths in metres, shape ``(4,)``."""
 
-    velocity_mean: np.ndarray
+    velocity_mean: np.ndarray = _constants(VELOCITIES)
     """Prior means of the velocities of the layers in metres per second, shape ``(4,)``."""
 
-    velocity_sd: np.ndarray
+    velocity_sd: np.ndarray = _constants(VELOCITIES, 0.1)
     """Prior standard deviations of the velocities, shape ``(4,)``."""
 
-    noise_sd: np.ndarray
+    noise_sd: np.ndarray = _constants((0.025, 0.05, 0.075, 0.1))
     """Standard deviations of the noise of the times in seconds, shape ``(4,)``."""
 
 
@@ -70,14 +81,4 @@ def seismic(folder: str | Path) -> Seismic:
     :raises ValueError: if a column is missing.
     """
     values = read_table(locate(folder, "seismic/seismic.csv.gz", TABLE), COLUMNS)
-    depth_mean = np.array([200.0, 500.0, 1600.0, 2200.0])
-    velocity_mean = np.array([1950.0, 2300.0, 2750.0, 3650.0])
-    return Seismic(
-        X=values[:, 4:],
-        times=values[:, :4].T,
-        depth_mean=depth_mean,
-        depth_sd=0.15 * depth_mean,
-        velocity_mean=velocity_mean,
-        velocity_sd=0.1 * velocity_mean,
-        noise_sd=np.array([0.025, 0.05, 0.075, 0.1]),
-    )
+    return Seismic(X=values[:, 4:], times=values[:, :4].T)

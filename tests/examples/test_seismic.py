@@ -15,24 +15,10 @@ def seismic():
 
 def survey(num_sites, num_layers):
     """Times of a prior draw with independent sites."""
-    rng = np.random.default_rng(0)
-    depth_mean = np.array([200.0, 500.0, 1600.0, 2200.0])[:num_layers]
-    velocity_mean = np.array([1950.0, 2300.0, 2750.0, 3650.0])[:num_layers]
-    noise_sd = np.array([0.025, 0.05, 0.075, 0.1])[:num_layers]
-    depth, velocity, noise = rng.normal(size=(3, num_layers, num_sites))
-    times = seismic_travel_times(
-        depth_mean[:, None] * (1 + 0.15 * depth),
-        velocity_mean[:, None] * (1 + 0.1 * velocity),
-    )
-    return Seismic(
-        X=400.0 * np.arange(num_sites)[:, None],
-        times=np.asarray(times) + noise_sd[:, None] * noise,
-        depth_mean=depth_mean,
-        depth_sd=0.15 * depth_mean,
-        velocity_mean=velocity_mean,
-        velocity_sd=0.1 * velocity_mean,
-        noise_sd=noise_sd,
-    )
+    example = load_example("seismic")
+    whole, _ = example.simulate(example.PAPER_LENGTHSCALE, num_sites)
+    X, *rest = whole
+    return Seismic(X, *(values[:num_layers] for values in rest))
 
 
 TINY = "--quiet --num-nodes 16 --max-iterations 5 --num-draws 40"
@@ -74,6 +60,37 @@ def test_figure_has_a_column_for_each_method(seismic, tmp_path, monkeypatch):
     (figure,) = figures
     assert len(figure.axes) == 2 * 5
     assert figure.axes[0].yaxis_inverted()  # depth points down
+
+
+def test_without_data_the_section_is_a_draw_of_the_prior_by_the_same_forward_model(seismic):
+    data, truth = seismic.simulate(num_sites=4000)
+    assert truth.shape == (8, 4000) and data.times.shape == (4, 4000)
+    assert np.all(np.diff(truth[:4], axis=0) > 0.0)  # no interface crosses another
+    depth, velocity = truth[:4], truth[4:]
+    thickness = np.diff(depth, axis=0, prepend=0.0)
+    noise = (data.times - np.cumsum(2 * thickness / velocity, axis=0)) / data.noise_sd[
+        :, None
+    ]
+    # Sds of 16000 and of about 560 independent values: 4 standard errors.
+    np.testing.assert_allclose(noise.std(), 1.0, atol=4 / np.sqrt(2 * 16_000))
+    scaled = (velocity - data.velocity_mean[:, None]) / data.velocity_sd[:, None]
+    np.testing.assert_allclose(scaled.std(axis=1), 1.0, atol=4 / np.sqrt(2 * 560))
+    with pytest.raises(ValueError, match="read-only"):
+        data.depth_mean[0] = 1.0  # all surveys share it
+
+
+@pytest.mark.slow
+def test_example_without_data_says_how_often_intervals_hold_the_truth(
+    seismic, tmp_path, capsys, monkeypatch
+):
+    small = lambda lengthscale, seed: survey_and_truth  # noqa: E731
+    survey_and_truth = seismic.simulate(num_sites=6)
+    monkeypatch.setattr(seismic, "simulate", small)
+    seismic.main(seismic.parse_args([*TINY.split(), "--output", str(tmp_path)]))
+    printed = capsys.readouterr().out
+    assert "published" not in printed
+    assert printed.count("velocities ") == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["seismic.png"]
 
 
 def test_missing_data_are_named(seismic, tmp_path):
