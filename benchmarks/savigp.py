@@ -285,7 +285,7 @@ def run(name, method, factor, split, folder, whiten, progress):
     else:
         options = {"max_iterations": experiment.iterations, "progress_bar": progress}
         guide, fit = by_lbfgs(
-            experiment, model, method, factor, split, whiten, (X, y), options
+            experiment, model, (method, factor, split, whiten), (X, y), options
         )
         bound = -float(fit.losses[-1])
     seconds = time.perf_counter() - start
