@@ -104,6 +104,8 @@ def simulate(lengthscale=2000.0, num_sites=113, seed=0):
     :param lengthscale: of the RBF kernel in metres.
     :return: a ``sgp.datasets.Seismic``, and depths and velocities of shape
         ``(8, num_sites)``: the first draw whose interfaces do not cross.
+    :raises ValueError: if none of 1000 draws is such (one in four of 113 sites,
+        one in fifty of 300, is).
     """
     rng = np.random.default_rng(seed)
     X = 400.0 * np.arange(num_sites)[:, None]
@@ -112,10 +114,15 @@ def simulate(lengthscale=2000.0, num_sites=113, seed=0):
     half = len(mean) // 2
     covariance = np.exp(-0.5 * ((X - X.T) / lengthscale) ** 2) + 1e-9 * np.eye(num_sites)
     L = np.linalg.cholesky(covariance)
-    while True:
+    for _ in range(1000):
         truth = mean + sd * (rng.standard_normal((2 * half, num_sites)) @ L.T)
         if np.all(np.diff(truth[:half], axis=0, prepend=0.0) > 0.0):
             break
+    else:
+        raise ValueError(
+            f"Interfaces cross in all of 1000 draws of {num_sites} sites: ask for fewer, "
+            f"or for a lengthscale above {lengthscale:g} m."
+        )
     times = np.asarray(seismic_travel_times(truth[:half], truth[half:]))
     noise = survey.noise_sd[:, None] * rng.standard_normal(times.shape)
     return survey._replace(times=times + noise), truth

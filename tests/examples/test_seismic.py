@@ -63,18 +63,17 @@ def test_figure_has_a_column_for_each_method(seismic, tmp_path, monkeypatch):
 
 
 def test_without_data_the_section_is_a_draw_of_the_prior_by_the_same_forward_model(seismic):
-    data, truth = seismic.simulate(num_sites=4000)
-    assert truth.shape == (8, 4000) and data.times.shape == (4, 4000)
+    data, truth = seismic.simulate()
+    assert truth.shape == (8, 113) and data.times.shape == (4, 113)
     assert np.all(np.diff(truth[:4], axis=0) > 0.0)  # no interface crosses another
     depth, velocity = truth[:4], truth[4:]
     thickness = np.diff(depth, axis=0, prepend=0.0)
-    noise = (data.times - np.cumsum(2 * thickness / velocity, axis=0)) / data.noise_sd[
-        :, None
-    ]
-    # Sds of 16000 and of about 560 independent values: 4 standard errors.
-    np.testing.assert_allclose(noise.std(), 1.0, atol=4 / np.sqrt(2 * 16_000))
+    noise = data.times - np.cumsum(2 * thickness / velocity, axis=0)
+    noise /= data.noise_sd[:, None]
+    # The sd of 452 values, and of some 64 independent ones: 4 standard errors.
+    np.testing.assert_allclose(noise.std(), 1.0, atol=4 / np.sqrt(2 * 452))
     scaled = (velocity - data.velocity_mean[:, None]) / data.velocity_sd[:, None]
-    np.testing.assert_allclose(scaled.std(axis=1), 1.0, atol=4 / np.sqrt(2 * 560))
+    np.testing.assert_allclose(scaled.std(), 1.0, atol=4 / np.sqrt(2 * 64))
     with pytest.raises(ValueError, match="read-only"):
         data.depth_mean[0] = 1.0  # all surveys share it
 
@@ -91,6 +90,11 @@ def test_example_without_data_says_how_often_intervals_hold_the_truth(
     assert "published" not in printed
     assert printed.count("velocities ") == 3
     assert [path.name for path in tmp_path.iterdir()] == ["seismic.png"]
+
+
+def test_a_section_too_long_to_draw_is_refused(seismic):
+    with pytest.raises(ValueError, match="1000 draws of 400 sites: ask for fewer"):
+        seismic.simulate(lengthscale=20.0, num_sites=400)
 
 
 def test_missing_data_are_named(seismic, tmp_path):
