@@ -1,21 +1,18 @@
 """Training where the loss is random or the data are many: natural steps beside Adam."""
 
 import time
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax import Array
 
 from numpyro_sgp._programs import shared
 from numpyro_sgp.diagnostics.optimality import loss_drop
 from numpyro_sgp.fitting.progress import INTERRUPTED, Limits, Trained
-from numpyro_sgp.training.natural_gradients import natural_descent, natural_update
+from numpyro_sgp.fitting.stepper import CHUNK, Stepper
+from numpyro_sgp.training.natural_gradients import natural_descent
 from numpyro_sgp.training.rows import Order
 
-CHUNK = 50  # steps in one program
 _RATE = 0.03  # of Adam
 _FIRST_RATE = 0.1  # at the beginning
 _EARLY = 100  # steps over which that goes down
@@ -31,124 +28,21 @@ _POLISH = 8  # natural steps on all rows in the end, at most
 _MANY = 200  # natural steps that show what q(u) has to gain, at most
 _KEYS = 50  # for the mean of a random bound
 
-_SMOOTH = 0.1  # weight of the latest loss in the running mean
-_ADAM = optax.scale_by_adam()
 
-
-class Place(NamedTuple):
-    """Parameters, and the state of what moves them."""
-
-    free: dict
-    adam: optax.OptState
-
-
-class State(NamedTuple):
-    """
-    Where training is, where it can go back to, and how much its steps are damped.
-
-    :param here: where the next loss is taken.
-    :param good: the last place whose loss was believed.
-    :param loss: a running mean of the losses that were, and of their distances from it,
-        which begins at half of the first.
-    :param damping: what rates are multiplied by.
-    """
-
-    here: Place
-    good: Place
-    loss: tuple[Array, Array]
-    damping: Array
-    key: Array
-
-
-def start(problem, free: dict, key: Array) -> State:
-    """A state at unconstrained parameters."""
-    rest = {name: v for name, v in free.items() if name not in problem.profiled}
-    here = Place(free, _ADAM.init(rest))
-    far = jnp.asarray(jnp.inf, jnp.result_type(float))
-    return State(here, here, (far, far), jnp.ones_like(far), key)
-
-
-def steps(problem, state: State, arrays, scales, index, natural, others):
-    """
-    A step for each rate. Where a loss is not finite, or ten times as far above its running
-    mean as losses are on average, the step that led there is undone, and the next ones are
-    shorter.
-
-    :param scales: of :meth:`Problem.scales`.
-    :param index: rows of each batch, shape ``(steps, B)``; None for all rows.
-    :param natural: rates of natural steps, shape ``(steps,)``.
-    :param others: rates of Adam, shape ``(steps,)``.
-    :return: the state after them, and the loss of each; NaN where it was not believed.
-    """
-
-    def step(state, now):
-        rows, natural_rate, rate = now
-        batch = arrays if rows is None else problem.rows(arrays, rows)
-        key, own = jax.random.split(state.key)
-        here, (mean, spread) = state.here, state.loss
-
-        def loss(free):
-            return problem.loss(free, own, batch)
-
-        value, slopes = jax.value_and_grad(loss)(here.free)
-        finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((value, slopes))]
-        begins = ~jnp.isfinite(mean)
-        near = begins | (value <= mean + 10.0 * spread)
-        good = jnp.all(jnp.array(finite)) & near
-
-        damping = state.damping
-        rest = {name: slopes[name] for name in scales}
-        moves, adam = _ADAM.update(rest, here.adam)
-        new = dict(here.free)
-        for name, move in moves.items():
-            new[name] = jax.tree.map(
-                lambda p, m, s: (p - damping * rate * s * m).astype(p.dtype),
-                here.free[name],
-                move,
-                scales[name],
-            )
-        by_site, natural_rate = problem.natural, damping * natural_rate
-        for name, move in natural_update(by_site, here.free, slopes, natural_rate).items():
-            new[name] = here.free[name] + move.astype(here.free[name].dtype)
-        after = Place(new, adam)
-
-        def either(yes, no):
-            return jax.tree.map(lambda a, b: jnp.where(good, a, b), yes, no)
-
-        value = value.astype(mean.dtype)
-        distance = jnp.abs(value - mean)
-        told = (
-            jnp.where(begins, value, mean + _SMOOTH * (value - mean)),
-            jnp.where(begins, 0.5 * jnp.abs(value), spread + _SMOOTH * (distance - spread)),
-        )
-        state = State(
-            here=either(after, state.good),
-            good=either(here, state.good),
-            loss=either(told, state.loss),
-            damping=jnp.where(good, jnp.minimum(1.2 * damping, 1.0), 0.3 * damping),
-            key=key,
-        )
-        return state, jnp.where(good, value, jnp.nan)
-
-    return jax.lax.scan(step, state, (index, natural, others))
-
-
-def train_batches(
-    problem, free: dict, key, limits: Limits, batch_size: int | None, show
-) -> Trained:
+def train_batches(stepper: Stepper, free: dict, key, limits: Limits, show) -> Trained:
     """
     Natural steps for q(u) and Adam for the rest, with rates that stay until the loss falls
     no more than its noise, and then go down; in the end, if the loss of all rows is not
     random, natural steps on all of them.
 
-    :param problem: a :class:`~numpyro_sgp.fitting.problem.Problem`.
+    :param stepper: what makes the steps, of batches or of all rows.
     :param free: unconstrained starting values.
     :param key: of batches and of what is drawn.
     :param limits: when to stop.
-    :param batch_size: rows of a batch; None for all.
     :param show: called with the number of steps and the loss.
     """
-    run = _Run(problem, free, key, batch_size, show)
+    problem, batch_size = stepper.problem, stepper.num_rows
+    run = _Run(stepper, free, key, show)
     try:
         stopped = _keep_rates(run, limits)
         stopped = _lower_rates(run, limits) or stopped
@@ -170,29 +64,25 @@ class _Run:
     """
     Steps one after another, by one program.
 
-    :param problem: what is trained.
+    :param stepper: of what is trained.
     :param free: where it starts.
     """
 
-    def __init__(self, problem, free, key, batch_size, show):
-        self.num_rows, self.batch_size, self._show = problem.num_rows, batch_size, show
+    def __init__(self, stepper, free, key, show):
+        self.num_rows, self.batch_size = stepper.problem.num_rows, stepper.num_rows
         #: Share of all rows in a batch.
-        self.share = 1.0 if batch_size is None else batch_size / problem.num_rows
-        self.state, self.count = start(problem, free, key), 0
+        self.share = 1.0 if self.batch_size is None else self.batch_size / self.num_rows
+        self.state, self.count = stepper.start(free, key), 0
         self._losses: list[np.ndarray] = []
         self._ends: list[float] = []
-        self._data = problem.arrays, problem.scales()
-        self._dtype = jnp.result_type(float)
         seed = np.asarray(jax.random.key_data(key)).ravel().tolist()
-        self._order = Order(problem.num_rows, 1, tuple(seed))
-        self._steps = shared(lambda *given: steps(problem, *given))
+        self._order = Order(self.num_rows, 1, tuple(seed))
+        self._stepper, self._show = stepper, show
 
     def __call__(self, natural, others):
         """A step for each rate of natural steps and of Adam."""
-        rates = (jnp.asarray(rate, self._dtype) for rate in (natural, others))
-        given = *self._data, self._rows(len(natural)), *rates
-        self.state, found = self._steps(self.state, *given)
-        losses = np.asarray(found, float)
+        rows = self._rows(len(natural))
+        self.state, losses = self._stepper(self.state, rows, natural, others)
         self._ends.append(time.monotonic())
         self.count += len(natural)
         self._losses.append(losses)
@@ -202,7 +92,7 @@ class _Run:
         if self.batch_size is None:
             return None
         ends = self.batch_size * self.count, self.batch_size * (self.count + count)
-        return jnp.asarray(self._order(*ends).reshape(count, self.batch_size))
+        return self._order(*ends).reshape(count, self.batch_size)
 
     @property
     def seconds_a_step(self) -> float:

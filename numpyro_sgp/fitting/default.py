@@ -28,6 +28,7 @@ from numpyro_sgp.fitting.starts import (
     random_starts,
     with_drawn_means,
 )
+from numpyro_sgp.fitting.stepper import Stepper
 from numpyro_sgp.fitting.whole import descent_of, train_whole
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.approximations import check_approximations
@@ -226,7 +227,7 @@ def _train(
     problem = Problem(svi, state, args, kwargs)
     size = _batch_size(problem, batch_size)
     whole = not problem.random and size is None
-    race, descent = None, None
+    stepper, race, descent = Stepper(problem, size), None, None
     if before is not None and before.args is args:
         descent = before.descent
     if before is not None:
@@ -239,7 +240,7 @@ def _train(
         starts += random_starts(problem, for_starts, restarts - 1)
         if problem.natural:  # fast steps of Adam make components of a mixture collapse
             starts.append(with_drawn_means(problem, for_race))
-            race = Race(problem, len(starts))
+            race = Race(stepper, whole, len(starts))
             race.prepare(for_race)
     if whole and descent is None:
         descent = descent_of(problem, problem.free, for_training)
@@ -253,7 +254,7 @@ def _train(
             bar.set_postfix_str(f"ELBO: {-loss:.6g}", refresh=False)
 
         if not whole:
-            found = train_batches(problem, starts[0], for_training, limits, size, show)
+            found = train_batches(stepper, starts[0], for_training, limits, show)
         else:
             few = int(np.clip(SEVERAL / problem.work(problem.num_rows), 1, 3))
             given = problem, starts[:few], for_training, limits, show

@@ -64,6 +64,7 @@ class Problem:
         self.args, self.kwargs = args, kwargs
         #: Number N of rows, and the plates whose rows a batch may be of (or none).
         self.num_rows, self.plates = _data_plates(self.guide, self.arrays, args, kwargs)
+        self._trace_once()
         #: Families of q(u) that natural steps train, with names of what they are for.
         self.natural: list[tuple[Family, dict[str, str]]] = _natural(self)
         #: Whether the loss of all rows is random.
@@ -100,11 +101,19 @@ class Problem:
 
         :param arrays: in the place of :attr:`arrays`.
         """
+        return self._traced(free, key, arrays)
+
+    def _trace_once(self):
+        """Traces the loss once for data of a shape, however often programs have it."""
         svi = self.svi
-        args, kwargs = join_static(arrays, self._static)
-        params = svi.constrain_fn(free)
-        with GivenRows(self._batch_size(arrays), self.num_rows, self.plates):
-            return svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
+
+        def loss(free, key, arrays):
+            args, kwargs = join_static(arrays, self._static)
+            params = svi.constrain_fn(free)
+            with GivenRows(self._batch_size(arrays), self.num_rows, self.plates):
+                return svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
+
+        self._traced = jax.jit(loss)
 
     def averaged(self, number: int) -> "Problem":
         """The same with the mean of a random loss over so many keys, always the same."""
@@ -112,6 +121,7 @@ class Problem:
         other.svi = copy.copy(self.svi)
         other.svi.loss = _Mean(self.svi.loss, number)
         other.natural = []
+        other._trace_once()
         return other
 
     def gain(self, free: dict, key: Array, number: int) -> tuple[float, float]:

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from numpyro_sgp._programs import on_data, shared
-from numpyro_sgp.fitting.batches import CHUNK, start, steps
+from numpyro_sgp._programs import on_data
 from numpyro_sgp.fitting.problem import unconstrained
+from numpyro_sgp.fitting.stepper import CHUNK, Stepper
 from numpyro_sgp.kernels.stationary import Stationary
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.rows import origins, union
@@ -23,7 +23,7 @@ from numpyro_sgp.tracing.rows import origins, union
 #: Lengthscales that are tried, in units of the columns' standard deviations times sqrt(D).
 SCALES = (1.0, 0.4, 2.5, 0.15)
 _RATE = 0.1  # of Adam
-_ROWS = 1_000  # that the race is on, at most
+_ROWS = 1_000  # that the race is on, where batches have fewer or training is on all
 _CHUNKS = 6  # of steps, at most
 _FEWEST = 10  # steps
 _WORK = 1.5e10  # multiplications of M x M matrices with all rows, over steps and candidates
@@ -33,26 +33,28 @@ class Race:
     """
     Trains starts for some hundred steps (fewer where these are long), by one program.
 
-    :param problem: what is trained.
+    :param stepper: of the training, whose program is that of the race too where it has
+        enough rows and not too many; all batches are the same.
+    :param whole: whether training is on all rows without steps of this kind.
     :param number: how many starts there will be.
     """
 
-    def __init__(self, problem, number: int):
-        self.problem, self._rows, dtype = problem, None, jnp.result_type(float)
-        if problem.plates and problem.num_rows > _ROWS:
+    def __init__(self, stepper: Stepper, whole: bool, number: int):
+        problem, size, self._rows = stepper.problem, stepper.num_rows, None
+        if problem.plates and (whole or (size is not None and size < _ROWS)):
+            stepper = Stepper(problem, _ROWS if problem.num_rows > _ROWS else None)
+        self.stepper = stepper
+        if stepper.num_rows is not None:
             rng = np.random.default_rng(0)
-            self._rows = jnp.asarray(rng.choice(problem.num_rows, _ROWS, replace=False))
-        work = problem.work(problem.num_rows if self._rows is None else _ROWS)
-        count = int(np.clip(_WORK / (number * work), _FEWEST, _CHUNKS * CHUNK))
-        chunk = min(count, CHUNK)
-        self._chunks = count // chunk
-        rates = (0.3 if problem.random else 1.0), _RATE
-        self._rates = tuple(jnp.asarray(np.full(chunk, rate, dtype)) for rate in rates)
-        self._go_on = shared(self._steps)
+            rows = rng.choice(problem.num_rows, stepper.num_rows, replace=False)
+            self._rows = np.broadcast_to(rows, (CHUNK, stepper.num_rows))
+        count = int(np.clip(_WORK / (number * stepper.work), _FEWEST, _CHUNKS * CHUNK))
+        self._counts = [CHUNK] * (count // CHUNK) if count > CHUNK else [count]
+        self._natural = 0.3 if problem.random else 1.0
 
     def prepare(self, key) -> None:
         """Begins to compile beside what else is done."""
-        self._go_on.prepare(*self._given(start(self.problem, self.problem.free, key)))
+        self.stepper.prepare(self.stepper.start(self.stepper.problem.free, key))
 
     def __call__(self, starts: list[dict], key) -> list[dict]:
         """
@@ -63,21 +65,16 @@ class Race:
         # One after another: side by side costs as much, and batches of LAPACK's calls can
         # block each other on two cores (jaxlib 0.10).
         for free in starts:
-            state = start(self.problem, free, key)
-            for _ in range(self._chunks):
-                state, found = self._go_on(*self._given(state))
+            state = self.stepper.start(free, key)
+            for count in self._counts:
+                rows = None if self._rows is None else self._rows[:count]
+                rates = (np.full(count, rate) for rate in (self._natural, _RATE))
+                state, found = self.stepper(state, rows, *rates)
             ends.append(state.good.free)
-            last = np.asarray(found, float)[-5:]
+            last = found[-5:]
             losses.append(np.nan if np.isnan(last).all() else float(np.nanmean(last)))
         order = [i for i in np.argsort(losses) if np.isfinite(losses[i])] or [0]
         return [ends[i] for i in order]
-
-    def _given(self, state):
-        return state, self.problem.arrays, self.problem.scales(), self._rows, *self._rates
-
-    def _steps(self, state, arrays, scales, rows, natural, others):
-        batch = arrays if rows is None else self.problem.rows(arrays, rows)
-        return steps(self.problem, state, batch, scales, None, natural, others)
 
 
 def lengthscale_starts(problem) -> list[dict]:

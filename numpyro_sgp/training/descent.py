@@ -75,35 +75,73 @@ class Descent:
         # As svi.evaluate does, so that it gives the same number.
         _, loss_key = jax.random.split(state.rng_key)
 
-        self.profiled, to_optimum = [], None
-        if natural:
-            self.profiled, to_optimum = _profile(svi, self.free, loss_key, families)
-
         # Data are arguments of the compiled program: as constants they slow compilation.
         leaves, structure = jax.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if is_data(leaf)]
         self._data = [leaves[i] for i in places]
 
-        def loss(flat, data):
-            filled = dict(enumerate(leaves)) | dict(zip(places, data, strict=True))
-            args, kwargs = jax.tree.unflatten(structure, filled.values())
+        def filled(data):
+            values = dict(enumerate(leaves)) | dict(zip(places, data, strict=True))
+            return jax.tree.unflatten(structure, values.values())
+
+        def at(free, data):
+            args, kwargs = filled(data)
             given = (svi.model, svi.guide, *args)
-            free, q, count = self._unravel(flat), {}, 0
+            params = svi.constrain_fn(free)
             with _WholePlates():
-                if natural:
-                    # At the optimum of q(u) the derivative by it is zero.
-                    q, count = to_optimum(jax.lax.stop_gradient(free), args, kwargs)
-                    q = jax.lax.stop_gradient(q)
-                params = svi.constrain_fn({**free, **q})
                 if not jax.tree.leaves(state.mutable_state):
-                    loss = svi.loss.loss(loss_key, params, *given, **kwargs)
-                    return loss, (None, q, count)
+                    return svi.loss.loss(loss_key, params, *given, **kwargs), None
                 params.update(jax.lax.stop_gradient(state.mutable_state))
                 out = svi.loss.loss_with_mutable_state(loss_key, params, *given, **kwargs)
-                return out["loss"], (out["mutable_state"], q, count)
+                return out["loss"], out["mutable_state"]
+
+        #: The loss and mutable state: traced once, however often the program has it.
+        self._at, self._traced_anew = jax.jit(at), at
+        self.profiled, to_optimum = [], None
+        if natural:
+            self.profiled, to_optimum = self._profile(loss_key, families, filled)
+
+        def loss(flat, data):
+            free, q, count = self._unravel(flat), {}, 0
+            if natural:
+                # At the optimum of q(u) the derivative by it is zero.
+                q, count = to_optimum(jax.lax.stop_gradient(free), data)
+                q = jax.lax.stop_gradient(q)
+            value, mutable = self._at({**free, **q}, data)
+            return value, (mutable, q, count)
 
         self._value_and_grad_of = jax.value_and_grad(loss, has_aux=True)
         self._value_and_grad = shared(self._value_and_grad_of, briefly)
+
+    def _profile(self, loss_key, families, filled):
+        """
+        Names of what q(u) is made of, and from unconstrained parameters and data to its
+        optimum for the other parameters.
+        """
+        svi, pairs = self.svi, None
+        with suppress(ValueError):
+            pairs = pseudo_data_names(svi.guide).values()
+        if pairs is not None:
+
+            def on_pseudo_data(free, data):
+                params, limits = svi.constrain_fn(free), (_NATURAL_STEPS, _NATURAL_TOL)
+                with _WholePlates():
+                    moved, count = natural_steps(
+                        svi, loss_key, params, *limits, *filled(data)
+                    )
+                return {name: moved[name] for pair in pairs for name in pair}, count
+
+            return [name for pair in pairs for name in pair], on_pseudo_data
+        families = families or natural_families(svi.guide, self.free)
+
+        def by_families(free, data):
+            def loss(free):
+                return self._at(free, data)[0]
+
+            steps = natural_descent(loss, families, free, _NATURAL_STEPS, _NATURAL_NATS)
+            return steps[0], steps[2]
+
+        return [full for _, names in families for full in names.values()], by_families
 
     def prepare(self) -> None:
         """Begins to compile beside what else is done."""
@@ -129,7 +167,7 @@ class Descent:
             value, gradient = self.evaluate(self.x)
         except NEEDS_KNOWN_DATA:  # a model that looks at its data, as it may in svi.run
             data, traced = self._data, self._value_and_grad_of
-            self._data = []
+            self._data, self._at = [], self._traced_anew
             self._value_and_grad = shared(lambda x, _: traced(x, data))
             value, gradient = self.evaluate(self.x)
         if self.gradient is None:
@@ -250,35 +288,6 @@ def warn_of_edge() -> None:
         "the edge of its range, or, in float32, try numpyro.enable_x64().",
         stacklevel=4,  # one is of the lock
     )
-
-
-def _profile(svi, free, loss_key, families):
-    """
-    Names of what q(u) is made of, and from unconstrained parameters and the model's
-    arguments to its optimum for the other parameters.
-    """
-    pairs = None
-    with suppress(ValueError):
-        pairs = pseudo_data_names(svi.guide).values()
-    if pairs is not None:
-
-        def on_pseudo_data(free, args, kwargs):
-            params, limits = svi.constrain_fn(free), (_NATURAL_STEPS, _NATURAL_TOL)
-            moved, count = natural_steps(svi, loss_key, params, *limits, args, kwargs)
-            return {name: moved[name] for pair in pairs for name in pair}, count
-
-        return [name for pair in pairs for name in pair], on_pseudo_data
-    families = families or natural_families(svi.guide, free)
-
-    def by_families(free, args, kwargs):
-        def loss(free):
-            params = svi.constrain_fn(free)
-            return svi.loss.loss(loss_key, params, svi.model, svi.guide, *args, **kwargs)
-
-        steps = natural_descent(loss, families, free, _NATURAL_STEPS, _NATURAL_NATS)
-        return steps[0], steps[2]
-
-    return [full for _, names in families for full in names.values()], by_families
 
 
 def _check_fixed(guide, natural):

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoDelta
 from scipy.optimize import minimize
 
@@ -18,10 +20,13 @@ from numpyro_sgp.fitting import batches, problem
 from numpyro_sgp.fitting.grow import FIRST
 from numpyro_sgp.fitting.progress import AT_EDGE, Limits
 from numpyro_sgp.fitting.starts import with_other_points
+from numpyro_sgp.fitting.stepper import Stepper
 from numpyro_sgp.fitting.whole import remaining
+from numpyro_sgp.training.descent import Descent
 
 RNG = np.random.default_rng(0)
 N = 60
+KEY = jax.random.key(0)
 X = np.sort(RNG.uniform(0.0, 6.0, (N, 1)), axis=0)
 F = np.sin(2.0 * X[:, 0])
 Y = F + 0.2 * RNG.normal(size=N)
@@ -170,13 +175,50 @@ def test_a_step_that_is_too_long_is_undone(poisson_fit):
     svi = poisson_fit.svi
     state = svi.init(jax.random.key(0), X, COUNTS)
     given = problem.Problem(svi, state, (X, COUNTS), {})
-    begun = batches.start(given, given.free, jax.random.key(0))
-    rates = jnp.full(40, 0.5), jnp.full(40, 0.03).at[20].set(1e4)
-    _, losses = jax.jit(
-        lambda s: batches.steps(given, s, given.arrays, given.scales(), None, *rates)
-    )(begun)
+    stepper = Stepper(given, None)
+    begun = stepper.start(given.free, jax.random.key(0))
+    others = np.where(np.arange(40) == 20, 1e4, 0.03)
+    _, losses = stepper(begun, None, np.full(40, 0.5), others)
     assert np.isnan(losses).tolist() == [i == 21 for i in range(40)]
     assert losses[-1] < losses[20] + 1.0
+
+
+def test_steps_are_one_program_whatever_their_number(poisson_fit, count_compiled):
+    svi = poisson_fit.svi
+    given = problem.Problem(svi, svi.init(KEY, X, COUNTS), (X, COUNTS), {})
+    stepper = Stepper(given, 20)
+    begun = stepper.start(given.free, KEY)
+    rates, rows = np.full((2, 5), 0.1), np.arange(100).reshape(5, 20) % N
+    once, losses = stepper(begun, rows, *rates)
+    count_compiled()
+    first, before = stepper(begun, rows[:2], *rates[:, :2])
+    again, after = stepper(first, rows[2:], *rates[:, 2:])
+    assert count_compiled() == 0
+    assert_allclose(np.concatenate([before, after]), losses, rtol=1e-12)
+    jax.tree.map(
+        lambda a, b: assert_allclose(a, b, rtol=1e-10, atol=1e-12),
+        again.here.free,
+        once.here.free,
+    )
+
+
+def test_python_runs_the_model_once_for_natural_descent_inside_of_lbfgs():
+    runs = 0
+
+    def model(X, y=None):
+        nonlocal runs
+        runs += 1
+        known(X, y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z))
+    svi = SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    guide.take_natural_gradients(1.0)
+    state = svi.init(KEY, X, Y)
+    runs = 0
+    found = Descent(svi, state, (X, Y), {}, natural=True)
+    found.start()
+    assert runs == 2  # the guide's run of it, and the bound's
+    assert found.work > 1 and np.isfinite(found.loss)
 
 
 def test_a_likelihood_that_is_the_same_for_f_and_minus_f_is_left_on_no_saddle():
