@@ -118,7 +118,7 @@ def bracket_of(bound: MovedBound, params, rng_key=None) -> EvidenceBracket:
     root = np.sqrt(precision)
     away = np.divide(g, root, out=np.zeros_like(g), where=root > 0)
     # log p(y | f) = constant - sum of squares / 2; the rest of the normaliser cancels.
-    terms = bound.terms(key, params, bound.as_shift(bound.no_shift()))
+    terms = bound.terms(key, params)
     observed = bound.observed(params)
     fit = sum(float(np.sum(term)) for k, term in terms.items() if k in observed)
     constant = fit + 0.5 * np.sum(away**2 + precision * field.variance)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpyro import handlers
 
 from numpyro_sgp._programs import shared
@@ -60,8 +61,10 @@ class MovedBound:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.relaxations: dict[str, type] = {}
         self.num_inducing = 0
-        self.terms = shared(lambda *given: self._moved(*given)[0], briefly=True)
-        self._slopes = shared(jax.value_and_grad(self._value, argnums=2), briefly=True)
+        self._sites: dict = {}
+        self._terms = jax.jit(self._terms_of)  # traced once, for looks and for slopes
+        slopes = jax.value_and_grad(self._value, argnums=2, has_aux=True)
+        self._slopes = shared(slopes, briefly=True)
         self._fields = shared(self._fields_of, briefly=True)
         self._columns = shared(self._columns_of, briefly=True)
 
@@ -101,18 +104,12 @@ class MovedBound:
             why.append(f"there are {rows} rows, more than {max_rows}")
         if not why and len(self.shapes) > 1 and (below := self._below(params, dtype)):
             why.append(f"GP sites {sorted(below)} feed others (a deep GP)")
-        if not why:
-            sites = {}
-
-            def value(params):
-                terms, found = self._moved(jax.random.key(0), params, {})
-                sites.update(found)
-                return terms
-
-            jax.eval_shape(value, params)
-            if any(site.coupling.couples for site in sites.values()):
-                why.append("the likelihood ties rows together")
         self.dtype = dtype
+        if not why:
+            still = self.as_shift(self.no_shift())
+            jax.eval_shape(self._terms, jax.random.key(0), params, still)
+            if any(site.coupling.couples for site in self._sites.values()):
+                why.append("the likelihood ties rows together")
         return why[0] if why else ""
 
     def _below(self, params, dtype):
@@ -168,12 +165,14 @@ class MovedBound:
         K = posterior.prior.kernel(points.reshape(*shape[:-1], 1, -1), posterior.prior.X)
         return jnp.broadcast_to(K[..., 0, :], shape).reshape(-1, shape[-1])
 
-    def _moved(self, key, params, shift):
-        where = self.guide.model, self.guide
-        return self.loss.moved(key, shift, params, *where, self.args, self.kwargs)
+    def _terms_of(self, key, params, shift):
+        where = self.guide.model, self.guide, self.args, self.kwargs
+        terms, self._sites = self.loss.moved(key, shift, params, *where)
+        return terms
 
     def _value(self, key, params, shift):
-        return sum(jnp.sum(term) for term in self._moved(key, params, shift)[0].values())
+        terms = self._terms(key, params, shift)
+        return sum(jnp.sum(term) for term in terms.values()), terms
 
     def observed(self, params) -> set[str]:
         """Names of the observed sites of the model."""
@@ -207,12 +206,17 @@ class MovedBound:
         """Zeros for :meth:`as_shift`."""
         return {name: (np.zeros(s), np.zeros(s)) for name, s in self.shapes.items()}
 
+    def terms(self, key, params) -> dict[str, Array]:
+        """Contributions to the bound by site, nothing moved."""
+        (_, terms), _ = self._slopes(key, params, self.as_shift(self.no_shift()))
+        return terms
+
     def look(self, key, params, moved) -> tuple[float, dict]:
         """
         The bound with marginals moved, and its slopes by site: those by the means, and
         minus twice those by the variances, ``(Q, N)``.
         """
-        value, slopes = self._slopes(key, params, self.as_shift(moved))
+        (value, _), slopes = self._slopes(key, params, self.as_shift(moved))
         slopes = {k: np.asarray(slope, dtype=float) for k, slope in slopes.items()}
         by_site = {
             name: tuple(
