@@ -13,16 +13,15 @@ class Shown:
 
     def __init__(self, result: Any):
         self.guide, self.model, self.predict = result.guide, result.model, result.predict
-        self.examples, self.params = result._examples, {}
+        self.examples, self.params = result._examples, self.guide.known().starts
         self.args = None if self.examples is not None else result.args
-        self.kwargs, self._points = result.kwargs, result.nodes.points
-        self.quantiles, self.effects = result.quantiles, result.field.effects
-
-    def posterior(self, *args, rng_key=None, **kwargs):
-        found = self.guide.posterior(self.guide.known().starts, *args, **kwargs)
-        for name, q in found.items():
-            q.inducing = self.guide.approximations[name].points_in(self._points[name])
-        return found
+        self.kwargs, self.effects = result.kwargs, result.field.effects
+        self.quantiles, self.posterior = result.quantiles, result.posterior
+        #: Inducing points, which may be others than those of the guide.
+        self.points = {
+            name: self.guide.approximations[name].points_in(values)
+            for name, values in result.nodes.points.items()
+        }
 
 
 class Parts(MixtureParts):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from numpyro.distributions import constraints
 
 from numpyro_sgp.distributions.arguments import as_arrays, named_arguments
 from numpyro_sgp.plots.names import leaves, named_as
-from numpyro_sgp.plots.scene import shown, tails
+from numpyro_sgp.plots.scene import gp_sites, shown, tails
 from numpyro_sgp.tracing import messages
 
 _ROWS = 20  # of the inputs, that tell which columns a kernel reads
@@ -81,16 +80,15 @@ def plot_components(
         args, kwargs = fitted.args, fitted.kwargs
     args, kwargs = as_arrays(fitted.model, args, kwargs)
     found = fitted.quantiles([low, 0.5, high], *args, **kwargs)
-    # With a key, since not every base guide has a median; inputs do not depend on it.
-    processes = fitted.posterior(*args, rng_key=jax.random.key(0), **kwargs)
+    priors = {name: prior for name, (prior, _) in gp_sites(fitted, args, kwargs).items()}
     if sites is None:
-        sites = [*processes, *_effects(fitted)]
+        sites = [*priors, *_effects(fitted)]
     elif isinstance(sites, str):
         sites = [sites]
     if unknown := [name for name in sites if name not in found]:
         raise ValueError(f"There are no sites {unknown}; there are {sorted(found)}.")
     named = list(named_arguments(fitted.model, args, kwargs))
-    places = {name: _place(name, processes, found[name], named) for name in sites}
+    places = {name: _place(name, priors, found[name], named) for name in sites}
     axes = _axes(axes, len(sites))
     for ax, name in zip(axes, sites, strict=True):
         values = np.asarray(found[name], float)
@@ -135,10 +133,10 @@ def _axes(axes, number) -> np.ndarray:
     return axes[:number]
 
 
-def _place(name, processes, values, named):
+def _place(name, priors, values, named):
     """Inputs, ``(N, 1)`` or ``(N, 2)``, and their names; None for what has none."""
-    if name in processes:
-        prior = processes[name].prior
+    if name in priors:
+        prior = priors[name]
         X = np.asarray(prior.X)
         X = X.reshape(len(X), -1)
         read = _columns_read(prior.kernel, X)

@@ -10,11 +10,13 @@ import numpy as np
 from numpyro_sgp.distributions.arguments import named_arguments
 from numpyro_sgp.plots.names import named_as
 from numpyro_sgp.plots.scene import (
+    arrays_of,
+    as_rows,
+    few_rows,
+    gp_sites,
     ink,
     new_axes,
     observed,
-    points_among_inputs,
-    processes,
     shown,
     trace_with_data,
     training_arguments,
@@ -75,8 +77,8 @@ def plot_inducing(
     """
     fitted = shown(result)
     args, kwargs = training_arguments(fitted)
-    found = processes(fitted, args, kwargs)
-    trained = {name: points_among_inputs(q.inducing) for name, q in found.items()}
+    found = gp_sites(fitted, *few_rows(fitted, args, kwargs))
+    trained = {name: as_rows(sets) for name, (_, sets) in found.items()}
     if site is not None and site not in trained:
         raise ValueError(f"There is no GP site '{site}'; there are {sorted(trained)}.")
     site = site or next((name for name, sets in trained.items() if sets), None)
@@ -85,10 +87,8 @@ def plot_inducing(
             "The inducing variables are no inputs of a GP site (inter-domain ones, say), "
             "and so have no place among the data."
         )
-    ends, starts = (
-        trained[site],
-        points_among_inputs(fitted.guide.known().sites[site].points),
-    )
+    ends = trained[site]
+    starts = as_rows(arrays_of(fitted.guide.known().sites[site].points))
     D = ends[0].shape[1]
     columns = _checked(columns, D, site)
     X, trace = None, None

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
 
+from numpyro_sgp._programs import on_data, without_leaks
+from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.distributions.arguments import as_arrays, named_arguments
 from numpyro_sgp.predictive import Prediction
 from numpyro_sgp.predictive.row_batches import count_rows, first_rows
@@ -113,13 +115,13 @@ def scene_of(fitted) -> Scene:
             "held fixed."
         )
     flat, X = X.ndim == 1, X.reshape(len(X), -1)
-    posteriors = processes(fitted, args, kwargs)
+    points = gp_sites(fitted, *few_rows(fitted, args, kwargs))
     inputs = X[:2] if len(X) > _MANY else X
     inducing = {
         name: np.concatenate(sets).reshape(-1, X.shape[1])
-        for name, q in posteriors.items()
-        if np.shape(q.prior.X) == inputs.shape and np.allclose(q.prior.X, inputs)
-        if (sets := points_among_inputs(q.inducing))
+        for name, (prior, found) in points.items()
+        if np.shape(prior.X) == inputs.shape and np.allclose(prior.X, inputs)
+        if (sets := as_rows(found))
     }
     trace = None
     if fitted.args is not None:
@@ -127,12 +129,25 @@ def scene_of(fitted) -> Scene:
     return Scene(X if trace is not None else None, flat, argument, trace, inducing)
 
 
-def processes(fitted, args, kwargs) -> dict:
-    """q(f) at each GP site, for its inducing points: of many rows at two of them."""
+def few_rows(fitted, args, kwargs) -> tuple[tuple, dict]:
+    """Arguments of the model, of many rows two: inducing points do not depend on them."""
     if (count_rows(args, kwargs) or 0) > _MANY:
-        args, kwargs = first_rows(fitted.model, args, kwargs)
-    # With a key, since not every base guide has a median; points do not depend on it.
-    return fitted.posterior(*args, rng_key=jax.random.key(0), **kwargs)
+        return first_rows(fitted.model, args, kwargs)
+    return args, kwargs
+
+
+def gp_sites(fitted, args, kwargs) -> dict[str, tuple[GaussianProcess, list]]:
+    """At each GP site its prior, and the sets of inducing points that are arrays."""
+    # With keys, since not every base guide has a median; neither depends on them.
+    keys = jax.random.key(0), jax.random.key(1)
+
+    def run(args, kwargs, params):
+        found, _ = fitted.guide.posterior_at(params, args, kwargs, *keys)
+        return {name: (q.prior, arrays_of(q.inducing)) for name, q in found.items()}
+
+    found = without_leaks(on_data, run, args, kwargs, fitted.params)
+    own = getattr(fitted, "points", {})
+    return {k: (fn, arrays_of(own.get(k, sets))) for k, (fn, sets) in found.items()}
 
 
 def trace_with_data(fitted, args, kwargs) -> dict:
@@ -141,10 +156,14 @@ def trace_with_data(fitted, args, kwargs) -> dict:
     return messages.trace_of(*where, data=fitted.params, at_site=messages.at_prior_mean)
 
 
-def points_among_inputs(sets) -> list[np.ndarray]:
-    """Inducing points of each set, ``(M, D)``, without those that are no inputs."""
-    arrays = jax.Array, np.ndarray
-    return [np.reshape(Z, (-1, np.shape(Z)[-1])) for Z in sets if isinstance(Z, arrays)]
+def arrays_of(sets) -> list:
+    """The sets of inducing points that are arrays: the others are no inputs."""
+    return [Z for Z in sets if isinstance(Z, jax.Array | np.ndarray)]
+
+
+def as_rows(sets) -> list[np.ndarray]:
+    """Inducing points of each set, ``(M, D)``, those of all latent functions together."""
+    return [np.reshape(Z, (-1, np.shape(Z)[-1])) for Z in sets]
 
 
 def grid_of(scene: Scene, X, num_points: int | None) -> tuple[np.ndarray, int]:

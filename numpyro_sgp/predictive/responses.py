@@ -338,19 +338,27 @@ def _solved(cdf, levels, mean, sd, support):
         is_below = (low <= lowest) | (cdf(low) < levels)
         return step + 1, low, high, is_below & ((high >= bounds[1]) | (cdf(high) >= levels))
 
-    def halve(_, state):
-        low, high = state
+    def apart(state):
+        step, low, high = state
+        return (step < steps) & (jnp.any(high - low > 1.0) if discrete else True)
+
+    def halve(state):
+        step, low, high = state
         middle = 0.5 * (low + high)
+        middle = jnp.floor(middle) if discrete else middle
         below = cdf(middle) < levels
-        return jnp.where(below, middle, low), jnp.where(below, high, middle)
+        low, high = jnp.where(below, middle, low), jnp.where(below, high, middle)
+        return step + 1, low, high
 
     start = jnp.broadcast_to(jnp.clip(centre, lowest, bounds[1]), shape)
     low, high = jax.lax.while_loop(go_on, widen, (0, start, start, jnp.zeros(shape, bool)))[
         1:3
     ]
     steps = jnp.finfo(low.dtype).nmant + 8
-    high = jax.lax.fori_loop(0, steps, halve, (low, high))[1]
-    return jnp.round(high) + 0.0 if discrete else high  # no -0
+    if discrete:
+        low, high = jnp.floor(low), jnp.floor(high)
+    high = jax.lax.while_loop(apart, halve, (0, low, high))[2]
+    return high + 0.0  # no -0
 
 
 def _bounds(support):
