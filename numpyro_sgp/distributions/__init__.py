@@ -2,15 +2,15 @@
 
 from numpyro_sgp.distributions.black_box import BlackBox, BlackBoxError
 from numpyro_sgp.distributions.collapsed import (
-    CollapsedCG,
     CollapsedODVGP,
     CollapsedSOLVEGP,
     CollapsedSVGP,
-    MarginalGP,
 )
+from numpyro_sgp.distributions.conjugate_gradients import CollapsedCG
 from numpyro_sgp.distributions.function_samples import FunctionSamples
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.kept_posterior import Kept, KeptPosterior, keep
+from numpyro_sgp.distributions.marginal import MarginalGP
 from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 
