@@ -37,6 +37,9 @@ class GPPosterior(dist.Distribution):
     #: Rows in each group of consecutive ones that :meth:`place` draws jointly.
     joint_rows = 1
 
+    # Whether groups of rows may be drawn jointly.
+    _draws_groups: Any = False
+
     # Whether f has the prior's mean, and what the inducing variables leave open.
     _has_mean: Any = True
     _residual: Any = True
@@ -142,10 +145,11 @@ class GPPosterior(dist.Distribution):
             raise ValueError(
                 f"joint_rows={num_rows} does not divide {self.event_shape[0]} rows."
             )
-        if num_rows > 1 and not hasattr(self, "_joint_noise"):
+        if num_rows > 1 and not self._draws_groups:
             raise NotImplementedError(
-                f"Rows of {type(self).__name__} are not drawn in groups (joint_rows): use "
-                "SVGP, SOLVEGP or ODVGP with independent latent functions."
+                f"Rows of a {type(getattr(self, 'given_q', self)).__name__} are not drawn "
+                "in groups (joint_rows): use SVGP, SOLVEGP or ODVGP with independent "
+                "latent functions."
             )
         new = copy.copy(self)
         new.joint_rows = num_rows

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from numpyro.distributions.kl import kl_divergence
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_key, check_sample_shape
+from numpyro_sgp.distributions import components, dependent
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior, gaussian_log_prob
 from numpyro_sgp.families import QU, Block, Factors
@@ -183,17 +185,14 @@ class SparsePosterior(GPPosterior):
 
     def _mean(self, blocks):
         """Eq. (33)."""
-        mean = jnp.zeros((), self.projection.dtype)
-        mean = mean + self.q.mean_shift(self.prior.X, self.projection)
+        shift = self.q.mean_shift(self.prior.X, self.projection)
+        mean = jnp.zeros((), self.projection.dtype) + shift
         for i in self._sets:
-            mean = mean + jnp.einsum("...mn,...m->...n", self._rows(i), blocks[i].mu)
+            A = self.projection[..., self.q.slices[i], :]
+            mean = mean + jnp.einsum("...mn,...m->...n", A, blocks[i].mu)
         if self._has_mean:
             mean = mean + self.prior.mean
         return jnp.broadcast_to(mean, self.shape())
-
-    def _rows(self, index):
-        """A of one set."""
-        return self.projection[..., self.q.slices[index], :]
 
     def _variance(self, blocks, relaxation=None):
         """Eq. (34), with what is left open relaxed or not."""
@@ -204,7 +203,7 @@ class SparsePosterior(GPPosterior):
         for i in self._sets:
             # A set with the prior's covariance is part of what others leave open.
             if not self._cancels(i, blocks[i]):
-                A = self._rows(i)
+                A = self.projection[..., self.q.slices[i], :]
                 F = A if blocks[i].is_prior else blocks[i].project(A)
                 variance = variance + jnp.sum(F**2, axis=-2)
         return self._above_zero(variance, prior)
@@ -222,22 +221,20 @@ class SparsePosterior(GPPosterior):
 
     def _explaining(self, blocks):
         """Rows of the projection of the sets whose covariance is not the prior's."""
-        pairs = zip(self.q.slices, blocks, strict=True)
-        kept = [s for i, (s, b) in enumerate(pairs) if not self._cancels(i, b)]
+        rows = enumerate(self.q.slices)
+        kept = [s for i, s in rows if not self._cancels(i, blocks[i])]
         if len(kept) == len(blocks):
             return self.projection
-        rows = np.concatenate([np.arange(s.start, s.stop) for s in kept] or [[]])
-        return self.projection[..., rows.astype(int), :]
+        chosen = np.concatenate([np.arange(s.start, s.stop) for s in kept] or [[]])
+        return self.projection[..., chosen.astype(int), :]
 
     def _left_open(self, blocks):
         """Prior variances that :meth:`_explaining` leaves."""
-        prior = self.prior.kernel.diag(self.prior.X)
-        return prior - jnp.sum(self._explaining(blocks) ** 2, axis=-2)
+        explained = jnp.sum(self._explaining(blocks) ** 2, axis=-2)
+        return self.prior.kernel.diag(self.prior.X) - explained
 
     def bound_marginals(self, component=0):
         """See :meth:`GPPosterior.bound_marginals`."""
-        if self.relaxation is None:
-            return self.marginals(component)
         blocks = self.q.component(component).blocks
         return self._mean(blocks), self._variance(blocks, self.relaxation)
 
@@ -252,7 +249,7 @@ class SparsePosterior(GPPosterior):
         """Joint covariance over some rows of X, eq. (38)."""
         total = self._residual_covariance(rows) if self._residual else 0.0
         for i in self._sets:
-            A = self._rows(i)[..., rows]
+            A = self.projection[..., self.q.slices[i], :][..., rows]
             F = A if blocks[i].is_prior else blocks[i].project(A)
             total = total + jnp.einsum("...mi,...mj->...ij", F, F)
         return total
@@ -265,100 +262,49 @@ class SparsePosterior(GPPosterior):
 
     # ---- moments of all components ----------------------------------------------------
 
-    def _of_components(self, *functions) -> list:
-        """For each component what functions of its blocks return."""
-        each = (self.q.component(k).blocks for k in range(self.num_components))
-        return [[function(blocks) for function in functions] for blocks in each]
-
-    def _average(self, values) -> Array:
-        """The weighted mean over the components."""
-        if len(values) == 1:
-            return values[0]
-        weights = jnp.exp(self.log_weights)
-        return sum(weight * value for weight, value in zip(weights, values, strict=True))
+    def _of_components(self, combine, *functions) -> Array:
+        """Of one component the last function of its blocks, of several all combined."""
+        each = [self.q.component(k).blocks for k in range(self.num_components)]
+        if len(each) == 1:
+            return functions[-1](each[0])
+        found = ([function(blocks) for blocks in each] for function in functions)
+        return combine(self.log_weights, *found)
 
     @property
     def mean(self) -> Array:
         """Marginal means, shape ``batch_shape + (N,)``."""
-        return self._average([mean for (mean,) in self._of_components(self._mean)])
+        return self._of_components(components.average, self._mean)
 
     @property
     def variance(self) -> Array:
         """Marginal variances, shape ``batch_shape + (N,)``."""
-        if self.num_components == 1:
-            ((variance,),) = self._of_components(self._variance)
-            return variance
-        each = self._of_components(self._mean, self._variance)
-        mean = self._average([own for own, _ in each])
-        return self._average([variance + (own - mean) ** 2 for own, variance in each])
+        return self._of_components(components.variance, self._mean, self._variance)
 
     @property
     def covariance_matrix(self) -> Array:
         """Joint covariance over X, shape ``batch_shape + (N, N)``."""
-        if self.num_components == 1:
-            ((covariance,),) = self._of_components(self._covariance)
-        else:
-            each = self._of_components(self._mean, self._covariance)
-            mean = self._average([own for own, _ in each])
-            away = [own - mean for own, _ in each]
-            between = [a[..., :, None] * a[..., None, :] for a in away]
-            within = [covariance for _, covariance in each]
-            both = zip(within, between, strict=True)
-            covariance = self._average([w + b for w, b in both])
-        num_rows = self.event_shape[0]
-        return jnp.broadcast_to(covariance, (*self.batch_shape, num_rows, num_rows))
+        moments = self._mean, self._covariance
+        covariance = self._of_components(components.covariance, *moments)
+        return jnp.broadcast_to(covariance, (*self.shape(), *self.event_shape))
 
     def quantile(self, level) -> Array:
         """See :meth:`GPPosterior.quantile`; by bisection of the cdf of a mixture."""
         if self.num_components == 1:
             return super().quantile(level)
-        each = self._of_components(self._mean, self._variance)
-        means, scales = (jnp.stack(m) for m in zip(*each, strict=True))
-        scales, weights = jnp.sqrt(scales), jnp.exp(self.log_weights).astype(means.dtype)
-        level = jnp.asarray(level, means.dtype)
-        target = level.reshape(*level.shape, *(1,) * (means.ndim - 1))
-        axis = level.ndim
-        z = jax.scipy.stats.norm.ppf(level).reshape(*level.shape, *(1,) * means.ndim)
-        ends = means + scales * z
-
-        def halve(_, bounds):
-            low, high = bounds
-            middle = 0.5 * (low + high)
-            below = jax.scipy.stats.norm.cdf(
-                (jnp.expand_dims(middle, axis) - means) / scales
-            )
-            share = weights.reshape(-1, *(1,) * (means.ndim - 1)) * below
-            left = jnp.sum(share, axis=axis) < target
-            return jnp.where(left, middle, low), jnp.where(left, high, middle)
-
-        # The quantile of a mixture lies among those of its components.
-        bounds = jnp.min(ends, axis=axis), jnp.max(ends, axis=axis)
-        low, high = jax.lax.fori_loop(0, 60, halve, bounds)
-        return 0.5 * (low + high)
+        quantile = partial(components.quantile, level)
+        return self._of_components(quantile, self._mean, self._variance)
 
     # ---- dependent latent functions ---------------------------------------------------
-
-    def _joint_rows_of(self, blocks):
-        """``A_q' R_q``, what the joint factor adds at each row: ``(Q, N, QM)``."""
-        (block,) = blocks
-        rows = jnp.einsum("...mk,...mn->...nk", block.sqrt, self.projection)
-        return rows.reshape(-1, *rows.shape[-2:])
 
     @property
     def row_covariance(self) -> Array:
         """Covariance of the Q latent functions at each row, shape ``(N, Q, Q)``."""
-        num = math.prod(self.batch_shape)
         if self.independent_latents:
-            variance = self.variance.reshape(num, -1)
-            return jnp.eye(num, dtype=variance.dtype) * variance.T[..., None]
-        blocks = self.q.component(0).blocks
-        rows = self._joint_rows_of(blocks)
-        total = jnp.einsum("qnk,pnk->nqp", rows, rows)
+            return dependent.with_variances(0.0, self.variance)
+        (block,) = blocks = self.q.component(0).blocks
         prior = self.prior.kernel.diag(self.prior.X)
-        floor = jnp.finfo(prior.dtype).eps * prior
-        residual = jnp.maximum(self._left_open(blocks), floor)
-        residual = jnp.broadcast_to(residual, self.shape()).reshape(num, -1)
-        return total + jnp.eye(num, dtype=total.dtype) * residual.T[..., None]
+        left = self._above_zero(self._left_open(blocks), prior)
+        return dependent.row_covariance(block, self.projection, left)
 
     def place(self, x: Array, component=0, added: Array | None = None) -> Array:
         """
@@ -368,24 +314,14 @@ class SparsePosterior(GPPosterior):
         """
         if self.independent_latents:
             return super().place(x, component)
-        num = math.prod(self.batch_shape)
         covariance = self.row_covariance
         if added is not None:
-            added = added.reshape(num, -1).T[..., None]
-            covariance = covariance + jnp.eye(num, dtype=covariance.dtype) * added
-        L = jnp.linalg.cholesky(covariance)
-        x = jnp.broadcast_to(x, self.shape()).reshape(num, -1)
-        return self.mean + jnp.einsum("nqp,pn->qn", L, x).reshape(self.shape())
+            covariance = dependent.with_variances(covariance, added)
+        return self.mean + dependent.place(jnp.broadcast_to(x, self.shape()), covariance)
 
-    def drawn_together(self, num_rows: int) -> "SparsePosterior":
-        """See :meth:`GPPosterior.drawn_together`."""
-        if num_rows > 1 and not (self.independent_latents and self.num_components == 1):
-            raise NotImplementedError(
-                f"Rows of a {type(self.given_q).__name__} are not drawn in groups "
-                "(joint_rows): use SVGP, SOLVEGP or ODVGP with independent latent "
-                "functions."
-            )
-        return super().drawn_together(num_rows)
+    @property
+    def _draws_groups(self):
+        return self.independent_latents and self.num_components == 1
 
     def _joint_noise(self, x: Array) -> Array:
         """
@@ -398,9 +334,8 @@ class SparsePosterior(GPPosterior):
         blocks = self.q.component(0).blocks
 
         def one(rows):
-            L, _ = jittered_cholesky(
-                self._covariance(blocks, rows), self.prior.jitter, size
-            )
+            covariance = self._covariance(blocks, rows)
+            L, _ = jittered_cholesky(covariance, self.prior.jitter, size)
             return jnp.einsum("...ij,...j->...i", L, x[..., rows])
 
         groups = jnp.arange(x.shape[-1]).reshape(-1, self.joint_rows)
@@ -452,9 +387,8 @@ class SparsePosterior(GPPosterior):
     def _sample_whitened(self, key, sample_shape) -> Array:
         """See :meth:`GPPosterior._sample_whitened`; zero for the sets left out."""
         u = self.q.draw(key, sample_shape, self.batch_shape)
-        out = [s for i, s in enumerate(self.q.slices) if i not in self._sets]
-        for rows in out:
-            u = u.at[..., rows].set(0.0)
+        for i, rows in enumerate(self.q.slices):
+            u = u if i in self._sets else u.at[..., rows].set(0.0)
         return u
 
     def _with_fixed_part(self, points, weights):
@@ -499,12 +433,9 @@ class SparsePosterior(GPPosterior):
         if self.independent_latents:
             L = self._scale_tril(self._covariance(blocks))
             return gaussian_log_prob(centred, L).reshape(*lead, -1).sum(-1)
-        num, rows = math.prod(self.batch_shape), self.event_shape[0]
-        F = self._joint_rows_of(blocks).reshape(num * rows, -1)
-        residual = jnp.broadcast_to(
-            self._residual_covariance(), (*self.batch_shape, rows, rows)
-        ).reshape(num, rows, rows)
-        total = F @ F.T + jax.scipy.linalg.block_diag(*residual)
+        (block,), shape = blocks, (*self.shape(), *self.event_shape)
+        residual = jnp.broadcast_to(self._residual_covariance(), shape)
+        total = dependent.joint_covariance(block, self.projection, residual)
         size = jnp.mean(self.prior.kernel.diag(self.prior.X))
         L, _ = jittered_cholesky(total, self.prior.jitter, size)
         return gaussian_log_prob(centred.reshape(*lead, -1), L)
