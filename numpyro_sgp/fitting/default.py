@@ -31,7 +31,7 @@ from numpyro_sgp.fitting.starts import (
 from numpyro_sgp.fitting.stepper import Stepper
 from numpyro_sgp.fitting.whole import descent_of, train_whole
 from numpyro_sgp.guides import AutoSparseGP
-from numpyro_sgp.guides.approximations import check_approximations
+from numpyro_sgp.guides.base import check_approximations
 from numpyro_sgp.training.descent import warn_of_edge
 from numpyro_sgp.training.padding import Padded
 

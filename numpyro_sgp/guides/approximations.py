@@ -1,323 +1,21 @@
 """What a guide does at a GP site: sets of inducing points, a family, a relaxation."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-from jax import Array
 
-from numpyro_sgp._checks import check_whole, shown
-from numpyro_sgp.distributions import GaussianProcess, GPPosterior, SparsePosterior
-from numpyro_sgp.distributions.relaxation import (
-    Blocks,
-    Diagonal,
-    Relaxation,
-    Scalar,
-    relaxation_of,
-)
-from numpyro_sgp.families import (
-    Coupled,
-    Decoupled,
-    Dual,
-    Family,
-    Full,
-    Mixture,
-    Param,
-    PriorAfterFirst,
-    PseudoData,
-    Start,
-)
-from numpyro_sgp.families import Diagonal as DiagonalCovariance
-from numpyro_sgp.families.mixture import ENTROPIES
-from numpyro_sgp.guides.points import (
-    AUTO,
-    check_set,
-    choose_points,
-    of_kind,
-    point_name,
-    points_of,
-)
+from numpyro_sgp._checks import shown
+from numpyro_sgp.families import Decoupled, PriorAfterFirst
+from numpyro_sgp.guides.base import Approximation, Inducing, check_blocks
 from numpyro_sgp.inducing import InducingStart, InducingVariables
-from numpyro_sgp.inducing.covariances import inducing_covariance
-from numpyro_sgp.linalg import jittered_cholesky
-
-Inducing = Literal["kmeans", "greedy", "random"] | Array | np.ndarray | InducingVariables
-Covariance = Literal["full", "diagonal", "coupled", "pseudo_data", "dual"]
-Tight = Literal["none", "diagonal", "block", "scalar"] | Relaxation
-
-#: The families by the names that ``covariance=...`` takes: an entry for each.
-FAMILIES: dict[str, Family] = {
-    family.name: family()
-    for family in (Full, DiagonalCovariance, Coupled, PseudoData, Dual)
-}
-
-
-@dataclass(eq=False, repr=False, kw_only=True)
-class _Approximation:
-    """
-    Sets of inducing points, a family q(u) over them and a relaxation of q(f | u): what a
-    guide asks of :class:`SVGP`, :class:`SOLVEGP` and the others.
-    """
-
-    #: Names of families that ``covariance`` takes.
-    _covariances: ClassVar[tuple[str, ...]] = ("full", "diagonal")
-    #: Relaxations that ``tight`` takes.
-    _relaxations: ClassVar[tuple[type[Relaxation], ...]] = (Diagonal, Blocks, Scalar)
-
-    whiten: bool = True
-    covariance: Covariance | Family = "full"
-    train_inducing: bool = True
-    share_inducing: bool = True
-    tight: Tight = "none"
-    initial_scale: float = 1.0
-    jitter: float | None = None
-    seed: int = 0
-
-    def __post_init__(self):
-        name = type(self).__name__
-        #: How q(f | u) is relaxed, one of :mod:`numpyro_sgp.relaxation`, or None.
-        self.relaxation = relaxation_of(self.tight, name, self._relaxations)
-        #: The q(u), one of :mod:`numpyro_sgp.families`.
-        self.family = self._family(name, self.covariance)
-        self._check(name)
-
-    def _family(self, name, covariance) -> Family:
-        if isinstance(covariance, str) and covariance in self._covariances:
-            return FAMILIES[covariance]
-        refused = (type(FAMILIES[k]) for k in FAMILIES.keys() - {*self._covariances})
-        if isinstance(covariance, Family) and type(covariance) not in refused:
-            return covariance
-        raise ValueError(
-            f"{name}: covariance must be one of {self._covariances} (or a family of one's "
-            f"own), got {covariance!r}."
-        )
-
-    def _sets(self) -> list[tuple[Any, Inducing]]:
-        """Size and start of each set."""
-        raise NotImplementedError
-
-    def _check(self, name):
-        is_number = isinstance(self.jitter, int | float | np.number)
-        if self.jitter is not None and not (is_number and 0 <= self.jitter < 1):
-            raise ValueError(
-                f"{name}: jitter is relative to the mean variance, a number from 0 to 1, "
-                f"or None, got {self.jitter!r}."
-            )
-        if not isinstance(self.whiten, bool):
-            told = shown(self.whiten)
-            raise TypeError(f"{name}: whiten must be True or False, got {told}.")
-        check_whole(self.seed, f"{name}: seed")
-        scale = self.initial_scale
-        number = isinstance(scale, int | float | np.number) and not isinstance(scale, bool)
-        if not (number and 0 < scale < np.inf):
-            raise ValueError(
-                f"{name}: initial_scale must be a positive number, got {scale!r}."
-            )
-        family = self.family
-        if scale != 1 and not family.has_scale:
-            raise ValueError(
-                f"{name}: q(u) with covariance={family.name!r} starts at the prior, "
-                "whose covariance it has no parameter for; leave initial_scale=1, or use "
-                "covariance='full'."
-            )
-        if self.relaxation is not None and not family.independent_latents:
-            raise ValueError(
-                f"{name}: tight={self.relaxation.name!r} is for independent latent "
-                f"functions; use tight='none' with covariance={family.name!r}."
-            )
-        if family.whitened_only and not self.whiten:
-            raise ValueError(
-                f"{name}: covariance={family.name!r} is whitened; leave whiten=True."
-            )
-        sets = self._sets()
-        if len(sets) > 1 and not family.several_sets:
-            raise ValueError(
-                f"{name}: covariance={family.name!r} is for one set of inducing points, "
-                f"not {len(sets)}."
-            )
-        for i, (size, start) in enumerate(sets):
-            check_set(name, i, size, points_of(start))
-
-    def __repr__(self):
-        shown = []
-        for option in sorted(fields(self), key=lambda f: f.kw_only):
-            value = getattr(self, option.name)
-            several = isinstance(value, tuple | list)
-            texts = [_shown(v) for v in (value if several else [value])]
-            if several or np.ndim(value) > 1 or value not in (None, option.default):
-                text = f"({', '.join(texts)},)" if several else texts[0]
-                shown.append(f"{option.name}={text}")
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-    @property
-    def needs_all_rows(self) -> bool:
-        """Whether the set-up must see all rows of the data, and not minibatches."""
-        return self.family.needs_all_rows
-
-    @property
-    def num_points(self) -> int:
-        """Number of inducing points in all sets, each of a number that is known."""
-        return sum(
-            np.shape(points_of(start))[-2] if size is None else size
-            for size, start in self._sets()
-        )
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether the number of inducing points is to be chosen."""
-        return any(isinstance(size, str) for size, _ in self._sets())
-
-    def with_points(self, number: int) -> "_Approximation":
-        """The same with a number in the place of ``"auto"``, in each set that has it."""
-        chosen: dict[str, Any] = {}
-        for name in ("num_inducing", "num_orthogonal"):
-            size = getattr(self, name, None)
-            if isinstance(size, tuple):
-                chosen[name] = tuple(number if one == AUTO else one for one in size)
-            elif isinstance(size, str):
-                chosen[name] = number
-        return replace(self, **chosen)
-
-    @property
-    def inter_domain(self) -> bool:
-        """Whether a set is of inducing variables that are not values of f."""
-        return any(isinstance(start, InducingVariables) for _, start in self._sets())
-
-    def initial_points(self, prior: GaussianProcess, X: np.ndarray) -> tuple:
-        """
-        Starting inducing points of each set; see :func:`choose_points`.
-
-        :param prior: the process at the site with its initial hyperparameters.
-        :param X: inputs to choose from, shape ``(N, D)``.
-        """
-        return choose_points(self._sets(), prior, X, self.share_inducing, self.seed)
-
-    def points_in(self, params: dict) -> tuple:
-        """
-        The inducing points of each set, as in :meth:`initial_points`.
-
-        :param params: values by name.
-        """
-        return tuple(
-            of_kind(start, params[point_name(i)])
-            for i, (_, start) in enumerate(self._sets())
-        )
-
-    def constants(self, X: np.ndarray) -> dict[str, Array]:
-        """
-        What :meth:`posterior` needs beside parameters.
-
-        :param X: the inputs of the data, shape ``(N, D)``.
-        """
-        return {"X": jnp.asarray(X)} if self.family.needs_all_rows else {}
-
-    def factorised(self, points: tuple[Array, ...]) -> tuple[Array, ...]:
-        """
-        The sets whose covariance is factorised.
-
-        :param points: inducing points of each set.
-        """
-        return points
-
-    def inducing_factor(self, kernel: Any, points: tuple[Array, ...]) -> Array:
-        """
-        The Cholesky factor of K_uu over the sets that are factorised; NaN without one.
-
-        :param kernel: a kernel.
-        :param points: inducing points of each set.
-        """
-        Kuu = inducing_covariance(kernel, self.factorised(points))
-        return jittered_cholesky(Kuu, self.jitter)[0]
-
-    def start(self, prior: GaussianProcess, points: tuple[Array, ...]) -> dict[str, Param]:
-        """
-        The parameters at a site as they start, with q(u) at the prior, but for its scale.
-
-        :param prior: the process at the site with its initial hyperparameters.
-        :param points: inducing points of each set.
-        """
-
-        def factor():
-            return self.inducing_factor(prior.kernel, points)
-
-        at = Start(
-            prior.batch_shape,
-            points,
-            self.whiten,
-            factor,
-            self.initial_scale,
-            prior.event_shape[0],
-        )
-        params = {
-            point_name(i): Param(points_of(p), role="inducing")
-            for i, p in enumerate(points)
-        }
-        params |= self.family.start(at)
-        if self.relaxation is not None:
-            params |= self.relaxation.start(prior.batch_shape, at.dtype)
-        return params
-
-    def is_trained(self, param: Param) -> bool:
-        """Whether a value of a site is a parameter, and not fixed at its start."""
-        return param.role != "inducing" or self.train_inducing
-
-    def declare(self, prefix: str, initial: dict[str, Param]) -> dict:
-        """
-        The parameters of a site, as :func:`numpyro.param` statements.
-
-        :param prefix: put before each name.
-        :param initial: what :meth:`start` returned.
-        :return: their values.
-        """
-        return {
-            name: numpyro.param(
-                f"{prefix}_{name}", param.value, constraint=param.constraint
-            )
-            if self.is_trained(param)
-            else param.value
-            for name, param in initial.items()
-        }
-
-    def check_likelihood(
-        self, site: str, trace_at: Callable, priors: dict, couples_rows: bool
-    ) -> None:
-        """
-        Refuses what the bound is not for, when a guide is set up.
-
-        :param site: name of the GP site.
-        :param trace_at: from values of the GP sites to the model's trace.
-        :param priors: the process at each GP site, at its starting hyperparameters.
-        :param couples_rows: whether the likelihood ties rows of X together.
-        """
-
-    def keep_state(self, values: dict, posterior: GPPosterior) -> None:
-        """Puts what the next step starts from into the mutable part of ``values``."""
-
-    def report(self, site: str, posterior: GPPosterior) -> None:
-        """Warns of what is wrong with a posterior of known numbers."""
-
-    def posterior(self, prior: GaussianProcess, params: dict) -> GPPosterior:
-        """
-        q(f(X)) at a site, relaxed as the bound is.
-
-        :param prior: the process at the site.
-        :param params: values by name, as :meth:`declare` returns them, and
-            :meth:`constants`.
-        """
-        points = self.factorised(self.points_in(params))
-        q = self.family.build(params, self.whiten)
-        posterior = SparsePosterior(prior, points, q, self.jitter)
-        if self.relaxation is None:
-            return posterior
-        return posterior.relaxed(self.relaxation.at(params))
 
 
 @dataclass(eq=False, repr=False)
-class SVGP(_Approximation):
+class SVGP(Approximation):
     r"""
     One set of inducing points Z with a Gaussian q(u) [1, 2].
 
@@ -402,14 +100,6 @@ class SVGP(_Approximation):
     num_inducing: int | Literal["auto"] | None = None
     inducing: Inducing = "kmeans"
 
-    def __post_init__(self):
-        if isinstance(self.inducing, InducingStart):
-            self.inducing = self.inducing.Z
-        super().__post_init__()
-
-    def _sets(self):
-        return [(self.num_inducing, self.inducing)]
-
 
 class VGP(SVGP):
     """
@@ -461,7 +151,7 @@ class VGP(SVGP):
 
 
 @dataclass(eq=False, repr=False)
-class SOLVEGP(_Approximation):
+class SOLVEGP(Approximation):
     r"""
     SOLVE-GP [1]: inducing points Z, and orthogonal inducing points O for what Z leaves
     unexplained, each with a Gaussian of its own.
@@ -504,10 +194,8 @@ class SOLVEGP(_Approximation):
     orthogonal: Inducing | Sequence[Inducing] | None = None
 
     def __post_init__(self):
-        if isinstance(self.inducing, InducingStart):
-            if self.orthogonal is None:
-                self.orthogonal = self.inducing.O
-            self.inducing = self.inducing.Z
+        if isinstance(self.inducing, InducingStart) and self.orthogonal is None:
+            self.orthogonal = self.inducing.O
         sets, sizes = self.orthogonal, self.num_orthogonal
         no_size = isinstance(sizes, bool | set | dict | jax.Array) or sizes == ""
         if no_size or np.shape(sizes)[:1] == (0,):
@@ -570,7 +258,7 @@ class ODVGP(SOLVEGP):
 
     def _family(self, name, covariance):
         first = super()._family(name, covariance)
-        _check_blocks(name, first)
+        check_blocks(name, first)
         if self.num_columns is None:
             return PriorAfterFirst(first)
         return Decoupled(first, self.num_columns)
@@ -605,115 +293,3 @@ class ODVGP(SOLVEGP):
     def factorised(self, points):
         """See the base class; O is not, if columns are drawn."""
         return points if self.num_columns is None else points[:1]
-
-
-@dataclass(eq=False, repr=False)
-class MixtureSVGP(_Approximation):
-    r"""
-    One set of inducing points Z with a mixture of K Gaussians over the inducing variables
-    of all latent functions of the site [1],
-    :math:`q(u) = \sum_k \pi_k \prod_j N(u_j; m_{kj}, S_{kj})` (eq. 7), with learned
-    weights.
-
-    For :class:`~numpyro_sgp.TraceGP_ELBO` only: NumPyro's ELBOs would draw a component and
-    lose the gradient of the weights, so they are refused.
-
-    Where components have collapsed into one, ``guide.posterior`` warns.
-
-    :param num_inducing: as in :class:`SVGP`.
-    :param num_components: number K of components.
-    :param inducing: as in :class:`SVGP`.
-    :param covariance: ``"diagonal"`` or ``"full"`` for each component and latent function.
-    :param entropy: how the KL is bounded: ``"pairwise"``, the tighter of two bounds;
-        ``"jensen"``, the paper's (eq. 18); ``"monte_carlo"``, unbiased and noisy. All are
-        exact for K = 1. See :func:`~numpyro_sgp.families.mixture.mixture_kl`.
-    :param spread: how far apart components start: their means are the prior mean shifted by
-        constants of about this many prior standard deviations (and some noise). Equal
-        components would stay equal.
-    :param whiten: as in :class:`SVGP`; the paper's is ``False``.
-    :param train_inducing: as in :class:`SVGP`.
-    :param share_inducing: as in :class:`SVGP`.
-    :param tight: ``"none"`` or ``"scalar"``, as in :class:`SVGP`.
-    :param jitter: relative jitter of K_uu; by dtype if None.
-    :param seed: of the initialiser and of the starting means.
-    :raises ValueError: if the options contradict each other.
-
-    **References:**
-
-    1. Bonilla, Krauth, Dezfouli (2018). Generic Inference in Latent Gaussian Process
-       Models. https://arxiv.org/abs/1609.00577
-
-    >>> import numpyro_sgp as sgp
-    >>> sgp.MixtureSVGP(20, 2).num_components
-    2
-    """
-
-    _covariances = ("diagonal", "full")
-    _relaxations = (Scalar,)
-
-    num_inducing: int | Literal["auto"] | None = None
-    num_components: int = 2
-    inducing: Inducing = "kmeans"
-    covariance: Literal["diagonal", "full"] = field(default="diagonal", kw_only=True)
-    entropy: Literal["pairwise", "jensen", "monte_carlo"] = field(
-        default="pairwise", kw_only=True
-    )
-    spread: float = field(default=0.5, kw_only=True)
-
-    def __post_init__(self):
-        if (
-            isinstance(self.num_components, bool)
-            or not isinstance(self.num_components, int | np.integer)
-            or self.num_components < 1
-        ):
-            raise ValueError(
-                f"MixtureSVGP: num_components must be a positive whole number, got "
-                f"{self.num_components!r}."
-            )
-        if self.entropy not in ENTROPIES:
-            raise ValueError(
-                f"MixtureSVGP: entropy must be one of {ENTROPIES}, got {self.entropy!r}."
-            )
-        if not self.spread > 0 and self.num_components > 1:
-            raise ValueError(
-                f"MixtureSVGP: spread must be positive, got {self.spread}: components that "
-                "start equal stay equal."
-            )
-        if isinstance(self.inducing, InducingStart):
-            self.inducing = self.inducing.Z
-        super().__post_init__()
-
-    def _family(self, name, covariance):
-        each = super()._family(name, covariance)
-        _check_blocks(name, each)
-        return Mixture(self.num_components, each, self.entropy, self.spread, self.seed)
-
-    def _sets(self):
-        return [(self.num_inducing, self.inducing)]
-
-
-def _shown(value):
-    return f"<array of shape {np.shape(value)}>" if np.ndim(value) > 1 else repr(value)
-
-
-def _check_blocks(name, family):
-    if not isinstance(family, Full):
-        raise ValueError(
-            f"{name}: covariance must be 'full' or 'diagonal', got {family!r}."
-        )
-
-
-def check_approximations(approximation) -> list:
-    """
-    :param approximation: one, or a dict of them by site.
-    :return: a list of them.
-    :raises TypeError: if one is something else.
-    """
-    given = approximation.values() if isinstance(approximation, dict) else [approximation]
-    for option in given:
-        if isinstance(option, type) or not hasattr(option, "initial_points"):
-            raise TypeError(
-                "approximation must be an object such as SVGP(50), or a dict of them by "
-                f"site, got {option!r}."
-            )
-    return list(given)

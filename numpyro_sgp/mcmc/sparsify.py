@@ -20,7 +20,7 @@ from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.expectation import default_expectation
 from numpyro_sgp.families import Block, BlockGaussian, Full
 from numpyro_sgp.guides import SVGP, VGP
-from numpyro_sgp.guides.approximations import check_approximations
+from numpyro_sgp.guides.base import check_approximations
 from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky

@@ -13,7 +13,7 @@ from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
 
 import numpyro_sgp as sgp
-from numpyro_sgp.guides import auto_sparse_gp
+from numpyro_sgp.guides import prepared
 from numpyro_sgp.guides.setup import starting_values
 
 X = jnp.linspace(-1.0, 1.0, 6)[:, None]
@@ -122,7 +122,7 @@ def test_given_parameters_are_never_started_anew(monkeypatch):
         started.append(args)
         return starting_values(*args)
 
-    monkeypatch.setattr(auto_sparse_gp, "starting_values", count)
+    monkeypatch.setattr(prepared, "starting_values", count)
     guide, svi = problem()
     state = svi.init(KEYS[0], X, Y)
     svi.update(state, X, Y)
