@@ -68,7 +68,8 @@ def start(model, approximation, X, y):
 
 def loss(model, guide, params, X, y, rule, key=7):
     elbo = sgp.TraceGP_ELBO(rule)
-    return float(elbo.loss(random.key(key), params, model, guide, X, y))
+    bound = jax.jit(lambda params: elbo.loss(random.key(key), params, model, guide, X, y))
+    return float(bound(params))
 
 
 def traced(model, X):

@@ -164,7 +164,13 @@ RUN = {
 
 
 #: Pages whose code takes long, or is that of the README: run by `make slow`.
-LONG = {"records/deep.md", "records/nested.md", "index.md", "choosing.md"}
+LONG = {
+    "choosing.md",
+    "index.md",
+    "records/deep.md",
+    "records/nested.md",
+    "reference/model.md",
+}
 
 
 def test_every_page_with_code_is_run():

@@ -10,6 +10,7 @@ from campaigns._table import FOLDER
 
 def test_threads_that_fit_and_predict_at_once_find_what_one_by_one_do(monkeypatch):
     monkeypatch.setattr(soak, "THREADS", 3)
+    monkeypatch.setitem(soak.QUIET, "steps", 30)
     found = soak.in_threads(1)
     assert found.cases == 3 and not found.failed
 

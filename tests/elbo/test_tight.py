@@ -83,7 +83,7 @@ def test_at_the_optimum_the_bound_is_the_collapsed_one(family, tight):
     guide = sgp.AutoSparseGP(model, option(**points, train_inducing=False, tight=tight))
     guide.setup(X, y)
     params = at_the_optimum(option, best, y)
-    found, slopes = jax.value_and_grad(bound_of(guide, model))(params, X, y)
+    found, slopes = jax.jit(jax.value_and_grad(bound_of(guide, model)))(params, X, y)
     np.testing.assert_allclose(found, best.log_prob(y), rtol=1e-8)
     plain = sgp.AutoSparseGP(model, option(**points, train_inducing=False))
     plain.setup(X, y)
@@ -297,7 +297,7 @@ def test_closed_forms_stay_beside_a_tight_bound():
     guide = sgp.AutoSparseGP(program, options)
     svi = SVI(program, guide, optax.adam(0.1), sgp.TraceGP_ELBO(sgp.MonteCarlo(2)))
     params = svi.get_params(svi.init(KEY, X, y))
-    slopes = jax.grad(bound_of(guide, program, sgp.MonteCarlo(2)))(params, X, y)
+    slopes = jax.jit(jax.grad(bound_of(guide, program, sgp.MonteCarlo(2))))(params, X, y)
     assert jnp.abs(slopes["g_auto_qu_mu"]).max() > 0.1
 
 

@@ -101,18 +101,15 @@ def growing(num_rows):
     return X[order], y[order]
 
 
-def test_a_padded_fit_is_that_of_the_rows_that_count():
-    data, Z = growing(11), jnp.linspace(-2.0, 2.0, 5)[:, None]
-    fits = {
-        pad: sgp.fit(
-            counts_model,
-            sgp.SVGP(inducing=Z, train_inducing=False),
-            data,
-            pad=pad,
-            progress_bar=False,
-        )
-        for pad in (False, True)
-    }
+@pytest.fixture(scope="module")
+def fits():
+    """Of 11 rows as they are, and padded."""
+    points = {"inducing": jnp.linspace(-2.0, 2.0, 5)[:, None], "train_inducing": False}
+    given = counts_model, sgp.SVGP(**points), growing(11)
+    return {pad: sgp.fit(*given, pad=pad, progress_bar=False) for pad in (False, True)}
+
+
+def test_a_padded_fit_is_that_of_the_rows_that_count(fits):
     assert fits[True].args[0].shape == (16, 1)
     assert_allclose(fits[True].bound, fits[False].bound, atol=1e-3)
     X_new = np.linspace(-2.0, 2.0, 7)[:, None]
@@ -124,11 +121,10 @@ def test_a_padded_fit_is_that_of_the_rows_that_count():
     assert np.isfinite(verdict.to_dataframe().nats.iloc[0])
 
 
-def test_a_fit_goes_on_with_more_data_and_compiles_nothing(monkeypatch, tmp_path):
+def test_a_fit_goes_on_with_more_data_and_compiles_nothing(fits, monkeypatch, tmp_path):
     from numpyro_sgp import _programs
 
-    fitted = sgp.fit(counts_model, sgp.SVGP(5), growing(11), pad=True, progress_bar=False)
-    fitted = sgp.fit(counts_model, fitted, growing(11), pad=True, progress_bar=False)
+    fitted = sgp.fit(counts_model, fits[True], growing(11), pad=True, progress_bar=False)
     compiled, start = [], _programs._start
     monkeypatch.setattr(_programs, "_start", lambda *a: compiled.append(a) or start(*a))
     for num_rows in (12, 13, 16):
@@ -148,7 +144,7 @@ def test_a_fit_goes_on_with_more_data_and_compiles_nothing(monkeypatch, tmp_path
     )
 
 
-def test_what_cannot_be_padded_is_told():
+def test_what_cannot_be_padded_is_told(fits):
     data = growing(11)
     for approximation in (sgp.VGP(), sgp.SVGP(4, tight="scalar")):
         with pytest.raises(ValueError, match="has a part for each row"):
@@ -160,15 +156,14 @@ def test_what_cannot_be_padded_is_told():
 
     with pytest.raises(ValueError, match="Put all of a row into the event"):
         sgp.fit(one_event, sgp.SVGP(4), data, pad=True, progress_bar=False)
-    fitted = sgp.fit(counts_model, sgp.SVGP(4), data, steps=1, progress_bar=False)
     with pytest.raises(ValueError, match="of another model"):
-        sgp.fit(one_event, fitted, data, progress_bar=False)
+        sgp.fit(one_event, fits[False], data, progress_bar=False)
     with pytest.raises(ValueError, match="from fits with pad=True only"):
-        sgp.fit(counts_model, fitted, data, pad=True, progress_bar=False)
+        sgp.fit(counts_model, fits[False], data, pad=True, progress_bar=False)
 
 
-def test_a_fit_from_a_file_is_gone_on_from(tmp_path):
-    fitted = sgp.fit(counts_model, sgp.SVGP(4), growing(11), progress_bar=False)
+def test_a_fit_from_a_file_is_gone_on_from(fits, tmp_path):
+    fitted = fits[False]
     fitted.save(tmp_path / "a.fit")
     loaded = sgp.load(tmp_path / "a.fit", counts_model)
     again = sgp.fit(counts_model, loaded, growing(11), steps=30, progress_bar=False)
