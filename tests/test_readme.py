@@ -17,6 +17,9 @@ FEWER = {
     "num_warmup=500, num_samples=500": "num_warmup=5, num_samples=40, progress_bar=False",
     "SVGP(20)": "SVGP(6)",
     "num_bins=112": "num_bins=56",
+    "fitted.plot()": "fitted.plot(num_points=20)",
+    "posterior.to_arviz()": "posterior.to_arviz(num_samples=200)",
+    "fitted.to_arviz()": "fitted.to_arviz(num_samples=200)",
 }
 
 

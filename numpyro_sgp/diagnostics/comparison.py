@@ -125,7 +125,7 @@ class Comparison:
         >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
         >>> data = X, jnp.sin(X[:, 0])
         >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
-        >>> found = sgp.compare({"SVGP": fitted.to_arviz()})
+        >>> found = sgp.compare({"SVGP": fitted.to_arviz(num_samples=200)})
         >>> list(found.table.index), float(found.table["nats_left"].iloc[0]) < 0.1
         (['SVGP'], True)
     """

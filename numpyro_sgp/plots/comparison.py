@@ -75,7 +75,7 @@ def plot_comparison(
         ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
         >>> data = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
         >>> fitted = sgp.fit(model, sgp.SVGP(3), data, progress_bar=False)
-        >>> ax = sgp.plots.plot_comparison({"M = 3": fitted}, site="f")
+        >>> ax = sgp.plots.plot_comparison({"M = 3": fitted}, site="f", num_points=20)
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['M = 3']
         >>> plt.close(ax.figure)

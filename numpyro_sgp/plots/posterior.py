@@ -84,8 +84,9 @@ def plot_posterior(
         >>> data = X, jnp.array([1, 2, 4, 2, 1])
         >>> fitted = sgp.fit(model, sgp.SVGP(3), data, progress_bar=False)
         >>> figure, (left, right) = plt.subplots(1, 2, layout="constrained")
-        >>> ax = sgp.plots.plot_posterior(fitted, left, site="f")
-        >>> ax = sgp.plots.plot_posterior(fitted, right, site="f", statistic="sd")
+        >>> options = {"site": "f", "num_points": 10}
+        >>> ax = sgp.plots.plot_posterior(fitted, left, **options)
+        >>> ax = sgp.plots.plot_posterior(fitted, right, statistic="sd", **options)
         >>> ax is right, [a.get_ylabel() for a in figure.axes[2:]]
         (True, ['mean of f', 'sd of f'])
         >>> plt.close(figure)

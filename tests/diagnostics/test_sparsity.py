@@ -245,7 +245,9 @@ def trained(approximation, y, steps=60, loss=None, **kwargs):
     return guide, result.params, -float(evaluate(result.state, X, y))
 
 
-@pytest.mark.parametrize("kind", ["poisson", "bernoulli", "student"])
+@pytest.mark.parametrize(
+    "kind", ["poisson", pytest.param("bernoulli", marks=pytest.mark.slow), "student"]
+)
 def test_the_gain_is_that_of_solve_gp_and_less_than_that_of_all_points(kind):
     values = {"poisson": counts, "bernoulli": signs, "student": y}[kind]
     guide, params, now = trained(sgp.SVGP(M, **OPTIONS), values, kind=kind)

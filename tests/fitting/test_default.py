@@ -356,7 +356,7 @@ def test_frames_are_matrices(learned_fit):
     fitted = fit(
         learned, sgp.SVGP(inducing=Z, train_inducing=False), (frame, series), steps=3
     )
-    assert fitted.predict(frame)["f"].mean.shape == (N,)
+    assert fitted.predict(frame[:4])["f"].mean.shape == (4,)
     with pytest.raises(ValueError, match="no observed site with these arguments"):
         learned_fit.check(X)
 

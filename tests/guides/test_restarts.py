@@ -70,7 +70,8 @@ def test_a_guide_that_is_set_up_starts_as_a_new_one(base, approximation, batch_s
 def test_vmapped_runs_after_the_set_up_differ_and_the_best_can_be_picked():
     guide, svi = problem(AutoDelta)  # without draws, starts are all that can differ
     guide.setup(X, Y)
-    runs = jax.vmap(lambda key: svi.run(key, 20, X, Y, progress_bar=False))(KEYS)
+    many = jax.jit(jax.vmap(lambda key: svi.run(key, 20, X, Y, progress_bar=False)))
+    runs = many(KEYS)
     assert len(np.unique(runs.losses[:, 0])) == len(np.unique(runs.losses[:, -1])) == 3
     single = svi.run(KEYS[1], 20, X, Y, progress_bar=False)
     assert_allclose(runs.losses[1], single.losses, rtol=1e-7)

@@ -260,8 +260,15 @@ def factorisations(approximation, likelihood="gaussian"):
     return names & FACTORISING, {name for pair in called for name in pair if name}
 
 
-@pytest.mark.parametrize("likelihood", ["gaussian", "student"])
-@pytest.mark.parametrize("kl", ["exact", "stochastic"])
+@pytest.mark.parametrize(
+    ("kl", "likelihood"),
+    [
+        ("exact", "gaussian"),
+        ("stochastic", "student"),
+        pytest.param("exact", "student", marks=pytest.mark.slow),
+        pytest.param("stochastic", "gaussian", marks=pytest.mark.slow),
+    ],
+)
 def test_a_relaxed_step_factorises_nothing(likelihood, kl):
     assert factorisations(option(kl=kl), likelihood) == (set(), set())
 
