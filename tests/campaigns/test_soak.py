@@ -9,10 +9,9 @@ from campaigns._table import FOLDER
 
 
 def test_threads_that_fit_and_predict_at_once_find_what_one_by_one_do(monkeypatch):
-    monkeypatch.setattr(soak, "THREADS", 3)
-    monkeypatch.setitem(soak.QUIET, "steps", 30)
+    monkeypatch.setattr(soak, "THREADS", 2)
     found = soak.in_threads(1)
-    assert found.cases == 3 and not found.failed
+    assert found.cases == 2 and not found.failed
 
 
 def test_threads_that_differ_or_fail_are_seen(monkeypatch):
