@@ -148,6 +148,7 @@ RUN = {
         {
             "SVGP(50)": "SVGP(5)",
             "sgp.nested(": "nested_shortly(",
+            "sgp.fit(": "fit_shortly(",
             "2000, X, group, y)": "5, X, group, y, progress_bar=False)",
         },
     ),

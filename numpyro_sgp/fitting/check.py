@@ -42,12 +42,12 @@ def check(
     args, kwargs = as_plain_arrays(guide.model, args, kwargs)
     _check_observed(guide, args, kwargs)
     given = guide, params, args, kwargs
-    problem = _problem(svi, params, args, kwargs)
+    problem = problem_at(svi, params, args, kwargs)
     points = sum(option.num_points for option in guide.approximations.values())
     small = problem.num_rows * points <= _LARGEST
     found = [
         _of_q(given, loss, rng_key, problem, small),
-        _of_others(problem, losses, rng_key, descent),
+        of_others(problem, losses, rng_key, descent),
         _of_points(given, loss, rng_key, points, small),
         _of_family(given, rng_key),
         _of_latents(given),
@@ -81,7 +81,8 @@ def _check_observed(guide, args, kwargs):
         )
 
 
-def _problem(svi, params, args, kwargs) -> Problem:
+def problem_at(svi, params, args, kwargs) -> Problem:
+    """What was trained, at some parameters."""
     if svi.constrain_fn is None:
         svi.init(jax.random.key(0), *args, **kwargs)
     free = unconstrained(svi, params)
@@ -117,7 +118,7 @@ def _of_q(given, loss, rng_key, problem, small):
     return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
 
 
-def _of_others(problem, losses, rng_key, descent):
+def of_others(problem, losses, rng_key, descent):
     """What some iterations of L-BFGS gain, or the trend of the losses."""
     name = "other parameters"
     if set(problem.free) == set(problem.profiled):

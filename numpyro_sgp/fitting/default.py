@@ -1,5 +1,6 @@
 """From a model, an approximation and data to a trained guide, with nothing to tune."""
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,9 @@ WHOLE = 4e8
 SEVERAL = 4e6
 #: Rows of a batch above that.
 BATCH = 1024
+#: Guides of ``joint=True``, of a room above this one, as a class; their results are those
+#: of their method ``fitted``.
+JOINT_GUIDES: list[Callable] = []
 
 
 @alone
@@ -56,12 +60,13 @@ def fit(
     batch_size: int | None = None,
     base_guide: Callable | None = None,
     expectation: Expectation | None = None,
+    joint: bool = False,
     restarts: int = 1,
     tolerance: float = 0.1,
     pad: bool = False,
     progress_bar: bool = True,
     **kwargs,
-) -> Fitted:
+) -> Any:
     """
     Trains a sparse approximation of a model's posterior, with nothing to tune.
 
@@ -82,6 +87,12 @@ def fit(
     Latents beside GP sites are at points (``AutoDelta``: their posterior mode given the
     bound), unless ``base_guide`` is a distribution of them.
 
+    The guide has a q for each GP site and each latent. Where the data tie them together (a
+    trend and a season, sites beside an intercept or effects of groups), ``joint=True`` has
+    one Gaussian over all sites and all latents with normal priors that act beside them, of
+    which :meth:`Fitted.check` says how much it mends ("sites apart"); the training is the
+    same. :func:`~numpyro_sgp.nested` integrates the hyperparameters too.
+
     For batches the model needs no argument: where it has all observations in a plate of
     the length of the data, and one row of each GP site for each, a batch of rows takes
     their place and counts N / B times. (Models that tie rows together, or draw a latent for
@@ -90,8 +101,9 @@ def fit(
 
     :param model: a NumPyro model with GP sites.
     :param approximation: what to put at GP sites, as :class:`~numpyro_sgp.AutoSparseGP`
-        takes it, such as ``SVGP(50)``; or such a guide; or a fit of this model, to go on
-        from with these data, without a race between starts. ``SVGP("auto")`` starts from 32
+        takes it, such as ``SVGP(50)``; or such a guide, or an
+        :class:`~numpyro_sgp.AutoJointGP`; or a fit of this model, to go on from with these
+        data, without a race between starts. ``SVGP("auto")`` starts from 32
         inducing points and has more until they lose less than a nat, or a further one
         gains less than 0.1 (at most 512).
     :param data: the model's positional arguments with all of the data, such as ``(X, y)``.
@@ -104,6 +116,9 @@ def fit(
         ``AutoDelta`` if None.
     :param expectation: rule for expectations over f, as :class:`~numpyro_sgp.TraceGP_ELBO`
         takes it.
+    :param joint: whether there is one Gaussian over all GP sites and effects, as in an
+        :class:`~numpyro_sgp.AutoJointGP`; the result is then a
+        :class:`~numpyro_sgp.JointFit`.
     :param restarts: number of starts that are drawn at random, the first one excepted.
     :param tolerance: nats that may be left.
     :param pad: whether to fill the data up to a power of two by rows that do not count, so
@@ -111,10 +126,12 @@ def fit(
         approximations with a part for each row (``VGP``, pseudo-data, tight bounds).
     :param progress_bar: whether to show the bound while it rises.
     :param kwargs: keyword arguments of the model.
-    :return: the result: ``predict``, ``posterior``, ``sample``, ``check``, ``save``, ...
+    :return: the result, a :class:`~numpyro_sgp.Fitted`: ``predict``, ``posterior``,
+        ``sample``, ``check``, ``save``, ...
     :raises TypeError: if ``data`` is no tuple, or ``approximation`` something else.
     :raises ValueError: if numbers are not positive, a guide is of another model or comes
-        with a ``base_guide``, and as the guide does.
+        with a ``base_guide``, ``joint`` comes with an ``expectation``, ``pad`` or
+        ``SVGP("auto")`` or the model is none of one Gaussian field, and as the guide does.
 
     **References:**
 
@@ -143,6 +160,9 @@ def fit(
     started = time.monotonic()
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     _check(model, approximation, data, rng_key, base_guide)
+    is_joint = isinstance(_guide_of(approximation), _joint_kinds())
+    if joint or is_joint:
+        _check_joint(approximation, is_joint, expectation, pad)
     _check_numbers(steps, seconds, batch_size, restarts, tolerance)
     until = None if seconds is None else started + seconds
     data, kwargs = as_plain_arrays(model, tuple(data), kwargs)
@@ -166,9 +186,13 @@ def fit(
         )
 
     def make(approximation):
-        return AutoSparseGP(model, approximation, base_guide or AutoDelta)
+        kind = JOINT_GUIDES[0] if joint else AutoSparseGP
+        return kind(model, approximation, base_guide or AutoDelta)
 
-    if isinstance(approximation, Fitted):
+    if is_joint:
+        before = None if approximation is _guide_of(approximation) else approximation
+        fitted = train(_guide_of(approximation), before=before)
+    elif isinstance(approximation, Fitted):
         # Its own programs serve where they have the bound that is asked for.
         loss = getattr(approximation.svi, "loss", None)
         if isinstance(loss, TraceGP_ELBO) and expectation is None:
@@ -208,7 +232,7 @@ def _train(
     start,
     before,
     progress_bar,
-) -> Fitted:
+) -> Any:
     """
     One training.
 
@@ -259,8 +283,8 @@ def _train(
             few = int(np.clip(SEVERAL / problem.work(problem.num_rows), 1, 3))
             given = problem, starts[:few], for_training, limits, show
             found = train_whole(*given, seed=0, descent=descent)
-    return Fitted(
-        guide,
+    make = guide.fitted if hasattr(guide, "fitted") else functools.partial(Fitted, guide)
+    return make(
         constrained(svi, found.free),
         args,
         kwargs,
@@ -323,10 +347,46 @@ def _batch_size(problem, batch_size) -> int | None:
     return BATCH if problem.random or problem.work(N) > WHOLE else None
 
 
+def _joint_kinds() -> tuple[type, ...]:
+    return tuple(kind for kind in JOINT_GUIDES if isinstance(kind, type))
+
+
+def _guide_of(approximation):
+    """A guide, or that of a fit; else what there is."""
+    svi = getattr(approximation, "svi", None)
+    if isinstance(getattr(svi, "guide", None), _joint_kinds()):
+        return svi.guide
+    return getattr(approximation, "guide", approximation)
+
+
+def _check_joint(approximation, is_joint, expectation, pad):
+    """What one Gaussian over all sites does not go with."""
+    if expectation is not None:
+        raise ValueError(
+            "joint=True integrates the likelihood over linear predictors, by quadrature "
+            "where there are up to three in a row. Leave the expectation out."
+        )
+    if pad:
+        raise ValueError("joint=True is not for pad=True. Leave pad out.")
+    if is_joint:
+        return
+    if hasattr(approximation, "guide") or isinstance(approximation, AutoSparseGP):
+        raise ValueError(
+            "joint=True goes on from fits with joint=True of this process only, not from "
+            "others, from files or from a guide with a q for each site: give fit the "
+            "approximation, such as SVGP(50)."
+        )
+    if any(option.is_auto for option in check_approximations(approximation)):
+        raise ValueError(
+            "joint=True needs the number of inducing points, as in SVGP(50), in the place "
+            "of 'auto'."
+        )
+
+
 def _check(model, approximation, data, rng_key, base_guide):
     check_model(model)
-    guide = getattr(approximation, "guide", approximation)
-    if isinstance(guide, AutoSparseGP):
+    guide = _guide_of(approximation)
+    if isinstance(guide, (AutoSparseGP, *_joint_kinds())):
         if base_guide is not None:
             raise ValueError(
                 "A guide has its base guide: leave out base_guide, or give fit the "

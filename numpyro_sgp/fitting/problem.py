@@ -150,8 +150,11 @@ class Problem:
 
     def work(self, num_rows: int) -> float:
         """Multiplications of M x M matrices with so many rows, of all latent functions."""
+        known = self.guide.known()
+        if hasattr(known, "work"):  # one Gaussian over all sites
+            return known.work(num_rows)
         total = 0.0
-        for name, site in self.guide.known().sites.items():
+        for name, site in known.sites.items():
             fn = self.guide.prototype_trace[name]["fn"]
             size = sum(points_of(p).shape[-2] for p in site.points)
             functions = int(np.prod(fn.shape()[:-1]))
@@ -174,11 +177,11 @@ class Problem:
             if name not in self.profiled
         }
         roles = self.guide.roles()
-        for name, site in self.guide.known().sites.items():
+        for site in self.guide.known().sites.values():
             sd = np.std(site.X, axis=0)
             sd = np.where(sd > 0.0, sd, 1.0)
-            for full in self.guide.parameter_names()[name].values():
-                if full not in scales or roles[full] != "inducing":
+            for full in site.names.values():
+                if full not in scales or roles.get(full) != "inducing":
                     continue
                 ones = jnp.asarray(scales[full])
                 if ones.shape[-1:] == sd.shape:
@@ -241,7 +244,7 @@ def _data_plates(guide, arrays, args, kwargs) -> tuple[int, frozenset[str]]:
     setup, none = guide.known(), (num_rows, frozenset())
     if setup.coupling.couples or setup.coupling.combines or setup.arguments is None:
         return none
-    if any(option.needs_all_rows for option in guide.approximations.values()):
+    if any(site.approximation.needs_all_rows for site in setup.sites.values()):
         return none
     sizes, sites = {}, []
 
@@ -257,7 +260,7 @@ def _data_plates(guide, arrays, args, kwargs) -> tuple[int, frozenset[str]]:
     plates = frozenset(name for name, size in sizes.items() if size == num_rows)
     for name, site in sites:
         inside = any(frame.name in plates for frame in site["cond_indep_stack"])
-        if name in guide.approximations:
+        if name in setup.sites:
             fits = messages.unwrap(site["fn"])[0].shape()[-1] == num_rows
         else:
             fits = inside == site["is_observed"]

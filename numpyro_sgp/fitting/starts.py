@@ -201,10 +201,10 @@ def with_other_points(problem, free: dict, rng, share: float) -> dict | None:
     """
     guide, found = problem.guide, {}
     roles = guide.roles()
-    for site, names in guide.parameter_names().items():
-        X = guide.known().sites[site].X
-        for full in names.values():
-            if roles[full] != "inducing" or full not in free:
+    for site in guide.known().sites.values():
+        X = site.X
+        for full in site.names.values():
+            if roles.get(full) != "inducing" or full not in free:
                 continue
             if free[full].shape[-1:] != X.shape[1:]:
                 continue

@@ -82,7 +82,7 @@ def _looked_at(guide, setup, params, args, kwargs) -> Cause | None:
     told += "Gaussian over GP sites and effects"
     mend = ""
     if nats > ENOUGH_NATS or ratios[narrowest] < _NARROW:
-        mend = "sgp.nested (for minibatches, sgp.AutoJointGP) has them in one Gaussian"
+        mend = "sgp.fit with joint=True, or sgp.nested, has them in one Gaussian"
     return Cause(_NAME, max(nats, 0.0), told=told, mend=mend)
 
 

@@ -26,9 +26,10 @@ _LOOKED_AT = 5
 
 def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
     """The verdict; see :meth:`~numpyro_sgp.Nested.check`, whose attributes these are."""
+    field.need_layout(nodes.nodes[0].free, args, kwargs)
     profile = Profile(field, args, kwargs, nodes.points)
     # As they are without weights, and of a file, which has no q(w).
-    chosen = [profile(node.free, profile.prior())[0] for node in _spread(nodes)]
+    chosen = [profile(node.free, profile.prior())[0] for node in spread_out(nodes)]
     weighed = any(float(node.weighed.effective) < 1.0 for node in nodes.nodes)
     causes = {
         "q(u)": _of_q(nodes),
@@ -40,7 +41,7 @@ def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
     return Verdict(causes, None, nodes.log_evidence)
 
 
-def _spread(nodes: Nodes) -> list:
+def spread_out(nodes: Nodes) -> list:
     """The mode, and nodes at even shares of the mass along the widest direction."""
     values = nodes.values
     if len(values) <= _LOOKED_AT:

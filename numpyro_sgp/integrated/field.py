@@ -76,6 +76,7 @@ class Field:
         self.shapes = {name: tuple(fn.shape()) for name, fn in fns.items()}
         self._fns = fns
         self.layout: Layout
+        self._candidates: list[Layout] = []
         if effects is not None:
             self.effects = effects
         else:
@@ -167,7 +168,7 @@ class Field:
         """
         placed = Placed(self, thetas, points, joint)
         trace_here = handlers.seed(self.model, jax.random.key(0))
-        with handlers.block(), handlers.trace() as trace, placed:
+        with handlers.block(hide_fn=_is_own), handlers.trace() as trace, placed:
             trace_here(*args, **kwargs)
         likelihood = {
             name: messages.log_prob(site)
@@ -272,6 +273,12 @@ class Field:
                     found.append(layout)
         return sorted(found, key=lambda layout: layout.number)
 
+    def need_layout(self, free: np.ndarray, args, kwargs) -> None:
+        """:meth:`choose_layout`, if there is none yet, as of a file, which has no data."""
+        if not self._candidates:
+            self._look(args, kwargs)
+            self.choose_layout(jnp.asarray(free, self.dtype), args, kwargs)
+
     def choose_layout(self, free: Array, args, kwargs) -> None:
         """
         Takes the first layout under which rows are apart: the log likelihood has no mixed
@@ -319,8 +326,9 @@ class Field:
                 start = jnp.asarray(rng.normal(size=shape), self.dtype)
                 found = []
                 for _ in range(2):
-                    signs = rng.choice([-1.0, 1.0], shape[1])
-                    signs = jnp.asarray(signs * rng.uniform(0.5, 1.5, shape[1]), self.dtype)
+                    drawn = rng.choice([-1.0, 1.0], shape[1])
+                    drawn = drawn * rng.uniform(0.5, 1.5, shape[1])
+                    signs = jnp.asarray(drawn, self.dtype)
                     found.append(product(free, self.points, arrays, signs, start))
                 (a, change, steep), (b, other, _) = jax.tree.map(np.asarray, found)
                 eps = jnp.finfo(self.dtype).eps
@@ -463,6 +471,11 @@ class Field:
         """Names and shapes of GP sites with the rows of these arguments."""
         for name, shape in self.gp_shapes.items():
             yield name, (*shape[:-1], outputs["left"][name].aval.shape[-1])
+
+
+def _is_own(site) -> bool:
+    """Whether nobody outside is to see a site: all but plates and what is observed."""
+    return site["type"] != "plate" and not site.get("is_observed", False)
 
 
 @dataclass(frozen=True, eq=False)

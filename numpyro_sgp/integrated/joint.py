@@ -22,15 +22,16 @@ from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.families import Full
 from numpyro_sgp.families.blocks import Block
 from numpyro_sgp.families.constraint import lower_triangular
+from numpyro_sgp.fitting.default import JOINT_GUIDES
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.messengers import FirstRows, Params, Plates, WithoutGPs
 from numpyro_sgp.guides.point_guide import PointGuide
 from numpyro_sgp.integrated.field import Field
+from numpyro_sgp.integrated.joint_fit import JointFit
 from numpyro_sgp.integrated.marginals import field_values, gp_shapes
 from numpyro_sgp.integrated.nodes import Drawn, One
 from numpyro_sgp.integrated.placing import Constrained
 from numpyro_sgp.integrated.profile import Gaussian, Node, expected
-from numpyro_sgp.integrated.result import Nested
 from numpyro_sgp.integrated.starts import starting_hyperparameters
 from numpyro_sgp.integrated.weighing import unweighed
 from numpyro_sgp.tracing import messages
@@ -58,14 +59,34 @@ class _Known:
 
     :param field: which latents are the field and which are hyperparameters.
     :param base_guide: of the hyperparameters; None if there are none.
-    :param shapes: of the parameters.
+    :param starts: values of the parameters at the start, constrained.
     :param arguments: of the set-up.
     """
 
     field: Field
     base_guide: Any
-    shapes: dict
+    starts: dict
     arguments: tuple
+
+    @property
+    def shapes(self) -> dict:
+        """Of the parameters."""
+        return jax.tree.map(_shape, self.starts)
+
+    @property
+    def sites(self) -> dict:
+        """GP sites, as :attr:`Setup.sites`."""
+        return self.field.sites
+
+    @property
+    def coupling(self) -> Any:
+        """Which rows the likelihood ties together, as :attr:`Setup.coupling`."""
+        return self.field.guide.known().coupling
+
+    def work(self, num_rows: int) -> float:
+        """Multiplications of one product of rows with the field's covariance."""
+        size = self.field.size
+        return (self.field.layout.number * num_rows + size) * float(size) ** 2
 
 
 class AutoJointGP(autoguide.AutoGuide):
@@ -92,7 +113,8 @@ class AutoJointGP(autoguide.AutoGuide):
     likelihoods may be subsampled by a plate. Train it by
     :func:`~numpyro_sgp.natural_gradients` and :class:`~numpyro_sgp.TraceGP_ELBO`; a step
     costs two to three times that of :class:`~numpyro_sgp.AutoSparseGP`, for two sites.
-    :meth:`result` has posteriors and predictions.
+    :meth:`result` has posteriors and predictions; ``sgp.fit(..., joint=True)`` does all of
+    this.
 
     Parameters are ``{prefix}_field_mu`` and ``{prefix}_field_sqrt``, inducing points
     ``{site}_{prefix}_Z``, and those of the base guide.
@@ -177,12 +199,21 @@ class AutoJointGP(autoguide.AutoGuide):
             seeded = handlers.seed(base_guide, rng_key)
             trace = handlers.trace(seeded).get_trace(*args, **kwargs)
             params = {k: s["value"] for k, s in trace.items() if s["type"] == "param"}
-        known = _Known(field, base_guide, {}, (args, kwargs))
+        known = _Known(field, base_guide, params, (args, kwargs))
         with handlers.trace() as trace:
             self._declared(known)
-        params |= {k: s["value"] for k, s in trace.items() if s["type"] == "param"}
-        known.shapes.update(jax.tree.map(_shape, params))
+        params.update({k: s["value"] for k, s in trace.items() if s["type"] == "param"})
         return known
+
+    def starts(self, rng_key: Array, args: tuple, kwargs: dict) -> dict:
+        """
+        Starting values of the guide's parameters: see :meth:`AutoSparseGP.starts`.
+
+        :param rng_key: not used; those of the set-up are the same each time.
+        """
+        del rng_key
+        self.setup(*args, **kwargs)
+        return dict(self.known().starts)
 
     def known(self) -> _Known:
         """
@@ -314,23 +345,45 @@ class AutoJointGP(autoguide.AutoGuide):
             found[name] = numpyro.sample(name, fn)
         return {**{name: values[name] for name in known.field.thetas}, **found}
 
+    def others_at(self, params: dict, args: tuple, kwargs: dict) -> dict:
+        """
+        Medians of the hyperparameters.
+
+        :param params: parameters of the guide.
+        """
+        known = self.known()
+        if known.base_guide is None:
+            return {}
+        values = known.base_guide.median(params)
+        return {name: values[name] for name in known.field.thetas}
+
     # ---- results --------------------------------------------------------------------
 
-    def result(self, params: dict, *args, **kwargs) -> Nested:
+    def result(self, params: dict, *args, **kwargs) -> JointFit:
         """
-        Posteriors and predictions: the object that :func:`~numpyro_sgp.nested` returns,
-        with hyperparameters as this guide has them, at points under ``AutoDelta``, else 64
-        draws of the base guide.
+        Posteriors and predictions, with hyperparameters as this guide has them, at points
+        under ``AutoDelta``, else 64 draws of the base guide.
 
         :param params: parameters of guide and model, such as ``result.params``.
         :param args: arguments of the model with all of the training data; those of the
             set-up if left out.
         """
-        known, began = self.known(), time.monotonic()
+        began = time.monotonic()
         if args or kwargs:
             args, kwargs = as_arrays(self.model, args, kwargs)
         else:
-            args, kwargs = known.arguments
+            args, kwargs = self.known().arguments
+        found = self.fitted(params, args, kwargs)
+        found.seconds = time.monotonic() - began
+        return found
+
+    def fitted(self, params: dict, args: tuple, kwargs: dict, **training) -> JointFit:
+        """
+        :meth:`result` of a training.
+
+        :param training: what :class:`JointFit` knows of it.
+        """
+        known = self.known()
         with handlers.block(), handlers.substitute(data=params):
             mean, root, points = self._declared(known)
             draws = self._draws(known, params, args, kwargs)
@@ -343,13 +396,13 @@ class AutoJointGP(autoguide.AutoGuide):
             np.eye(len(centre)) if len(free) == 1 else np.diag(free.std(axis=0) + 1e-12)
         )
         weights = np.full(len(free), 1.0 / len(free))
-        # Its evidence is not known, and is not said.
+        # The evidence is not known, and is not said.
         numbers = np.nan, 0.0, centre, spread
         found = kind(nodes, weights, *numbers, points, "by AutoJointGP")
-        field, own = known.field, {k: v for k, v in params.items() if k not in known.shapes}
+        field, own = known.field, {k: v for k, v in params.items() if k not in known.starts}
         if own:  # parameters of the model
             field = field.running(handlers.substitute(self.model, data=own))
-        return Nested(field, found, args, kwargs, time.monotonic() - began)
+        return JointFit(field, found, args, kwargs, params=params, **training)
 
     def _draws(self, known, params, args, kwargs) -> list[dict]:
         base = known.base_guide
@@ -419,3 +472,6 @@ def _plates(model, rng_key, args, kwargs) -> dict:
 
 def _shape(value):
     return jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
+
+
+JOINT_GUIDES.append(AutoJointGP)

@@ -46,5 +46,7 @@ def unpacked(found: dict[str, Any], dtype) -> Nodes:
         ),
         log_evidence=log_evidence,
         border=border,
-        **{name: found[name] for name in _AS_THEY_ARE},
+        points=found["points"],
+        stopped=found["stopped"],
+        **{name: np.asarray(found[name]) for name in ("weights", "mode", "axes")},
     )

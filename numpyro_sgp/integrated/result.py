@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.scipy.special import logsumexp
 
 from numpyro_sgp._checks import check_key, check_levels, check_sample_shape
-from numpyro_sgp._programs import join_static, mapped, shared, split_static
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics.arviz import Found, to_arviz
 from numpyro_sgp.fitting import Fitted
-from numpyro_sgp.fitting.loading import RESULTS
 from numpyro_sgp.fitting.log_score import LogScore
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.fitting.verdict import Verdict
@@ -31,21 +28,17 @@ from numpyro_sgp.integrated.marginals import (
     marginals,
 )
 from numpyro_sgp.integrated.nodes import Nodes
-from numpyro_sgp.integrated.packing import packed, unpacked
+from numpyro_sgp.integrated.packing import packed
 from numpyro_sgp.integrated.placing import check_new_arguments
-from numpyro_sgp.integrated.views import Parts, Shown
+from numpyro_sgp.integrated.responses import at_draws, densities, predicted
+from numpyro_sgp.integrated.views import Shown
 from numpyro_sgp.plots import plot_posterior
 from numpyro_sgp.predictive import Prediction, Predictions
-from numpyro_sgp.predictive.predictions import read_rows
-from numpyro_sgp.predictive.responses import of_responses
-from numpyro_sgp.tracing import checks, messages
-from numpyro_sgp.tracing.rows import by_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _THETA_DRAWS = 8192
-_MAX_NUMBERS = 3e6  # of rows and draws, held at one time
 _TOGETHER = 64  # draws that the model runs with at one time
 _LEVELS = 0.05, 0.5, 0.95
 
@@ -85,6 +78,8 @@ class Nested:
         (5, 3)
     """
 
+    kind: ClassVar[str] = "nested"  # what files call it
+
     def __init__(
         self, field: Field, nodes: Nodes, args: tuple, kwargs: dict, seconds: float
     ):
@@ -93,7 +88,8 @@ class Nested:
         self.args, self.kwargs, self.seconds = args, kwargs, seconds
         self._thetas: dict[str, np.ndarray] | None = None
         self._verdict: Verdict | None = None
-        self._examples: tuple | None = None  # in the place of data, of a file
+        #: Arguments with a row or two of the data, from a file.
+        self.examples: tuple | None = None
 
     # ---- in numbers -----------------------------------------------------------------
 
@@ -129,7 +125,7 @@ class Nested:
         shapes = gp_shapes(field, self.nodes.points, self.args, self.kwargs)
         zeros = {name: np.zeros(shape) for name, shape in shapes.items()}
         zeros |= {name: np.zeros(field.shapes[name]) for name in field.effects}
-        found = self._at_draws(run, free, zeros, self.args, self.kwargs)
+        found = at_draws(field, run, free, zeros, self.args, self.kwargs)
         return {name: np.asarray(found[name]) for name in field.thetas}
 
     def summary(self, levels: Sequence[float] = _LEVELS) -> Any:
@@ -240,42 +236,9 @@ class Nested:
             found[name] = Prediction(mean, sd, at_levels, levels, None, axis)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         check_key(rng_key)
-        found |= self._responses(args, kwargs, levels, num_draws, rng_key)
-        return Predictions(found)
-
-    def _responses(self, args, kwargs, levels, num_draws, rng_key):
         free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
-        num_rows = max(values[k].shape[-1] for k in self.field.sites)
-
-        def run(free, values, where, rng_key):
-            parts = Parts(self.field, values, free, *where)
-            points = {
-                "f": {k: values[k] for k in self.field.sites},
-                "others": {k: values[k] for k in self.field.effects} | {"": free},
-                "weight": jnp.full(num_draws, 1.0 / num_draws, self.field.dtype),
-                "key": jax.random.split(rng_key, num_draws),
-            }
-            found = jnp.asarray(levels, self.field.dtype)
-            return of_responses(parts, (points, points), rng_key, found)
-
-        found = self._at_draws(run, free, values, args, kwargs, rng_key)
-        return read_rows(found, self.field.sites, num_rows, 1.0, levels)
-
-    def _at_draws(self, run, free, values, args, kwargs, *more):
-        """
-        By one program ``run(free, values, (args, kwargs), *more)``.
-
-        :param free: unconstrained hyperparameters, ``(S, p)``.
-        :param values: of the other latents by name, each ``(S, *shape)``.
-        """
-        arrays, static = split_static((args, kwargs))
-
-        def program(free, values, arrays, *more):
-            return run(free, values, join_static(arrays, static), *more)
-
-        free = jnp.asarray(free, self.field.dtype)
-        values, arrays = jax.tree.map(jnp.asarray, (values, arrays))
-        return shared(program)(free, values, arrays, *more)
+        found |= predicted(self.field, free, values, args, kwargs, levels, rng_key)
+        return Predictions(found)
 
     def log_score(
         self, *args, rng_key: Array | None = None, num_draws: int = 2048, **kwargs
@@ -293,30 +256,7 @@ class Nested:
         args, kwargs = self._arguments(args, kwargs)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
-        num_rows = max(values[k].shape[-1] for k in self.field.sites)
-
-        def run(free, values, where):
-            def one(inputs):
-                free, values = inputs
-                trace = given(self.field, free, values, *where, jax.random.key(0))
-                checks.check_observations(trace)
-                found = {}
-                for name, site in trace.items():
-                    if not messages.is_response(site):
-                        continue
-                    density = by_row(messages.log_prob(site, scaled=False), num_rows)
-                    count = by_row(messages.counted(site), num_rows)
-                    if density is None:  # of other rows than those of the GP site
-                        density = messages.log_prob(site, scaled=False)
-                        count = messages.counted(site)
-                    found[name] = jnp.where(count > 0, density, jnp.nan)
-                return found
-
-            chunk = int(np.clip(_MAX_NUMBERS / num_rows, 1, num_draws))
-            each = mapped(one, (free, values), chunk)
-            return {k: logsumexp(v, axis=0) - np.log(num_draws) for k, v in each.items()}
-
-        found = self._at_draws(run, free, values, args, kwargs)
+        found = densities(self.field, free, values, args, kwargs)
         if not found:
             raise ValueError(
                 "The model has no observed site with these arguments. Pass observations "
@@ -372,7 +312,7 @@ class Nested:
 
             return jax.lax.map(one, (free, values), batch_size=_TOGETHER)
 
-        found = self._at_draws(run, free, values, args, kwargs)
+        found = at_draws(self.field, run, free, values, args, kwargs)
         return {k: v.reshape(*sample_shape, *v.shape[1:]) for k, v in found.items()}
 
     def _draw(self, key, number, args, kwargs, joint):
@@ -470,12 +410,15 @@ class Nested:
                 "The model has parameters (numpyro.param), which are not in files of "
                 "nested results. Sample them instead."
             )
+        self._for_file().save(path)
+
+    def _for_file(self) -> Fitted:
         fitted = Fitted(self.guide, self.guide.known().starts, self.args, self.kwargs)
-        if self._examples is not None:
-            fitted.args, fitted.kwargs, fitted.examples = None, {}, self._examples
+        if self.examples is not None:
+            fitted.args, fitted.kwargs, fitted.examples = None, {}, self.examples
         fitted.bound, fitted.seconds = self.log_evidence, self.seconds
-        fitted.more = {"nested": packed(self.field.effects, self.nodes)}
-        fitted.save(path)
+        fitted.more = {self.kind: packed(self.field.effects, self.nodes)}
+        return fitted
 
     # ---- shown ----------------------------------------------------------------------
 
@@ -484,23 +427,24 @@ class Nested:
             args, kwargs = as_plain_arrays(self.model, args, kwargs)
             check_new_arguments(self.model, args, kwargs)
             return args, kwargs
-        if self._examples is not None:
+        if self.examples is not None:
             raise ValueError(
                 "The training data are not in the file that this came from. Say at which "
                 "inputs: pass the model's arguments."
             )
         return self.args, self.kwargs
 
+    def _parts(self) -> str:
+        """What the field is made of, and how many numbers of it each has."""
+        field = self.field
+        parts = field.gp_sizes() | {k: int(np.prod(field.shapes[k])) for k in field.effects}
+        return ", ".join(f"{name} ({size})" for name, size in parts.items())
+
     def __repr__(self):
         nodes, field = self.nodes, self.field
-        parts = {
-            **field.gp_sizes(),
-            **{k: int(np.prod(field.shapes[k])) for k in field.effects},
-        }
-        shown = ", ".join(f"{name} ({size})" for name, size in parts.items())
         lines = [
             f"Nested inference in {self.seconds:.1f} s",
-            f"  one Gaussian over: {shown}",
+            f"  one Gaussian over: {self._parts()}",
             f"  {'integrated' if len(nodes.nodes) > 1 else 'at a point'}: "
             + (", ".join(field.thetas) or "nothing"),
             f"  nodes: {len(nodes.nodes)} ({nodes.kind}), effective {nodes.effective:.0f}"
@@ -513,16 +457,3 @@ class Nested:
         if nodes.too_few:
             lines.append("  more nodes are needed: a larger max_nodes, or more seconds")
         return "\n".join(lines)
-
-
-def _of_file(fitted: Fitted, more: dict) -> Nested:
-    """The result that a file has."""
-    args, kwargs = fitted.examples or (fitted.args or (), fitted.kwargs)
-    field = Field(fitted.guide, args, kwargs, tuple(more["effects"]))
-    found = Nested(field, unpacked(more, field.dtype), args, kwargs, fitted.seconds)
-    if fitted.args is None:
-        found._examples = args, kwargs
-    return found
-
-
-RESULTS["nested"] = _of_file

@@ -13,7 +13,7 @@ class Shown:
 
     def __init__(self, result: Any):
         self.guide, self.model, self.predict = result.guide, result.model, result.predict
-        self.examples, self.params = result._examples, self.guide.known().starts
+        self.examples, self.params = result.examples, self.guide.known().starts
         self.args = None if self.examples is not None else result.args
         self.kwargs, self.effects = result.kwargs, result.field.effects
         self.quantiles, self.posterior = result.quantiles, result.posterior

@@ -233,6 +233,7 @@ def test_it_goes_through_a_file(posterior, tmp_path):
         np.testing.assert_allclose(before[name].sd, after[name].sd, rtol=1e-12)
     with pytest.raises(ValueError, match="not in the file"):
         loaded.sample(jax.random.key(0))
+    assert loaded.check(X, COUNTS).converged
 
 
 def test_it_shows_itself(posterior):  # at as many inputs as other tests have
