@@ -40,7 +40,14 @@ from numpyro_sgp.inducing import (
     assess_inducing,
     initial_inducing,
 )
-from numpyro_sgp.integrated import AutoJointGP, JointFit, Mixture, Nested, nested
+from numpyro_sgp.integrated import (
+    AutoJointGP,
+    JointFit,
+    Mixture,
+    MixtureFunctions,
+    Nested,
+    nested,
+)
 from numpyro_sgp.inverse_free import InverseFreePosterior, InverseFreeSVGP
 from numpyro_sgp.layers import convolutional_layer, layer
 from numpyro_sgp.linalg.row_blocks import neighbour_blocks
@@ -94,6 +101,7 @@ __all__ = [
     "MarginalGP",
     "Marginals",
     "Mixture",
+    "MixtureFunctions",
     "MixtureSVGP",
     "MonteCarlo",
     "Nested",

@@ -68,15 +68,24 @@ class FunctionSamples:
         return f
 
 
-def draw_functions(posterior, rng_key, sample_shape, num_features) -> FunctionSamples:
-    """See :meth:`GPPosterior.sample_functions`."""
+def draw_functions(
+    posterior, rng_key, sample_shape, num_features, whitened=None
+) -> FunctionSamples:
+    """
+    See :meth:`GPPosterior.sample_functions`.
+
+    :param whitened: draws of q in whitened coordinates, ``sample_shape + batch_shape +
+        (M,)``, in the place of the posterior's own.
+    """
     if num_features < 1:
         raise ValueError(f"num_features must be at least 1, got {num_features}.")
     key_q, key_f, key_jitter = jax.random.split(rng_key, 3)
     process, L = posterior.prior, posterior.chol
     points = union(posterior.inducing)
     shape = (*sample_shape, *posterior.batch_shape)
-    weights = posterior._sample_whitened(key_q, sample_shape)
+    weights = whitened
+    if weights is None:
+        weights = posterior._sample_whitened(key_q, sample_shape)
     prior = None
     if posterior._residual:
         features = (process.kernel, shape, num_features, points.shape[-1], L.dtype)

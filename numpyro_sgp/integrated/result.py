@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_sgp._checks import check_key, check_levels, check_sample_shape
+from numpyro_sgp._checks import check_key, check_levels, check_sample_shape, check_whole
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics.arviz import Found, to_arviz
 from numpyro_sgp.fitting import Fitted
@@ -20,6 +20,7 @@ from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.integrated.check import check
 from numpyro_sgp.integrated.field import Field
+from numpyro_sgp.integrated.functions import MixtureFunctions, functions
 from numpyro_sgp.integrated.marginals import (
     Mixture,
     draw_field,
@@ -321,6 +322,29 @@ class Nested:
         free, which = self.nodes.draws(number, seed)
         where = which, seed + 1, args, kwargs, joint
         return free, draw_field(self.field, self.nodes, *where, antithetic=not joint)
+
+    def functions(
+        self, key: Array, shape: tuple | int = (), num_features: int = 1024
+    ) -> dict[str, MixtureFunctions]:
+        """
+        Draws of whole functions, which can be evaluated anywhere, with hyperparameters
+        drawn from the nodes; those of all GP sites are drawn together.
+
+        :param key: random key.
+        :param shape: shape of the draws, or their number.
+        :param num_features: random features of each draw; see
+            :meth:`GPPosterior.sample_functions`.
+        :return: for each GP site a function from X of shape ``(N, D)`` to values of shape
+            ``shape + batch_shape + (N,)``.
+        :raises NotImplementedError: for kernels without random features.
+        :raises ValueError: if ``num_features`` is not positive.
+        """
+        check_key(key, "key")
+        check_whole(num_features, "num_features", least=1)
+        args, kwargs = self.examples or (self.args, self.kwargs)
+        shape = check_sample_shape((shape,) if isinstance(shape, int) else shape)
+        where = self.field, self.nodes, key, shape, num_features
+        return functions(*where, args, kwargs)
 
     def plot(
         self,
