@@ -63,7 +63,7 @@ class Problem:
         self.arrays: list[Array] = [jnp.asarray(a) for a in arrays]
         self.args, self.kwargs = args, kwargs
         #: Number N of rows, and the plates whose rows a batch may be of (or none).
-        self.num_rows, self.plates = _data_plates(self.guide, self.arrays, args, kwargs)
+        self.num_rows, self.plates = data_plates(self.guide, self.arrays, args, kwargs)
         self._trace_once()
         #: Families of q(u) that natural steps train, with names of what they are for.
         self.natural: list[tuple[Family, dict[str, str]]] = _natural(self)
@@ -234,7 +234,7 @@ def _inner_layers(problem) -> frozenset[str]:
     return feeding(trace_at, shapes, dtype)
 
 
-def _data_plates(guide, arrays, args, kwargs) -> tuple[int, frozenset[str]]:
+def data_plates(guide, arrays, args, kwargs) -> tuple[int, frozenset[str]]:
     """
     Number of rows, and the plates of which a batch may be taken: none unless each
     observation is in one of them, each row of the data has one of each GP site, and no

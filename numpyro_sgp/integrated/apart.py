@@ -29,6 +29,7 @@ from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.profile import Profile
+from numpyro_sgp.integrated.row_parts import choose_layout
 
 _NAME = "sites apart"
 _LARGEST = 3e7  # numbers of the field times rows
@@ -59,7 +60,7 @@ def _looked_at(guide, setup, params, args, kwargs) -> Cause | None:
             return None
         values = guide.others_at(params, args, kwargs)
         free = field.ravel(values)
-        field.choose_layout(jnp.asarray(free), args, kwargs)
+        choose_layout(field, jnp.asarray(free), args, kwargs)
     except ValueError:  # of another kind; what it is, is no concern of a fit
         return None
     rows = field.layout.num_rows * field.layout.number

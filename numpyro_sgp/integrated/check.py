@@ -19,6 +19,7 @@ from numpyro_sgp.guides.points import point_name, points_of
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.profile import Profile
+from numpyro_sgp.integrated.row_parts import need_layout
 from numpyro_sgp.integrated.weighing import draws
 
 _LOOKED_AT = 5
@@ -26,7 +27,7 @@ _LOOKED_AT = 5
 
 def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
     """The verdict; see :meth:`~numpyro_sgp.Nested.check`, whose attributes these are."""
-    field.need_layout(nodes.nodes[0].free, args, kwargs)
+    need_layout(field, nodes.nodes[0].free, args, kwargs)
     profile = Profile(field, args, kwargs, nodes.points)
     # As they are without weights, and of a file, which has no q(w).
     chosen = [profile(node.free, profile.prior())[0] for node in spread_out(nodes)]
@@ -116,7 +117,7 @@ def _larger(field, points, args, kwargs) -> Field | None:
     guide = AutoSparseGP(field.model, options)
     guide.setup(*args, **kwargs)
     larger = Field(guide, args, kwargs)
-    larger.layout = field.layout
+    larger.layout, larger.candidates = field.layout, field.candidates
     return larger
 
 
@@ -133,6 +134,8 @@ def _at(field, name):
 def _of_family(profile, chosen, args, kwargs, weighed):
     """Importance weights of draws from q(w) at each node."""
     name, field = "family", profile.field
+    if profile.rows.size is not None:
+        return Cause(name, np.nan, told="unknown: too many rows")
     arrays, static = split_static((args, kwargs))
 
     def log_weights(free, q, key, points, arrays):

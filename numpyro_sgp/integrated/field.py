@@ -76,11 +76,12 @@ class Field:
         self.shapes = {name: tuple(fn.shape()) for name, fn in fns.items()}
         self._fns = fns
         self.layout: Layout
-        self._candidates: list[Layout] = []
+        #: How rows may share predictors; empty where the data are not known yet.
+        self.candidates: list[Layout] = []
         if effects is not None:
             self.effects = effects
         else:
-            while (wrong := self._look(args, kwargs)) is not None:
+            while (wrong := self.look(args, kwargs)) is not None:
                 self.effects = tuple(name for name in self.effects if name not in wrong)
         #: Names of the hyperparameters.
         self.thetas = tuple(name for name in fns if name not in self.effects)
@@ -197,7 +198,7 @@ class Field:
         given = thetas, points, args, kwargs, joint
         return LinearProgram(lambda: self.run(*given), self.keys)
 
-    def _look(self, args, kwargs):
+    def look(self, args, kwargs) -> set | None:
         """Finds the layout; returns names that are no effects after all, if any."""
         wrong: set | None = None
 
@@ -252,7 +253,7 @@ class Field:
                     "NUTS(sgp.whiten(model))."
                 )
             raise ValueError(TIED)
-        self._candidates = found
+        self.candidates = found
         self.layout = found[0]
         return None
 
@@ -273,12 +274,6 @@ class Field:
                     found.append(layout)
         return sorted(found, key=lambda layout: layout.number)
 
-    def need_layout(self, free: np.ndarray, args, kwargs) -> None:
-        """:meth:`choose_layout`, if there is none yet, as of a file, which has no data."""
-        if not self._candidates:
-            self._look(args, kwargs)
-            self.choose_layout(jnp.asarray(free, self.dtype), args, kwargs)
-
     def choose_layout(self, free: Array, args, kwargs) -> None:
         """
         Takes the first layout under which rows are apart: the log likelihood has no mixed
@@ -298,7 +293,7 @@ class Field:
 
         if shared(combined, briefly=True)(free, self.points, arrays) > _COMBINED:
             raise ValueError(TIED)
-        for layout in self._candidates:
+        for layout in self.candidates:
             self.layout = layout
             if layout.num_rows == 1:
                 return

@@ -32,6 +32,7 @@ from numpyro_sgp.integrated.marginals import field_values, gp_shapes
 from numpyro_sgp.integrated.nodes import Drawn, One
 from numpyro_sgp.integrated.placing import Constrained
 from numpyro_sgp.integrated.profile import Gaussian, Node, expected
+from numpyro_sgp.integrated.row_parts import choose_layout
 from numpyro_sgp.integrated.starts import starting_hyperparameters
 from numpyro_sgp.integrated.weighing import unweighed
 from numpyro_sgp.tracing import messages
@@ -192,7 +193,7 @@ class AutoJointGP(autoguide.AutoGuide):
         self._sparse = guide
         field = Field(guide, args, kwargs)
         starts = starting_hyperparameters(field, rng_key, args, kwargs)
-        field.choose_layout(jnp.asarray(starts[0], field.dtype), args, kwargs)
+        choose_layout(field, jnp.asarray(starts[0], field.dtype), args, kwargs)
         base_guide, params = None, {}
         if field.thetas:
             base_guide = self._make_base(_WithoutField(self.model, field))

@@ -6,21 +6,18 @@ import math
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics.arviz import Found
-from numpyro_sgp.families.blocks import Block
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.check import of_others, problem_at
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
 from numpyro_sgp.integrated.check import check, spread_out
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
-from numpyro_sgp.integrated.profile import Profile, expected
+from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.result import Nested
 
 
@@ -112,20 +109,10 @@ class JointFit(Nested):
     def _of_q(self, args, kwargs):
         """What the best q(w) has more, on all rows."""
         profile = Profile(self.field, args, kwargs, self.nodes.points)
-        arrays, static = split_static((args, kwargs))
-
-        def value(free, mean, factor, points, arrays):
-            here = self.field.terms(free, points, *join_static(arrays, static))
-            moments = here.linear.moments(mean, factor)
-            found = expected(here.log_likelihood, *moments) + here.log_prior
-            return found - Block(mean, factor).kl()
-
-        run, left = shared(value), []
+        left = []
         for node in spread_out(self.nodes):
-            free, q = jnp.asarray(node.free, self.field.dtype), node.weighed
-            where = q.mean, q.factor, profile.points, [jnp.asarray(a) for a in arrays]
-            best = profile(node.free, profile.prior())[0].value
-            left.append(best - float(run(free, *where)))
+            here = profile.value_at(node.free, node.weighed.mean, node.weighed.factor)
+            left.append(profile(node.free, profile.prior())[0].value - here)
         nats = max(float(np.mean(left)), 0.0)
         if len(self.nodes.nodes) > 1:
             told = f"the best at each of {len(left)} draws of the hyperparameters has "

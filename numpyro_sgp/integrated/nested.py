@@ -21,6 +21,7 @@ from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.placing import check_hyperparameters, check_model
 from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.result import Nested
+from numpyro_sgp.integrated.row_parts import choose_layout
 from numpyro_sgp.integrated.search import Search
 from numpyro_sgp.integrated.starts import starting_hyperparameters
 
@@ -126,7 +127,7 @@ def nested(
     field = Field(guide, args, kwargs)
     check_hyperparameters(field)
     starts = starting_hyperparameters(field, rng_key, args, kwargs)
-    field.choose_layout(jnp.asarray(starts[0], field.dtype), args, kwargs)
+    choose_layout(field, jnp.asarray(starts[0], field.dtype), args, kwargs)
     profile = Profile(field, args, kwargs)
     until = None if seconds is None else started + seconds
     with tqdm(disable=not progress_bar, bar_format="{desc} {elapsed}") as bar:

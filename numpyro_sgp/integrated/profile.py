@@ -25,9 +25,11 @@ import numpy as np
 from jax import Array
 from scipy.stats import norm, qmc
 
-from numpyro_sgp._programs import join_static, shared, split_static
-from numpyro_sgp.integrated.field import Field
-from numpyro_sgp.integrated.predictors import Linear, row_factors
+from numpyro_sgp._programs import shared
+from numpyro_sgp.families.blocks import Block
+from numpyro_sgp.integrated.field import Field, Terms
+from numpyro_sgp.integrated.predictors import row_factors
+from numpyro_sgp.integrated.row_parts import RowParts
 from numpyro_sgp.integrated.weighing import Weighed, spread, unweighed, weigh
 from numpyro_sgp.linalg import gauss_hermite, matmul, solve_lower, tensor_grid
 
@@ -99,7 +101,10 @@ def quadrature(number: int, num_rows: int, dtype) -> tuple[Array, Array]:
 
 
 def expected(
-    log_likelihood: Callable[[Array], Array], mean: Array, covariance: Array
+    log_likelihood: Callable[[Array], Array],
+    mean: Array,
+    covariance: Array,
+    num_rows: int | None = None,
 ) -> Array:
     """
     The expected log likelihood.
@@ -107,8 +112,9 @@ def expected(
     :param log_likelihood: of predictors of shape ``(J, N)``.
     :param mean: shape ``(J, N)``.
     :param covariance: shape ``(J, J, N)``.
+    :param num_rows: of all rows, of which these are a part.
     """
-    nodes, weights = quadrature(len(mean), mean.shape[-1], mean.dtype)
+    nodes, weights = quadrature(len(mean), num_rows or mean.shape[-1], mean.dtype)
     root = row_factors(covariance)
 
     def at(node):
@@ -125,10 +131,36 @@ def divergence(mean: Array, root: Array) -> Array:
     return 0.5 * (trace + mean @ mean - len(mean)) + log_det
 
 
-def bound(log_likelihood, linear: Linear, mean: Array, root: Array) -> Array:
-    """The evidence lower bound at q(w)."""
-    moments = linear.moments(mean, spread(root))
-    return expected(log_likelihood, *moments) - divergence(mean, root)
+class Gathered(NamedTuple):
+    r"""
+    What natural steps need of the rows, sums over them.
+
+    :param value: the expected log likelihood.
+    :param slope: :math:`B g`, shape ``(m,)``.
+    :param curvature: :math:`B \Lambda B^\top`, shape ``(m, m)``.
+    """
+
+    value: Array
+    slope: Array
+    curvature: Array
+
+
+def gathered(terms: Terms, mean: Array, factor: Array, num_rows: int) -> Gathered:
+    """
+    :param terms: of some rows.
+    :param mean: of q(w).
+    :param factor: a square root of its covariance.
+    :param num_rows: N, of all rows.
+    """
+    linear = terms.linear
+    size = len(linear.maps)
+    flat = linear.maps.reshape(size, -1)
+    value, (g, slope) = jax.value_and_grad(
+        lambda m, c: expected(terms.log_likelihood, m, c, num_rows), argnums=(0, 1)
+    )(*linear.moments(mean, factor))
+    curvature = -(slope + jnp.swapaxes(slope, 0, 1))
+    weighted = jnp.einsum("krn,rsn->ksn", linear.maps, curvature).reshape(size, -1)
+    return Gathered(value, flat @ g.reshape(-1), matmul(weighted, flat.T))
 
 
 class _At(NamedTuple):
@@ -141,33 +173,29 @@ class _At(NamedTuple):
 
 
 def optimum(
-    log_likelihood, linear: Linear, start: Gaussian, tolerance: Array
+    gather: Callable[[Array, Array], Gathered], start: Gaussian, tolerance: Array
 ) -> tuple[Gaussian, Array, Array]:
     """
     The best q(w), by natural steps that are halved where the bound would fall.
 
+    :param gather: from the mean of q(w) and a square root of its covariance to what rows
+        say there.
     :param start: where to begin; at the prior, if the bound is not finite there.
     :param tolerance: nats that may be left.
     :return: q(w), its bound, and about how many nats are left.
     """
-    size, dtype = len(linear.maps), linear.base.dtype
+    size, dtype = len(start.shift), start.shift.dtype
     eye = jnp.eye(size, dtype=dtype)
-    flat = linear.maps.reshape(size, -1)
 
     def evaluate(q):
         root = q.root()
         mean = q.mean(root)
-        moments = linear.moments(mean, spread(root))
-        value, (g, slope) = jax.value_and_grad(
-            lambda m, c: expected(log_likelihood, m, c), argnums=(0, 1)
-        )(*moments)
-        curvature = -(slope + jnp.swapaxes(slope, 0, 1))
-        weighted = jnp.einsum("krn,rsn->ksn", linear.maps, curvature).reshape(size, -1)
-        precision = eye + matmul(weighted, flat.T)
+        rows = gather(mean, spread(root))
+        precision = eye + rows.curvature
         precision = 0.5 * (precision + precision.T)
-        shift = flat @ g.reshape(-1) + (precision - eye) @ mean
-        target = Gaussian(shift, precision)
-        return _At(q, value - divergence(mean, root), target, _left(mean, root, target))
+        target = Gaussian(rows.slope + (precision - eye) @ mean, precision)
+        left = _left(mean, root, target)
+        return _At(q, rows.value - divergence(mean, root), target, left)
 
     def go_on(state):
         step, rate, at, _ = state
@@ -239,42 +267,57 @@ class Profile:
         self.field = field
         #: Values at GP sites, inducing points for the most part.
         self.points: dict[str, dict] = field.points if points is None else points
-        arrays, static = split_static((args, kwargs))
         self._args, self._kwargs = args, kwargs
-        self._arrays = [jnp.asarray(a) for a in arrays]
+        #: Rows of the data, in blocks where they are many.
+        self.rows = RowParts(field, args, kwargs)
+        N, rows = field.layout.num_rows, self.rows
 
-        def terms(free, points, arrays):
-            return field.terms(free, points, *join_static(arrays, static))
+        def value_at(free, mean, factor, *given):
+            def part(here):
+                moments = here.linear.moments(mean, factor)
+                return expected(here.log_likelihood, *moments, N) + here.log_prior
+
+            return rows.total(part, free, *given)
 
         def node(free, start, with_slope, tolerance, with_weights, key, *given):
-            here = terms(free, *given)
-            q, value, left = optimum(here.log_likelihood, here.linear, start, tolerance)
+            here = None if rows.size else rows.terms(free, *given)
+
+            def gather(mean, factor):
+                def part(terms):
+                    return gathered(terms, mean, factor, N)
+
+                return rows.total(part, free, *given) if here is None else part(here)
+
+            q, value, left = optimum(gather, start, tolerance)
             root = q.root()
             mean = q.mean(root)
+            factor = spread(root)
 
             def total(free):  # at the same q: by the envelope theorem its slope is that
-                there = terms(free, *given)
-                found = bound(there.log_likelihood, there.linear, mean, root)
-                return found + there.log_prior
+                return value_at(free, mean, factor, *given) - divergence(mean, root)
 
             slope = jax.lax.cond(with_slope, jax.grad(total), jnp.zeros_like, free)
+            if here is None:
+                log_prior = rows.total(lambda here: here.log_prior, free, *given)
+                return value + log_prior, slope, q, left, unweighed(mean, factor)
             drawn = here.log_likelihood, here.linear, mean, root, value, key
             weighed = jax.lax.cond(
                 with_weights,
                 lambda: weigh(*drawn, self.draws),
-                lambda: unweighed(mean, spread(root)),
+                lambda: unweighed(mean, factor),
             )
             return value + here.log_prior, slope, q, left, weighed
 
         #: Draws that are weighed at a node.
         self.draws = _ONE_NODE if field.num_hyperparameters == 0 else _MANY_NODES
-        rows = field.layout.num_rows * field.layout.number**2
         #: Whether the field is more than its best Gaussian, so that draws are weighed.
-        self.weighs = self.draws * rows < _MOST_WEIGHED
+        self.weighs = self.draws * N * field.layout.number**2 < _MOST_WEIGHED
+        self.weighs = self.weighs and not rows.size
         #: Multiplications of one product of all rows with the field's covariance.
-        self.work = float(field.layout.num_rows) * field.layout.number * field.size**2
+        self.work = float(N) * field.layout.number * field.size**2
         few = field.num_hyperparameters < _MANY_HYPERPARAMETERS
         self._node = shared(node, briefly=few and self.work < _SMALL)
+        self._value_at = shared(value_at)
         #: How often it was asked for.
         self.count = 0
 
@@ -300,11 +343,23 @@ class Profile:
             limit = max(limit, AT_NODES)
         options = jnp.asarray(with_slope), jnp.asarray(limit, dtype), jnp.asarray(to_weigh)
         key = jax.random.key(self.count)
-        found = self._node(at, start, *options, key, self.points, self._arrays)
+        found = self._node(at, start, *options, key, self.points, self.rows.arrays)
         value, slope, q, left, weighed = found
         value = float(value) + float(weighed.gain)
         node = Node(np.asarray(at, float), value, q, float(left), weighed)
         return node, np.asarray(slope, float)
+
+    def value_at(self, free, mean: Array, factor: Array) -> float:
+        """
+        Log prior and bound, as :attr:`Node.value`, at another q(w).
+
+        :param free: unconstrained hyperparameters ``(p,)``.
+        :param mean: of q(w).
+        :param factor: lower factor of its covariance.
+        """
+        where = jnp.asarray(free, self.field.dtype), mean, factor
+        value = self._value_at(*where, self.points, self.rows.arrays)
+        return float(value - Block(mean, factor).kl())
 
     def choose_points(self, mode: Node) -> Node | None:
         """

@@ -1,0 +1,136 @@
+"""What sums over rows of the data, a block of rows at a time where they are many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_sgp._programs import join_static, split_static
+from numpyro_sgp.fitting.problem import data_plates
+from numpyro_sgp.integrated.field import Field, Terms
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.given_rows import GivenRows
+
+#: Bytes of the maps of all rows, and what is made of them, above which rows are in blocks.
+LARGEST = 2**30
+_BLOCK = 2**27  # bytes of that, of a block
+_MORE = 40  # numbers of a row and predictor beside its map, quadrature's for the most part
+
+
+class RowParts:
+    """
+    The rows of a model's data: all at once, or a block after the other where they would
+    take more than a GiB and each observation is in a plate of the length of the data, with
+    one row of each GP site (as for minibatches).
+
+    The model runs with the rows of a block as its data, which the plate takes for a batch:
+    its observations count N / B times, which is divided out.
+
+    :param field: the model.
+    :param args: its arguments, with the data.
+    :param kwargs: its keyword arguments.
+    """
+
+    def __init__(self, field: Field, args: tuple, kwargs: dict):
+        self.field = field
+        arrays, self._static = split_static((args, kwargs))
+        #: Arrays among the arguments.
+        self.arrays: list[Array] = [jnp.asarray(a) for a in arrays]
+        #: Rows of a block; None where all are taken at once.
+        self.size: int | None = None
+        number = min(layout.number for layout in field.candidates)
+        each = np.dtype(field.dtype).itemsize * number * (2 * field.size + _MORE)
+        rows = max(layout.num_rows for layout in field.candidates)
+        if rows * each <= LARGEST:
+            return
+        self.num_rows, self._plates = data_plates(field.guide, self.arrays, args, kwargs)
+        if self._plates:
+            self.size = int(np.clip(_BLOCK // each, 1, self.num_rows - 1))
+            self.size = self.size if self._runs_on_blocks() else None
+
+    def _runs_on_blocks(self) -> bool:
+        """Not where the model's code has the number of rows in it."""
+
+        def run():
+            args, kwargs = self.first()
+            at_mean = messages.at_prior_mean
+            trace = messages.trace_of(self.field.model, args, kwargs, at_site=at_mean)
+            for site in trace.values():
+                if site["type"] == "sample" and site["is_observed"]:
+                    messages.log_prob(site)
+            return ()
+
+        try:
+            with GivenRows(self.size or 0, self.num_rows, self._plates):
+                jax.eval_shape(run)
+        except Exception:  # of the model's code, which may raise anything
+            return False
+        return True
+
+    def first(self) -> tuple[tuple, dict]:
+        """The model's arguments with the first block's rows."""
+        index = np.arange(self.size or 0)
+        return join_static(self._rows(self.arrays, index), self._static)
+
+    def _rows(self, arrays, index):
+        return [a[index] if a.ndim and a.shape[0] == self.num_rows else a for a in arrays]
+
+    def terms(self, free, points: dict, arrays: list) -> Terms:
+        """:meth:`Field.terms` of all rows at once."""
+        return self.field.terms(free, points, *join_static(arrays, self._static))
+
+    def total(self, part: Callable[[Terms], Any], free, points: dict, arrays: list) -> Any:
+        """
+        The sum over blocks of something that is linear in the log likelihood.
+
+        :param part: from the terms of some rows to a tree of arrays; what does not depend
+            on rows, such as the prior, is counted once.
+        :param arrays: in the place of :attr:`arrays`.
+        """
+        if self.size is None:
+            return part(self.terms(free, points, arrays))
+        N, B = self.num_rows, self.size
+        count = N // B
+
+        @jax.checkpoint
+        def of_rows(index):
+            with GivenRows(len(index), N, self._plates):
+                found = part(self.terms(free, points, self._rows(arrays, index)))
+            return jax.tree.map(lambda leaf: leaf * (len(index) / N), found)
+
+        def add(total, index):
+            return jax.tree.map(jnp.add, total, of_rows(index)), None
+
+        rest = jnp.arange(count * B, N)
+        index = jnp.arange(count * B).reshape(count, B)
+        shapes = jax.eval_shape(of_rows, index[0])
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        total, _ = jax.lax.scan(add, zeros, index)
+        return jax.tree.map(jnp.add, total, of_rows(rest)) if len(rest) else total
+
+
+def choose_layout(field: Field, free: Array, args: tuple, kwargs: dict) -> None:
+    """:meth:`Field.choose_layout`, by the first block where rows are in blocks."""
+    rows = RowParts(field, args, kwargs)
+    if rows.size is None:
+        field.choose_layout(free, args, kwargs)
+        return
+    shapes = field.candidates[0].shapes
+    few = rows.first()
+    with GivenRows(rows.size, rows.size):
+        field.look(*few)
+        field.choose_layout(free, *few)
+    field.layout = field.layout.of_shapes(shapes)
+    field.candidates = [field.layout]
+
+
+def need_layout(field: Field, free: np.ndarray, args: tuple, kwargs: dict) -> None:
+    """:func:`choose_layout`, if there is none yet, as of a file, which has no data."""
+    if not field.candidates:
+        field.look(args, kwargs)
+        choose_layout(field, jnp.asarray(free, field.dtype), args, kwargs)
