@@ -138,3 +138,14 @@ def check_levels(quantiles: Any) -> tuple[float, ...]:
             f"(0.05, 0.95), got {shown(quantiles)}."
         )
     return levels
+
+
+def check_args(args) -> None:
+    """
+    :raises TypeError: if arguments of a model are neither a tuple nor None.
+    """
+    if not (args is None or isinstance(args, tuple | list)):
+        raise TypeError(
+            "args must be the tuple of the model's arguments, such as (X, y), got "
+            f"{type(args).__name__}."
+        )

@@ -13,18 +13,19 @@ import numpy as np
 import optax
 from jax import Array
 from numpyro.infer import SVI
-from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.svi import SVIRunResult
 
-from numpyro_sgp._programs import on_data
+from numpyro_sgp._checks import check_args
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics import to_arviz
 from numpyro_sgp.distributions import FunctionSamples, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import TraceGP_ELBO
+from numpyro_sgp.fitting.bound import bound_of
 from numpyro_sgp.fitting.check import check
 from numpyro_sgp.fitting.files import write
 from numpyro_sgp.fitting.log_score import LogScore
+from numpyro_sgp.fitting.summary import summary
 from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.plots import plot_posterior
@@ -40,8 +41,6 @@ from numpyro_sgp.training.padding import Padded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-_NUM_BOUND_KEYS = 10
 
 
 @methods_alone
@@ -186,7 +185,7 @@ class Fitted:
             stopped=getattr(result, "stopped", ""),
             svi=svi,
         )
-        fitted.bound, fitted.bound_se = _bound(svi, result.params, args, kwargs)
+        fitted.bound, fitted.bound_se = bound_of(svi, result.params, args, kwargs)
         return fitted
 
     # ---- predictions --------------------------------------------------------------
@@ -490,52 +489,4 @@ class Fitted:
         write(path, self)
 
     def __repr__(self):
-        rows = "rows not known" if self.num_rows is None else f"{self.num_rows} rows"
-        if self.args is None:
-            rows += ", which are not here"
-        lines = [f"Fitted on {rows}"]
-        lines += [f"  {name}: {a!r}" for name, a in self.guide.approximations.items()]
-        if not math.isnan(self.bound):
-            se = f" (standard error {self.bound_se:.2g})" if self.bound_se > 0 else ""
-            of = ""
-            if isinstance(self.guide.base_guide, AutoDelta):
-                of = ", of log p(y, points): the densities of latents at points count"
-            lines.append(f"  bound: {self.bound:.7g}{se}{of}")
-        steps = [] if self.losses is None else [f"{len(self.losses)} steps"]
-        steps += [f"{self.seconds:.1f} s"] if math.isfinite(self.seconds) else []
-        steps += [str(self.stopped)] if self.stopped else []
-        if steps:
-            lines.append(f"  training: {', '.join(steps)}")
-        if self._verdict is not None:
-            lines.append(f"  verdict: {self._verdict}")
-        return "\n".join(lines)
-
-
-def check_args(args) -> None:
-    """
-    :raises TypeError: if arguments of a model are neither a tuple nor None.
-    """
-    if not (args is None or isinstance(args, tuple | list)):
-        raise TypeError(
-            "args must be the tuple of the model's arguments, such as (X, y), got "
-            f"{type(args).__name__}."
-        )
-
-
-def _bound(svi, params, args, kwargs) -> tuple[float, float]:
-    """The bound with these arguments, and its standard error."""
-    args, kwargs = as_arrays(svi.model, args, kwargs)
-
-    def bounds(args, kwargs, params, keys):
-        def bound(key):
-            loss = svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
-            return -sum(jax.tree.leaves(loss))  # by site where it has sum_sites=False
-
-        return jax.lax.map(bound, keys)
-
-    keys = jax.random.split(jax.random.key(0), _NUM_BOUND_KEYS)
-    found = np.asarray(on_data(bounds, args, kwargs, params, keys[:2]), float)
-    if found[0] == found[1]:
-        return float(found[0]), 0.0
-    found = np.append(found, on_data(bounds, args, kwargs, params, keys[2:]))
-    return float(np.mean(found)), float(np.std(found, ddof=1) / np.sqrt(len(found)))
+        return summary(self)

@@ -4,9 +4,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from numpyro_sgp._checks import check_args
 from numpyro_sgp._threads import alone
 from numpyro_sgp.fitting.files import read
-from numpyro_sgp.fitting.fitted import Fitted, check_args
+from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.guides import AutoSparseGP
 
 #: From a fit and what else its file has to another kind of result, by that kind.

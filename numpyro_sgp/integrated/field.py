@@ -223,8 +223,9 @@ class Field:
                 raise ValueError(
                     f"Site '{name}' has a prior that depends on GP site '{fed[0]}' "
                     "otherwise than by its mean (a deep GP, or hyperparameters that are "
-                    "functions). Nested inference is for GP sites beside one another: use "
-                    "sgp.fit, or NUTS."
+                    "functions). One Gaussian over all sites (sgp.nested, joint=True) is "
+                    "for GP sites beside one another: use sgp.fit without joint, or "
+                    "NUTS(sgp.whiten(model))."
                 )
             if labels:
                 return {label[1] for label in labels}

@@ -30,7 +30,7 @@ from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.joint_fit import JointFit
 from numpyro_sgp.integrated.marginals import field_values, gp_shapes
 from numpyro_sgp.integrated.nodes import Drawn, One
-from numpyro_sgp.integrated.placing import Constrained
+from numpyro_sgp.integrated.placing import Constrained, check_likelihood
 from numpyro_sgp.integrated.profile import Gaussian, Node, expected
 from numpyro_sgp.integrated.row_parts import choose_layout
 from numpyro_sgp.integrated.starts import starting_hyperparameters
@@ -129,7 +129,7 @@ class AutoJointGP(autoguide.AutoGuide):
         :class:`~numpyro_sgp.AutoSparseGP`.
     :param prefix: put into the names of all parameters.
     :raises ValueError: when first run, if the model is none of one Gaussian field: a deep
-        GP, a mixture, a likelihood that ties rows together.
+        GP, a mixture, a black box, a likelihood that ties rows together.
 
     **Example:**
 
@@ -191,6 +191,7 @@ class AutoJointGP(autoguide.AutoGuide):
         guide = AutoSparseGP(self.model, self._sparse.approximation, prefix=self.prefix)
         guide.setup(*args, **kwargs)
         self._sparse = guide
+        check_likelihood(guide.known())
         field = Field(guide, args, kwargs)
         starts = starting_hyperparameters(field, rng_key, args, kwargs)
         choose_layout(field, jnp.asarray(starts[0], field.dtype), args, kwargs)

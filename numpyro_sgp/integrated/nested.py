@@ -18,7 +18,11 @@ from numpyro_sgp.fitting.default import check_data
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.integrated.field import Field
-from numpyro_sgp.integrated.placing import check_hyperparameters, check_model
+from numpyro_sgp.integrated.placing import (
+    check_hyperparameters,
+    check_likelihood,
+    check_model,
+)
 from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.result import Nested
 from numpyro_sgp.integrated.row_parts import choose_layout
@@ -83,8 +87,9 @@ def nested(
         ``check``, ...
     :raises TypeError: if ``data`` is no tuple.
     :raises ValueError: if the model is none of one Gaussian field (a deep GP, a mixture, a
-        likelihood that ties rows together), has discrete latents, improper priors, more
-        hyperparameters than nodes can cover (15), or no finite bound at the start.
+        black box, a likelihood that ties rows together), has discrete latents, improper
+        priors, more hyperparameters than nodes can cover (15), or no finite bound at the
+        start.
 
     **References:**
 
@@ -124,6 +129,7 @@ def nested(
     check_model(model, args, kwargs)
     guide = AutoSparseGP(model, approximation)
     guide.setup(*args, **kwargs)
+    check_likelihood(guide.known())
     field = Field(guide, args, kwargs)
     check_hyperparameters(field)
     starts = starting_hyperparameters(field, rng_key, args, kwargs)

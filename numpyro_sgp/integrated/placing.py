@@ -13,6 +13,7 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
+from numpyro_sgp.distributions import BlackBox
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.program import opening
 
@@ -235,14 +236,15 @@ def check_setup(setup) -> None:
         family, kind = option.family, type(option).__name__
         if not family.has_all_gaussians:
             raise ValueError(
-                f"GP site '{name}': nested inference has one full Gaussian over all sites "
-                f"and effects, and {kind} with q(u) {family.name!r} is another "
-                "approximation. Use SVGP, SOLVEGP or VGP with covariance='full'."
+                f"GP site '{name}': sgp.nested and joint=True have one full Gaussian over "
+                f"all sites and effects, and {kind} with q(u) {family.name!r} is another "
+                "approximation. Use SVGP, SOLVEGP or VGP with covariance='full', or "
+                "sgp.fit without joint."
             )
         if option.relaxation is not None:
             raise ValueError(
-                f"GP site '{name}': tight bounds are not for nested inference; leave "
-                "tight='none'."
+                f"GP site '{name}': tight bounds are not for sgp.nested and joint=True; "
+                "leave tight='none', or use sgp.fit without joint."
             )
     if setup.coupling.combines:
         raise ValueError(TIED)
@@ -257,6 +259,24 @@ def check_setup(setup) -> None:
             raise ValueError(
                 f"Latent site '{name}' is discrete. Sum it out (dist.MixtureSameFamily, "
                 "say), or use NumPyro's samplers for discrete latents."
+            )
+
+
+def check_likelihood(setup) -> None:
+    """
+    :param setup: of the guide, :class:`~numpyro_sgp.guides.setup.Setup`.
+    :raises ValueError: for likelihoods without derivatives.
+    """
+    for name, site in setup.trace.items():
+        if not messages.is_response(site):
+            continue
+        fn = messages.innermost(site["fn"])
+        if isinstance(fn, BlackBox):
+            raise ValueError(
+                f"Observed site '{name}' is a BlackBox, which has no derivatives, and the "
+                "steps to one Gaussian over all sites (sgp.nested, joint=True) are made of "
+                "them. Use sgp.fit with expectation=ScoreFunction(1000) and without joint, "
+                "or MCMC(EllipticalSlice(model))."
             )
 
 

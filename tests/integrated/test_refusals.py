@@ -1,0 +1,67 @@
+"""Models that are none of one Gaussian field, under `nested` and `fit(..., joint=True)`."""
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_sgp as sgp
+
+X = np.linspace(0.0, 3.0, 12)[:, None]
+Y = np.sin(X[:, 0])
+
+
+def site(name, X):
+    return numpyro.sample(name, sgp.GaussianProcess(sgp.kernels.RBF(), X))
+
+
+def observe(fn, y):
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", fn, obs=y)
+
+
+def plain(X, y=None):
+    observe(dist.Normal(site("f", X), 0.3), y)
+
+
+def black_box(X, y=None):
+    def log_prob(y, f):
+        return -((y - f) ** 2)
+
+    observe(sgp.BlackBox(log_prob, site("f", X)), y)
+
+
+def deep(X, y=None):
+    h = site("h", X)
+    observe(dist.Normal(site("f", h[:, None]), 0.3), y)
+
+
+@pytest.mark.parametrize("options", [{}, {"joint": True}], ids=["nested", "joint"])
+@pytest.mark.parametrize(
+    ("model", "approximation", "match"),
+    [
+        (black_box, sgp.SVGP(4), r"'y' is a BlackBox.*ScoreFunction\(1000\)"),
+        (deep, sgp.SVGP(4), "Site 'f'.*on GP site 'h'.*sgp.fit without joint"),
+        (plain, sgp.MixtureSVGP(4), "GP site 'f'.*MixtureSVGP.*covariance='full'"),
+        (plain, sgp.SVGP(4, covariance="diagonal"), "GP site 'f'.*'diagonal'"),
+        (plain, sgp.SVGP(4, tight="diagonal"), "GP site 'f': tight bounds"),
+        (plain, sgp.InverseFreeSVGP(4), "GP site 'f'.*InverseFreeSVGP"),
+    ],
+)
+def test_what_is_refused_by_name(model, approximation, match, options):
+    run = sgp.fit if options else sgp.nested
+    with pytest.raises(ValueError, match=match):
+        run(model, approximation, (X, Y), progress_bar=False, **options)
+
+
+def test_a_mixture_as_the_likelihood_is_taken():
+    """Mixtures are approximations that are refused; this is one in the data."""
+
+    def model(X, y=None):
+        f = site("f", X)
+        parts = [dist.Normal(f, 0.1), dist.Normal(f, 2.0)]
+        weights = dist.Categorical(probs=np.array([0.9, 0.1]))
+        observe(dist.MixtureGeneral(weights, parts), y)
+
+    found = sgp.nested(model, sgp.SVGP(6), (X, Y), progress_bar=False)
+    assert np.all(np.abs(found.posterior(X)["f"].mean - Y) < 0.1)
