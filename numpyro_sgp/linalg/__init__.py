@@ -2,6 +2,7 @@
 
 from numpyro_sgp.linalg.cholesky import (
     default_jitter,
+    factor_product,
     jittered_cholesky,
     max_jitter,
     whitened_solve,
@@ -18,6 +19,7 @@ from numpyro_sgp.linalg.triangular import (
 __all__ = [
     "default_jitter",
     "diagonal_of",
+    "factor_product",
     "gauss_hermite",
     "jittered_cholesky",
     "matmul",

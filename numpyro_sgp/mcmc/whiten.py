@@ -15,6 +15,7 @@ from numpyro_sgp._checks import check_model
 from numpyro_sgp._threads import one_thread
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.linalg import factor_product
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.row_indices import check_row_indices
 
@@ -51,18 +52,22 @@ class WhitenReparam(Reparam):
             raise ValueError(f"GP site '{name}' is observed, so it cannot be whitened.")
         prior, reinterpreted = messages.unwrap(fn)
         checks.check_inputs(name, prior)
-        L, mean = _factor(prior)
-        white = dist.Normal(jnp.zeros((), L.dtype), jnp.ones((), L.dtype))
+        K, mean, L = _covariance(prior)
+        white = dist.Normal(jnp.zeros((), K.dtype), jnp.ones((), K.dtype))
         white = white.expand(prior.shape()).to_event(1 + reinterpreted)
         eps = numpyro.sample(f"{name}_white", white)
+        if L is None:
+            return None, mean + factor_product(K, eps, prior.jitter)
         return None, mean + jnp.einsum("...ij,...j->...i", L, eps)
 
 
-def _factor(prior: GaussianProcess):
+def _covariance(prior: GaussianProcess):
+    """K(X, X), the mean, and the factor of K with jitter where all are known numbers."""
     if all(not_jax_tracer(leaf) for leaf in jax.tree.leaves(prior)):
         with jax.ensure_compile_time_eval():
-            return prior.scale_tril(), prior.mean
-    return prior.scale_tril(), prior.mean
+            K = prior.kernel(prior.X, prior.X)
+            return K, prior.mean, prior.scale_tril()
+    return prior.kernel(prior.X, prior.X), prior.mean, None
 
 
 def whiten(model: Callable) -> Callable:
