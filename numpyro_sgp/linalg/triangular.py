@@ -16,6 +16,8 @@ from jax import Array, lax
 # float32, nothing in float64, by products with the inverses of diagonal blocks), and
 # derivatives in float32 have errors some times larger: they are LAPACK's.
 _BLOCK = 384
+# Inverses are taken by halves down to this size.
+_SMALLEST = 128
 
 
 def matmul(A: Array, B: Array) -> Array:
@@ -82,6 +84,31 @@ def half_congruence(L: Array, K: Array) -> Array:
     :return: the shape of L.
     """
     return _half_congruence(L, K, _block_size(K))
+
+
+def lower_inverse(L: Array) -> Array:
+    """
+    The inverse of lower triangular matrices, by halves: mostly products.
+
+    :param L: shape ``(*batch, M, M)``.
+    :return: the shape of L.
+    """
+    M = L.shape[-1]
+    if M <= _SMALLEST:
+        return solve_lower(L, jnp.eye(M, dtype=L.dtype))
+    L1, L12, L21, L2 = _quarters(L)
+    W1, W2 = lower_inverse(L1), lower_inverse(L2)
+    W21 = -matmul(W2, matmul(L21, W1))
+    top = jnp.concatenate([W1, jnp.zeros_like(L12)], axis=-1)
+    return jnp.concatenate([top, jnp.concatenate([W21, W2], axis=-1)], axis=-2)
+
+
+def row_strips(A: Array) -> list[tuple[int, int]]:
+    """Begin and end of rows in strips: four for large matrices on a CPU, or one."""
+    M = A.shape[-1]
+    number = 1 if _block_size(A) == M else 4
+    edges = [M * k // number for k in range(number + 1)]
+    return list(zip(edges, edges[1:], strict=False))
 
 
 def _block_size(B):
