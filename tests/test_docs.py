@@ -82,6 +82,21 @@ def test_the_table_of_nested_inference_is_what_its_script_prints(script, monkeyp
     assert script("compare").table(results("nested")) in text(f"{RECORDS}/nested.md")
 
 
+def test_the_table_of_sampling_is_what_its_script_prints(script):
+    assert script("sampling").table(results("sampling")) in text(f"{RECORDS}/sampling.md")
+
+
+def test_the_densities_that_sampling_compares_are_the_same(script):
+    sampling, jitter = script("sampling"), 1e-6
+    coal = sgp.datasets.coal_mining(9)
+    data = jnp.asarray(coal.bin_centre_day, float)[:, None], jnp.asarray(coal.count)
+    energies = sampling.potentials(sampling.models(jitter, 5), data)
+    # Rounding times the condition of K, which is at most 9 / jitter.
+    assert sampling.largest_difference(energies) < 1e-9
+    seconds = sampling.gradients(energies, rounds=1, budget=1e-3)
+    assert all(len(found["cores"]) == 1 for found in seconds.values())
+
+
 def test_steps_of_the_joint_guide():
     ratios = [results("nested_steps")[kind]["ratio"] for kind in ("float32", "float64")]
     told = "took {:.1f} (float32) and {:.1f} (float64) times".format(*ratios)
