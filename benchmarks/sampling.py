@@ -158,7 +158,7 @@ def measure(args):
         "sparsify": (args.sparse_samples, args.sparse_samples),
         "whiten": (args.warmup, args.samples),
     }
-    for name in ("hand-written", "sparsify", "whiten"):
+    for name in found:
         row = {"precision": args.precision, "bins": args.bins, "method": name}
         row |= {"jitter": args.jitter, "gradient_s": seconds[name]["wall"]}
         row["gradient_core_s"] = seconds[name]["cores"]
@@ -177,7 +177,7 @@ def rate(row, rows, which):
     where no chain was run.
     """
     of = "whiten" if row["method"] == "hand-written" else row["method"]
-    told = next(r for r in rows if r["method"] == of and same(r, row))
+    told = next((r for r in rows if r["method"] == of and same(r, row)), {})
     if "gradients" not in told:
         return None
     each = told[f"{which} ess of f"] / told["gradients"]
