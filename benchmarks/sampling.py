@@ -1,7 +1,7 @@
 """
 Effective samples of f a second, with sampled hyperparameters, beside NumPyro by hand.
 
-    python benchmarks/sampling.py                    # float64: some ten minutes
+    python benchmarks/sampling.py                    # float64; long
     python benchmarks/sampling.py --precision float32 --jitter 1e-5
     python benchmarks/sampling.py --table
 
