@@ -103,6 +103,13 @@ def test_steps_of_the_joint_guide():
     assert says("docs/records/nested.md", told), told
 
 
+def test_what_groups_cost():
+    for number, row in results("nested_groups").items():
+        seconds = " | ".join(f"{row[kind] + 1e-9:.1f}" for kind in ("node", "slope"))
+        told = f"| {number} | {row['size']} | {seconds} |"
+        assert told in text(f"{RECORDS}/nested.md"), told
+
+
 @pytest.mark.parametrize("page", ["regression", "deep", "images", "images_memory"])
 def test_a_table_is_what_its_script_prints(script, page):
     name = page.removesuffix("_memory")
