@@ -1,6 +1,6 @@
 """
-What groups cost beside a GP in nested inference: seconds of a core for the best q(w) at some
-hyperparameters, from that nearby, without and with the slope.
+What groups cost beside a GP in nested inference: seconds of a core for the best q(w) at
+some hyperparameters, from that nearby, without and with the slope.
 
     python benchmarks/nested/groups.py
 """
