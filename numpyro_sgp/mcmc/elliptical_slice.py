@@ -21,6 +21,7 @@ from numpyro.util import identity, is_prng_key, not_jax_tracer
 
 from numpyro_sgp.mcmc.whiten import _Whitened, whiten
 from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.program import bound
 
 
 class EllipticalSliceState(NamedTuple):
@@ -335,7 +336,9 @@ def _with_constants_done(fn, z):
     :param fn: from z to an array.
     :param z: arrays of the shapes and dtypes it will be called with.
     """
-    closed = jax.make_jaxpr(fn)(z)
+    # Without rules for derivatives, which hide a factor (`linalg.factor_product`).
+    traced = jax.make_jaxpr(fn)(z)
+    closed = jax.make_jaxpr(lambda z: _without_rules(traced, *jax.tree.leaves(z)))(z)
     jaxpr = closed.jaxpr
     now, later, known = [], [], set(jaxpr.constvars)
     for eqn in jaxpr.eqns:
@@ -356,6 +359,25 @@ def _with_constants_done(fn, z):
         return out
 
     return call
+
+
+def _without_rules(closed, *values) -> list:
+    """What a traced program returns, with the bodies of functions that have JVP rules."""
+    jaxpr = closed.jaxpr
+    known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    known |= dict(zip(jaxpr.invars, values, strict=True))
+
+    def read(atom):
+        return atom.val if isinstance(atom, Literal) else known[atom]
+
+    for eqn in jaxpr.eqns:
+        values = [read(atom) for atom in eqn.invars]
+        if eqn.primitive.name == "custom_jvp_call":
+            found = _without_rules(eqn.params["call_jaxpr"], *values)
+        else:
+            found = bound(eqn.primitive, eqn.params, values)
+        known.update(zip(eqn.outvars, found, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
 
 
 def _site_log_likelihoods(trace):
