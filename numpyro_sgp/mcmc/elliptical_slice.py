@@ -371,11 +371,11 @@ def _without_rules(closed, *values) -> list:
         return atom.val if isinstance(atom, Literal) else known[atom]
 
     for eqn in jaxpr.eqns:
-        values = [read(atom) for atom in eqn.invars]
+        given = [read(atom) for atom in eqn.invars]
         if eqn.primitive.name == "custom_jvp_call":
-            found = _without_rules(eqn.params["call_jaxpr"], *values)
+            found = _without_rules(eqn.params["call_jaxpr"], *given)
         else:
-            found = bound(eqn.primitive, eqn.params, values)
+            found = bound(eqn.primitive, eqn.params, given)
         known.update(zip(eqn.outvars, found, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
