@@ -4,8 +4,10 @@ Nested inference beside NUTS: how far posteriors are apart, and how long each to
 `python compare.py NAME... [--reference FOLDER] [--guides]` reads what `reference.py` wrote
 and prints for each problem (and writes to benchmarks/results/nested.json) the largest
 differences over all numbers of a kind: of means in reference sds, sds as a ratio, and 5 %
-and 95 % quantiles of hyperparameters in sds.
-`--guides` adds the factorised guide (AutoNormal) and AutoMultivariateNormal beside q(u).
+and 95 % quantiles of hyperparameters in sds; and what each is sure that the evidence is.
+`--guides` adds the factorised guide (AutoNormal) and AutoMultivariateNormal beside q(u),
+with the bound of one Gaussian over sites and effects beside theirs, all at the same
+hyperparameters and inducing points.
 """
 
 import argparse
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from numpyro import handlers
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from problems import PROBLEMS
 
@@ -68,7 +71,7 @@ def compare(summaries, reference, thetas, positive):
 
 
 def nested(problem, data, thetas, positive):
-    """Seconds and summaries of nested inference."""
+    """Seconds, summaries and bounds of nested inference, and medians of hyperparameters."""
     started = time.monotonic()
     option = sgp.SVGP(problem.num_inducing)
     posterior = sgp.nested(problem.model, option, data, progress_bar=False)
@@ -78,18 +81,42 @@ def nested(problem, data, thetas, positive):
     out = {k: of_draws(logs(k, draws[k], positive)) for k in thetas}
     out |= {k: (q.mean, q.sd, q.quantile(LEVELS)) for k, q in found.items()}
     print(posterior)
-    return seconds, out
+    medians = {name: np.median(x, axis=0) for name, x in draws.items()}
+    return seconds, out, {"evidence": posterior.log_evidence}, medians
 
 
-def guide(problem, data, thetas, positive, base):
-    """Seconds and summaries of a trained guide."""
+def guide(problem, data, thetas, positive, base, values):
+    """Seconds, summaries and bounds of a trained guide."""
     started = time.monotonic()
     option = sgp.SVGP(problem.num_inducing)
     fitted = sgp.fit(problem.model, option, data, base_guide=base, progress_bar=False)
     draws = fitted.sample(jax.random.key(1), sample_shape=(2000,))
     seconds = time.monotonic() - started
     draws = {k: np.asarray(v) for k, v in draws.items()}
-    return seconds, {k: of_draws(logs(k, v, positive)) for k, v in draws.items()}
+    out = {k: of_draws(logs(k, v, positive)) for k, v in draws.items()}
+    bounds = {"evidence": fitted.bound, "evidence_se": fitted.bound_se}
+    return seconds, out, bounds | at_values(problem, data, base, values)
+
+
+def at_values(problem, data, base, values):
+    """Bounds of the guide and of one Gaussian, at hyperparameters and the same points."""
+
+    def model(*data):
+        hidden = handlers.block(hide=list(values))
+        with hidden, handlers.substitute(data=values):
+            return problem.model(*data)
+
+    option = sgp.SVGP(problem.num_inducing)
+    apart = sgp.fit(model, option, data, base_guide=base, progress_bar=False)
+    end = "_auto_Z"
+    points = {
+        name.removesuffix(end): sgp.SVGP(inducing=np.asarray(Z))
+        for name, Z in apart.params.items()
+        if name.endswith(end)
+    }
+    (node,) = sgp.nested(model, points, data, progress_bar=False).nodes.nodes
+    joint = node.value - float(node.weighed.gain)
+    return {"apart": apart.bound, "apart_se": apart.bound_se, "joint": joint}
 
 
 def shown(table):
@@ -119,13 +146,13 @@ def table(results):
     """The table of docs/records/nested.md: the worst over all numbers of a problem."""
     lines = [
         "| problem | rows | method | s | hyperparameters: mean, sds, quantiles | effects, "
-        "functions: mean, sds |",
-        "|---|---|---|---|---|---|",
+        "functions: mean, sds | log evidence at least; joint gains |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, methods in results.items():
         reference = methods["NUTS"]
         rows = f"{reference['rows']:,}"
-        lines.append(f"| {name} | {rows} | NUTS | {reference['seconds']:.0f} | | |")
+        lines.append(f"| {name} | {rows} | NUTS | {reference['seconds']:.0f} | | | |")
         for method, label in METHODS.items():
             if method not in methods:
                 continue
@@ -140,11 +167,24 @@ def table(results):
                 if last:
                     text += f", {max(s['quantiles'] for s in sites):.2f}"
                 cells.append(text)
+            cells.append(f"{found['bounds']['evidence']:.1f}")
+            if "joint" in found["bounds"]:
+                cells[-1] += f"; {found['bounds']['joint'] - found['bounds']['apart']:.2f}"
             lines.append(f"| | | {label} | {found['seconds']:.1f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 _ENDS = (min, "sd_low"), (max, "sd_high")
+
+
+def keep(methods, method, found, asked, reference):
+    """Compares what was found, prints it and adds it to the results of a problem."""
+    seconds, summaries, bounds = found
+    _, _, thetas, positive = asked
+    table = compare(summaries, reference, thetas, positive)
+    print(f"  {method}: {seconds:.1f} s, {bounds}")
+    shown(table)
+    methods[method] = {"seconds": seconds, "bounds": bounds, **table}
 
 
 def main():
@@ -167,21 +207,15 @@ def main():
             if k not in ("intercept", "slope", "b", "weekday")
         ]
         positive = [k for k in thetas if np.all(reference[k] > 0)]
-        methods = {"nested": lambda *given: nested(*given)}
-        if options.guides:
-            methods["AutoNormal"] = lambda *given: guide(*given, AutoNormal)
-            methods["AutoMultivariateNormal"] = lambda *given: guide(
-                *given, AutoMultivariateNormal
-            )
-        print(f"{name}: NUTS {float(reference['seconds']):.0f} s")
-        rows = max(len(v) for v in data)
-        every[name] = {"NUTS": {"seconds": float(reference["seconds"]), "rows": rows}}
-        for method, run in methods.items():
-            seconds, summaries = run(problem, data, thetas, positive)
-            table = compare(summaries, reference, thetas, positive)
-            print(f"  {method}: {seconds:.1f} s")
-            shown(table)
-            every[name][method] = {"seconds": seconds, **table}
+        asked = problem, data, thetas, positive
+        cost = {k: float(reference[k]) for k in ("seconds", "min_ess", "max_rhat")}
+        print(f"{name}: NUTS {cost}")
+        every[name] = {"NUTS": cost | {"rows": max(len(v) for v in data)}}
+        *found, medians = nested(*asked)
+        keep(every[name], "nested", found, asked, reference)
+        for base in (AutoNormal, AutoMultivariateNormal) if options.guides else ():
+            found = guide(*asked, base, medians)
+            keep(every[name], base.__name__, found, asked, reference)
         Path(options.out).write_text(json.dumps(every, indent=1) + "\n")
 
 

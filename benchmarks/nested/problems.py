@@ -452,33 +452,40 @@ def two_sites_dense(X, weekday, y=None, rank=None):
 problem("two_sites", two_sites, two_sites_data, two_sites_dense, 40, rank=40)
 
 
-# Many counts.
+# Many counts in groups.
+
+COUNT_GROUPS = 30
 
 
-def poisson_large_data():
-    """5,000 rows of counts."""
+def many_counts_data():
+    """5,000 rows in 30 groups: time, group, counts."""
     rng = np.random.default_rng(8)
     X = np.sort(rng.uniform(0.0, 10.0, (5000, 1)), axis=0)
+    group = rng.integers(0, COUNT_GROUPS, 5000)
+    b = 0.4 * rng.normal(size=COUNT_GROUPS)
     f = np.sin(1.5 * X[:, 0]) + 0.5 * np.cos(3.1 * X[:, 0])
-    return X, rng.poisson(np.exp(f))
+    return X, group, rng.poisson(np.exp(-0.5 + f + b[group]))
 
 
-def poisson_likelihood(f, y):
-    """Counts."""
+def many_counts_likelihood(f, group, y):
+    """Counts about an intercept and an effect of each group."""
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    intercept = numpyro.sample("intercept", dist.Normal(0.0, 2.0))
+    with numpyro.plate("groups", COUNT_GROUPS):
+        b = numpyro.sample("b", dist.Normal(0.0, tau))
+    eta = numpyro.deterministic("eta", intercept + b[group] + f)
     with numpyro.plate("data", f.shape[0]):
-        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        numpyro.sample("y", dist.Poisson(jnp.exp(eta)), obs=y)
 
 
-def poisson_large(X, y=None):
-    """Counts of a log-Gaussian rate."""
-    poisson_likelihood(gp(sgp.kernels.RBF, X), y)
+def many_counts(X, group, y=None):
+    """A log rate over time, and effects of groups."""
+    many_counts_likelihood(gp(sgp.kernels.RBF, X), group, y)
 
 
-def poisson_large_dense(X, y=None, rank=None):
-    """Counts of a log-Gaussian rate."""
-    poisson_likelihood(dense_gp(rbf, X, rank), y)
+def many_counts_dense(X, group, y=None, rank=None):
+    """A log rate over time, and effects of groups."""
+    many_counts_likelihood(dense_gp(rbf, X, rank), group, y)
 
 
-problem(
-    "poisson_large", poisson_large, poisson_large_data, poisson_large_dense, 60, rank=60
-)
+problem("many_counts", many_counts, many_counts_data, many_counts_dense, 40, rank=45)
