@@ -14,9 +14,9 @@ Writes NAME.npz (NAME_plain.npz, NAME_full_rank.npz, ... with these options):
 * all draws of hyperparameters and effects by name, shape ``(chains * draws, ...)``,
 * ``SITE_mean``, ``SITE_sd`` and ``SITE_quantiles`` (5, 50 and 95 %, shape ``(3, N)``) of
   each GP site and of "eta",
-* ``seconds`` (from data to result, with compilation), ``min_ess``, ``max_rhat`` (over all
-  hyperparameters and effects), ``divergences``, ``gradients``, ``num_chains``, ``rank``
-  (0: none).
+* ``seconds`` and ``cpu_seconds`` (from data to result, with compilation), ``min_ess``,
+  ``max_rhat`` (over all hyperparameters and effects), ``divergences``, ``gradients``,
+  ``num_chains``, ``rank`` (0: none).
 """
 
 import argparse
@@ -151,7 +151,7 @@ def run_nuts(problem, args):
     In whitened coordinates after pilot chains, each of whose means is the next's centre.
     """
     rank = None if args.full_rank else problem.rank
-    begin = time.time()
+    begin = time.time(), time.process_time()
     data = problem.data()
     sites = Sites(problem, data, rank)
     size = args.num_warmup, args.num_samples, args.num_chains, args.target_accept
@@ -174,7 +174,8 @@ def run_nuts(problem, args):
     draws = jax.device_get(mcmc.get_samples(group_by_chain=True))
     extra = mcmc.get_extra_fields()
     cost = {
-        "seconds": time.time() - begin,
+        "seconds": time.time() - begin[0],
+        "cpu_seconds": time.process_time() - begin[1],
         "divergences": int(extra["diverging"].sum()),
         "gradients": int(extra["num_steps"].sum()),
         "num_chains": args.num_chains,
@@ -221,7 +222,8 @@ def main(args):
         name += "_plain" * args.plain + "_full_rank" * args.full_rank
         np.savez(args.out / f"{name}.npz", **result, **cost)
         print(
-            f"{name}: {cost['seconds']:.1f} s, min ESS {result['min_ess']:.0f}, "
+            f"{name}: {cost['seconds']:.1f} s ({cost['cpu_seconds']:.1f} s of CPU), "
+            f"min ESS {result['min_ess']:.0f}, "
             f"max R-hat {result['max_rhat']:.4f}, {cost['divergences']} divergences, "
             f"{cost['gradients']} gradients after warm-up, rank {cost['rank'] or 'N'}"
         )
