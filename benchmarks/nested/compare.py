@@ -1,7 +1,7 @@
 """
 Nested inference beside NUTS: how far posteriors are apart, and how long each took.
 
-`python compare.py NAME... [--reference FOLDER] [--guides]` reads what `reference.py` wrote
+`python compare.py NAME... [--guides]` reads what `reference.py` wrote
 and prints for each problem (and writes to benchmarks/results/nested.json) the largest
 differences over all numbers of a kind: of means in reference sds, sds as a ratio, and 5 %
 and 95 % quantiles of hyperparameters in sds; and what each is sure that the evidence is.
@@ -13,6 +13,7 @@ hyperparameters and inducing points.
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -129,15 +130,10 @@ def shown(table):
     """One line a kind."""
     for kind, sites in table.items():
         if sites:
-            worst = {
-                "mean": max(s["mean"] for s in sites.values()),
-                "sd_low": min(s["sd_low"] for s in sites.values()),
-                "sd_high": max(s["sd_high"] for s in sites.values()),
-                "quantiles": max(s["quantiles"] for s in sites.values()),
-            }
+            w = worst(sites.values())
             print(
-                f"    {kind:<16} mean {worst['mean']:.3f} sd, sds {worst['sd_low']:.3f} to "
-                f"{worst['sd_high']:.3f}, quantiles {worst['quantiles']:.3f} sd"
+                f"    {kind:<16} mean {w['mean']:.3f} sd, sds {w['sd_low']:.3f} to "
+                f"{w['sd_high']:.3f}, quantiles {w['quantiles']:.3f} sd"
             )
 
 
@@ -146,6 +142,14 @@ METHODS = {
     "AutoNormal": "`fit`, AutoNormal",
     "AutoMultivariateNormal": "`fit`, AutoMultivariateNormal",
 }
+
+
+def worst(sites):
+    """The largest differences over several sites, as :func:`apart` has them of one."""
+    return {k: f(site[k] for site in sites) for k, f in WORST.items()}
+
+
+WORST = {"mean": max, "sd_low": min, "sd_high": max, "quantiles": max}
 
 
 def table(results):
@@ -157,31 +161,59 @@ def table(results):
     ]
     for name, methods in results.items():
         reference = methods["NUTS"]
-        rows = f"{reference['rows']:,}"
-        lines.append(f"| {name} | {rows} | NUTS | {reference['cpu_seconds']:.0f} | | | |")
-        for method, label in METHODS.items():
-            if method not in methods:
-                continue
-            found = methods[method]
-            thetas = list(found["hyperparameters"].values())
-            others = [*found["effects"].values(), *found["functions"].values()]
-            cells = []
-            for sites, last in ((thetas, True), (others, False)):
-                mean = max(s["mean"] for s in sites)
-                low, high = (f([s[k] for s in sites]) for f, k in _ENDS)
-                text = f"{mean:.2f}, {low:.2f} to {high:.2f}"
-                if last:
-                    text += f", {max(s['quantiles'] for s in sites):.2f}"
-                cells.append(text)
-            cells.append(f"{found['bounds']['evidence']:.1f}")
-            if "joint" in found["bounds"]:
-                cells[-1] += f"; {found['bounds']['joint'] - found['bounds']['apart']:.2f}"
-            cells = [label, f"{found['cpu_seconds']:.1f}", *cells]
+        cells = name, f"{reference['rows']:,}", f"NUTS, ESS {reference['min_ess']:,.0f}"
+        lines.append(f"| {' | '.join(cells)} | {reference['cpu_seconds']:.0f} | | | |")
+        for method in (m for m in METHODS if m in methods):
+            cells = METHODS[method], *cells_of(methods[method])
             lines.append(f"| | | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-_ENDS = (min, "sd_low"), (max, "sd_high")
+def cells_of(found):
+    """What a method took, how far it is from the reference, and its bounds."""
+    thetas = worst(found["hyperparameters"].values())
+    others = worst([*found["effects"].values(), *found["functions"].values()])
+    shown = "{mean:.2f}, {sd_low:.2f} to {sd_high:.2f}"
+    cells = [f"{found['cpu_seconds']:.1f}", *(shown.format(**w) for w in (thetas, others))]
+    cells.append(f"{found['bounds']['evidence']:.1f}")
+    cells[1] += f", {thetas['quantiles']:.2f}"
+    if "joint" in found["bounds"]:
+        cells[-1] += f"; {found['bounds']['joint'] - found['bounds']['apart']:.2f}"
+    return cells
+
+
+def times_faster(results):
+    """Seconds of NUTS over those of nested inference, by problem."""
+    return {
+        name: methods["NUTS"]["cpu_seconds"] / methods["nested"]["cpu_seconds"]
+        for name, methods in results.items()
+    }
+
+
+def beyond(results, method="nested"):
+    """Problems with a number that is farther away than LIMITS, and what is."""
+    found = {}
+    for name, methods in results.items():
+        kinds = {k: methods[method][k] for k in ("hyperparameters", "effects", "functions")}
+        for kind, sites in kinds.items():
+            for site, there in sites.items():
+                told = [
+                    key
+                    for key, (low, high) in LIMITS.items()
+                    if not low <= there[key] <= high
+                    if key != "quantiles" or kind == "hyperparameters"
+                ]
+                if told:
+                    found.setdefault(name, {})[site] = {key: there[key] for key in told}
+    return found
+
+
+LIMITS = {
+    "mean": (0.0, 0.1),
+    "sd_low": (0.93, 1.07),
+    "sd_high": (0.93, 1.07),
+    "quantiles": (0.0, 0.15),
+}
 
 
 def keep(methods, method, found, asked, reference):
@@ -201,17 +233,25 @@ def main():
     parser.add_argument("--reference", default=Path(__file__).parent / "reference")
     parser.add_argument("--out", default=RESULTS)
     parser.add_argument("--guides", action="store_true")
+    parser.add_argument("--num-inducing", type=int, help="another number of points")
+    parser.add_argument("--table", action="store_true", help="print that of the page alone")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     every = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if options.table:
+        print(table(every), times_faster(every), beyond(every), sep="\n\n")
+        return
     for name in options.names:
         problem, path = PROBLEMS[name], Path(options.reference) / f"{name}.npz"
+        if options.num_inducing:
+            problem = replace(problem, num_inducing=options.num_inducing)
+            name += f", M = {options.num_inducing}"
         reference = dict(np.load(path))
         data = problem.data()
         thetas = [
             k
             for k in reference
-            if reference[k].ndim and len(reference[k]) > 1000
+            if reference[k].ndim and not k.endswith(("_mean", "_sd", "_quantiles"))
             if k not in ("intercept", "slope", "b", "weekday")
         ]
         positive = [k for k in thetas if np.all(reference[k] > 0)]

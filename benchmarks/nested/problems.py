@@ -488,4 +488,4 @@ def many_counts_dense(X, group, y=None, rank=None):
     many_counts_likelihood(dense_gp(rbf, X, rank), group, y)
 
 
-problem("many_counts", many_counts, many_counts_data, many_counts_dense, 30, rank=28)
+problem("many_counts", many_counts, many_counts_data, many_counts_dense, 30, rank=24)
