@@ -78,7 +78,10 @@ def clocks():
 
 
 def nested(problem, data, thetas, positive):
-    """Seconds, summaries and bounds of nested inference, and medians of hyperparameters."""
+    """
+    Seconds, summaries and bounds of nested inference, and medians of hyperparameters, None
+    where the field is one GP site alone.
+    """
     started = clocks()
     option = sgp.SVGP(problem.num_inducing)
     posterior = sgp.nested(problem.model, option, data, progress_bar=False)
@@ -89,6 +92,8 @@ def nested(problem, data, thetas, positive):
     out |= {k: (q.mean, q.sd, q.quantile(LEVELS)) for k, q in found.items()}
     print(posterior)
     medians = {name: np.median(x, axis=0) for name, x in draws.items()}
+    if len(posterior.field.sites) + len(posterior.field.effects) == 1:
+        medians = None  # with one part there is nothing to be apart
     return seconds, out, {"evidence": posterior.log_evidence}, medians
 
 
@@ -102,7 +107,9 @@ def guide(problem, data, thetas, positive, base, values):
     draws = {k: np.asarray(v) for k, v in draws.items()}
     out = {k: of_draws(logs(k, v, positive)) for k, v in draws.items()}
     bounds = {"evidence": fitted.bound, "evidence_se": fitted.bound_se}
-    return seconds, out, bounds | at_values(problem, data, base, values)
+    if values is not None:
+        bounds |= at_values(problem, data, base, values)
+    return seconds, out, bounds
 
 
 def at_values(problem, data, base, values):
