@@ -97,6 +97,36 @@ def test_the_densities_that_sampling_compares_are_the_same(script):
     assert all(len(found["cores"]) == 1 for found in seconds.values())
 
 
+def test_what_docs_say_of_nested_inference(script, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS / "nested")
+    compare, kept = script("compare"), results("nested")
+    page = f"{RECORDS}/nested.md"
+    ratios = list(compare.times_faster(kept).values())
+    told = f"{np.median(ratios):.0f} times as long as `nested` on the median, "
+    told += f"{min(ratios):.0f} to {max(ratios):.0f} times"
+    assert says(page, told), told
+    beyond = sorted(compare.beyond(kept))
+    told = " and ".join(f"`{name}`" for name in beyond)
+    assert says(page, f"All numbers are within these limits but some of {told}"), beyond
+    told = {name: methods["NUTS"].get("min_ess") for name, methods in kept.items()}
+    assert all(ess is None or ess > 2000 for ess in told.values()), told
+    assert all(m["NUTS"].get("max_rhat", 1.0) < 1.01 for m in kept.values())
+
+
+def test_the_joint_bound_is_at_least_that_of_parts_apart():
+    gains, evidence = [], []
+    for methods in results("nested").values():
+        for method in ("AutoNormal", "AutoMultivariateNormal"):
+            bounds = methods.get(method, {}).get("bounds", {})
+            if "joint" in bounds:
+                gains.append(bounds["joint"] - bounds["apart"] + 3 * bounds["apart_se"])
+            if bounds:
+                more = methods["nested"]["bounds"]["evidence"] - bounds["evidence"]
+                evidence.append(more + 3 * bounds["evidence_se"])
+    assert gains and min(gains) > 0.0
+    assert evidence and min(evidence) > 0.0
+
+
 def test_steps_of_the_joint_guide():
     ratios = [results("nested_steps")[kind]["ratio"] for kind in ("float32", "float64")]
     told = "took {:.1f} (float32) and {:.1f} (float64) times".format(*ratios)

@@ -7,7 +7,8 @@ differences over all numbers of a kind: of means in reference sds, sds as a rati
 and 95 % quantiles of hyperparameters in sds; and what each is sure that the evidence is.
 `--guides` adds the factorised guide (AutoNormal) and AutoMultivariateNormal beside q(u),
 with the bound of one Gaussian over sites and effects beside theirs, all at the same
-hyperparameters and inducing points.
+hyperparameters and inducing points. `--bounds` has the bounds alone, of nested inference
+and AutoNormal, which takes no reference.
 """
 
 import argparse
@@ -181,11 +182,13 @@ def table(results):
 
 def cells_of(found):
     """What a method took, how far it is from the reference, and its bounds."""
-    thetas = worst(found["hyperparameters"].values())
-    others = worst([*found["effects"].values(), *found["functions"].values()])
-    shown = "{mean:.2f}, {sd_low:.2f} to {sd_high:.2f}"
-    cells = [f"{seconds_of(found):.1f}", *(shown.format(**w) for w in (thetas, others))]
-    cells[1] += f", {thetas['quantiles']:.2f}"
+    cells = [""] * 3
+    if "seconds" in found:
+        thetas = worst(found["hyperparameters"].values())
+        others = worst([*found["effects"].values(), *found["functions"].values()])
+        shown = "{mean:.2f}, {sd_low:.2f} to {sd_high:.2f}"
+        cells = [f"{seconds_of(found):.1f}", *(shown.format(**w) for w in (thetas, others))]
+        cells[1] += f", {thetas['quantiles']:.2f}"
     bounds, told = found.get("bounds", {}), ""
     if bounds:
         told = f"{bounds['evidence']:.1f}"
@@ -244,12 +247,45 @@ def keep(methods, method, found, asked, reference):
     methods[method] = cost | {"bounds": bounds, **table}
 
 
+def beside(problem, reference, guides):
+    """All methods on a problem, compared with its reference."""
+    data = problem.data()
+    thetas = [
+        k
+        for k in reference
+        if reference[k].ndim and not k.endswith(("_mean", "_sd", "_quantiles"))
+        if k not in ("intercept", "slope", "b", "weekday")
+    ]
+    positive = [k for k in thetas if np.all(reference[k] > 0)]
+    asked = problem, data, thetas, positive
+    cost = {k: float(reference[k]) for k in COSTS}
+    print(f"{problem.name}: NUTS {cost}")
+    methods = {"NUTS": cost | {"rows": max(len(v) for v in data)}}
+    *found, medians = nested(*asked)
+    keep(methods, "nested", found, asked, reference)
+    for base in (AutoNormal, AutoMultivariateNormal) if guides else ():
+        found = guide(*asked, base, medians)
+        keep(methods, base.__name__, found, asked, reference)
+    return methods
+
+
+def bounds_alone(problem, methods):
+    """Adds bounds to what is known of a problem."""
+    asked = problem, problem.data(), [], []
+    *_, bounds, medians = nested(*asked)
+    methods["nested"]["bounds"] = bounds
+    *_, bounds = guide(*asked, AutoNormal, medians)
+    methods.setdefault("AutoNormal", {})["bounds"] = bounds
+    print(problem.name, methods["nested"]["bounds"], bounds, flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", default=list(PROBLEMS))
     parser.add_argument("--reference", default=Path(__file__).parent / "reference")
     parser.add_argument("--out", default=RESULTS)
     parser.add_argument("--guides", action="store_true")
+    parser.add_argument("--bounds", action="store_true")
     parser.add_argument("--num-inducing", type=int, help="another number of points")
     parser.add_argument("--table", action="store_true", help="print that of the page alone")
     options = parser.parse_args()
@@ -259,28 +295,15 @@ def main():
         print(table(every), times_faster(every), beyond(every), sep="\n\n")
         return
     for name in options.names:
-        problem, path = PROBLEMS[name], Path(options.reference) / f"{name}.npz"
+        problem = PROBLEMS[name]
+        path = Path(options.reference) / f"{name}.npz"
         if options.num_inducing:
             problem = replace(problem, num_inducing=options.num_inducing)
             name += f", M = {options.num_inducing}"
-        reference = dict(np.load(path))
-        data = problem.data()
-        thetas = [
-            k
-            for k in reference
-            if reference[k].ndim and not k.endswith(("_mean", "_sd", "_quantiles"))
-            if k not in ("intercept", "slope", "b", "weekday")
-        ]
-        positive = [k for k in thetas if np.all(reference[k] > 0)]
-        asked = problem, data, thetas, positive
-        cost = {k: float(reference[k]) for k in COSTS}
-        print(f"{name}: NUTS {cost}")
-        every[name] = {"NUTS": cost | {"rows": max(len(v) for v in data)}}
-        *found, medians = nested(*asked)
-        keep(every[name], "nested", found, asked, reference)
-        for base in (AutoNormal, AutoMultivariateNormal) if options.guides else ():
-            found = guide(*asked, base, medians)
-            keep(every[name], base.__name__, found, asked, reference)
+        if options.bounds:
+            bounds_alone(problem, every[name])
+        else:
+            every[name] = beside(problem, dict(np.load(path)), options.guides)
         Path(options.out).write_text(json.dumps(every, indent=1) + "\n")
 
 
