@@ -120,7 +120,7 @@ def test_the_joint_bound_is_at_least_that_of_parts_apart():
             bounds = methods.get(method, {}).get("bounds", {})
             if "joint" in bounds:
                 gains.append(bounds["joint"] - bounds["apart"] + 3 * bounds["apart_se"])
-            if bounds:
+            if "evidence" in bounds:
                 more = methods["nested"]["bounds"]["evidence"] - bounds["evidence"]
                 evidence.append(more + 3 * bounds["evidence_se"])
     assert gains and min(gains) > 0.0

@@ -190,7 +190,7 @@ def cells_of(found):
         cells = [f"{seconds_of(found):.1f}", *(shown.format(**w) for w in (thetas, others))]
         cells[1] += f", {thetas['quantiles']:.2f}"
     bounds, told = found.get("bounds", {}), ""
-    if bounds:
+    if "evidence" in bounds:
         told = f"{bounds['evidence']:.1f}"
     if "joint" in bounds:
         told += f"; {bounds['joint'] - bounds['apart']:.2f}"
