@@ -24,7 +24,7 @@ _MOST, _EPOCHS = 1000, 20  # of both, what is more, before rates fall all the sa
 _DOWN = 2  # steps with falling rates for each one before
 _BY_ROW = 1e-4  # nats a row that are little beside what a longer training costs
 _GROUP = 10  # steps whose mean loss is looked at where there are no epochs
-_POLISH = 8  # natural steps on all rows in the end, at most
+_POLISH = 8  # natural steps on all rows in the end, at most; one where time is used up
 _MANY = 200  # natural steps that show what q(u) has to gain, at most
 _KEYS = 50  # for the mean of a random bound
 
@@ -53,7 +53,9 @@ def train_batches(stepper: Stepper, free: dict, key, limits: Limits, show) -> Tr
     if problem.random:
         bound, se = _mean_bound(loss, free, key, problem.arrays)
     else:
-        free, bound = _polished(problem, loss, free, key, 0.1 * limits.tolerance)
+        late = limits.until is not None and time.monotonic() > limits.until
+        most = 1 if late else _POLISH
+        free, bound = _polished(problem, loss, free, key, most, 0.1 * limits.tolerance)
         se = 0.0
     losses = run.losses
     first = float(losses[0]) if losses.size else np.nan
@@ -194,8 +196,8 @@ def whole_loss(problem, batch_size: int | None):
     return loss
 
 
-def _polished(problem, loss, free, key, tolerance) -> tuple[dict, float]:
-    """Natural steps on all rows, until one gains less than a tolerance, and the bound."""
+def _polished(problem, loss, free, key, most, tolerance) -> tuple[dict, float]:
+    """At most so many natural steps on all rows, until one gains little, and the bound."""
 
     def polish(free, arrays):
         def here(free):
@@ -203,7 +205,7 @@ def _polished(problem, loss, free, key, tolerance) -> tuple[dict, float]:
 
         if not problem.natural:
             return {}, here(free)
-        return natural_descent(here, problem.natural, free, _POLISH, tolerance)[:2]
+        return natural_descent(here, problem.natural, free, most, tolerance)[:2]
 
     q, value = shared(polish, problem.is_small)(free, problem.arrays)
     return {**free, **q}, -float(value)
