@@ -98,7 +98,8 @@ def to_arviz(
     is kept as ``log_joint_bound``. There is no k-hat, and no group ``log_likelihood``:
     importance sampling does not reweight what does not vary, so that LOO and WAIC would be
     those of data that the point has seen, with clean diagnostics. Draw these latents for
-    them (``base_guide=AutoNormal`` or ``AutoMultivariateNormal``, or NUTS). What is no
+    them (``base_guide=AutoNormal`` or ``AutoMultivariateNormal``, or NUTS), or integrate
+    them (:func:`~numpyro_sgp.nested`, with more than one node). What is no
     latent, a number or a :func:`numpyro.param` of the model, is taken for known: bound and
     LOO are given it.
 
@@ -198,9 +199,10 @@ def to_arviz(
     trace = _first_trace(found)
     dims = named_dims(trace, found.draws, dims)
     log_likelihood, predictive, observed, masks = _at_observed_sites(found, trace, k_sites)
-    points = set()
+    held = "point_estimates" in found.attrs
     if isinstance(fit, SVI):
         points = point_latents(fit.guide, result.params, args, kwargs)
+        held = bool(points)
         found.attrs.update(_elbo(fit, result.params, k_elbo, args, kwargs, points))
         found.attrs.update(convergence_attrs(fit, result, args, kwargs))
         given = (result.params, fit.model, fit.guide, *args)
@@ -239,7 +241,7 @@ def to_arviz(
     unseen = {name: along(f"{name}_masked", whole[name], ~masks[name]) for name in masks}
     groups["posterior_predictive"] = at_places(group(predictive), seen)
     groups["predictions"] = at_places(group(masked), unseen)
-    if not points:
+    if not held:
         groups["log_likelihood"] = at_places(whole, seen)
     if isinstance(fit, MCMC):
         converted = as_tree(arviz.from_numpyro(fit, dims={}, log_likelihood=False))

@@ -41,8 +41,8 @@ def remarks_on(tree, loo, chains, is_reference):
         yield (
             f"held at points: {points}. So it has no LOO, no k-hat and no bound "
             "on the evidence (log_joint_bound is on log p(y, point)), and all its "
-            "draws are given these values. Use base_guide=AutoNormal or "
-            "AutoMultivariateNormal, or NUTS."
+            "draws are given these values. Use sgp.nested, "
+            "base_guide=AutoMultivariateNormal, or NUTS."
         )
     if loo is not None and (bad := int(np.sum(loo.pareto_k.values > loo.good_k))):
         yield (

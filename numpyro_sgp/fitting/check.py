@@ -219,6 +219,8 @@ def family(found: Weighed, points) -> Cause:
     if not np.isfinite(found.gap):
         return Cause(name, np.nan, told="unknown: draws of q have no weights")
     told = "all that is between q and the posterior, with the causes above"
+    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        told += " and rounding to float32"
     told += f" (given {', '.join(sorted(points))})" if points else ""
     told += f": by weights of k-hat {found.khat:.2f}"
     told += "" if found.khat <= limit else f", above {limit:.2f}, so at least"

@@ -452,7 +452,8 @@ class Fitted:
         :param level: probability inside of the band.
         :param index: which one of several values in each row to show.
         :param num_points: inputs along each column.
-        :param kwargs: keyword arguments of the model beside the inputs.
+        :param kwargs: arguments of the model beside the inputs, by name: one value, or
+            one for each row of ``X``.
         :return: the axes.
         :raises ValueError: as :func:`~numpyro_sgp.plots.plot_posterior` does.
         """

@@ -66,6 +66,8 @@ def _of_nodes(nodes):
     told += f" ({nodes.stopped})" if nodes.stopped else ""
     mend = "more nodes: a larger max_nodes, or more seconds" if nodes.too_few else ""
     lost = float(-np.log1p(-min(nodes.border, 0.999)))
+    if nodes.too_few and not nodes.border:  # draws without weight: what they miss is open
+        lost = np.nan
     return Cause("nodes", lost, told=told, mend=mend)
 
 

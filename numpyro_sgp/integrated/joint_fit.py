@@ -134,8 +134,14 @@ class JointFit(Nested):
     ) -> Found:
         """What :func:`~numpyro_sgp.to_arviz` asks for."""
         found = super().found_draws(num_samples, rng_key, args, kwargs)
-        more = {"method": "fit", "elbo": self.bound, "elbo_se": self.bound_se}
+        more = {"method": "fit", **self._bound_attrs(self.bound, self.bound_se)}
         return found._replace(attrs={**found.attrs, **more})
+
+    def _bound_attrs(self, bound: float, se: float = 0.0) -> dict[str, float | str]:
+        found = super()._bound_attrs(bound, se)
+        if self._held:
+            found |= {"log_joint_bound": self.bound, "log_joint_bound_se": self.bound_se}
+        return found
 
     def _for_file(self) -> Fitted:
         fitted = super()._for_file()
@@ -150,7 +156,10 @@ class JointFit(Nested):
         lines.append(f"  {held}: " + (", ".join(field.thetas) or "nothing"))
         if not math.isnan(self.bound):
             se = f" (standard error {self.bound_se:.2g})" if self.bound_se > 0 else ""
-            lines.append(f"  bound: {self.bound:.7g}{se}")
+            of = ""
+            if self._held:
+                of = ", of log p(y, points): the densities of latents at points count"
+            lines.append(f"  bound: {self.bound:.7g}{se}{of}")
         steps = [] if self.losses is None else [f"{len(self.losses)} steps"]
         steps += [f"{self.seconds:.1f} s"] if math.isfinite(self.seconds) else []
         steps += [self.stopped] if self.stopped else []

@@ -369,7 +369,8 @@ class Nested:
         :param level: probability inside of the band.
         :param index: which one of several values in each row to show.
         :param num_points: inputs along each column.
-        :param kwargs: keyword arguments of the model beside the inputs.
+        :param kwargs: arguments of the model beside the inputs, by name: one value, or
+            one for each row of ``X``.
         :return: the axes.
         """
         options = {"site": site, "X": X, "statistic": statistic, "level": level}
@@ -407,8 +408,7 @@ class Nested:
         attrs = {
             "method": "nested",
             "approximation": str(self.guide.approximation),
-            "elbo": self.log_evidence,
-            "elbo_se": 0.0,
+            **self._bound_attrs(self.log_evidence),
             "num_parameters": self.field.size * (self.field.size + 3) // 2,
             "num_nodes": len(self.nodes.nodes),
             "effective_nodes": self.nodes.effective,
@@ -417,6 +417,16 @@ class Nested:
             attrs |= self._verdict.attrs
         draws = {name: np.asarray(v)[None] for name, v in draws.items()}
         return Found(draws, self.model, {}, args, kwargs, attrs)
+
+    @property
+    def _held(self) -> list[str]:
+        """Hyperparameters at a point, as those of one node are."""
+        return [] if len(self.nodes.nodes) > 1 else sorted(self.field.thetas)
+
+    def _bound_attrs(self, bound: float, se: float = 0.0) -> dict[str, float | str]:
+        if self._held:  # the sum of one node is Laplace's, no bound
+            return {"point_estimates": ", ".join(self._held)}
+        return {"elbo": bound, "elbo_se": se}
 
     # ---- files ----------------------------------------------------------------------
 

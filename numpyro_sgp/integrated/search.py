@@ -245,7 +245,9 @@ class Search:
 
 def _student_draws(centre, root, number, seed):
     """Quasi-random draws from a Student t."""
-    points = np.clip(qmc.Sobol(len(root) + 1, rng=seed).random(number), 1e-9, 1 - 1e-9)
+    power = (number - 1).bit_length()  # of two: SciPy warns of other numbers of points
+    points = qmc.Sobol(len(root) + 1, rng=seed).random_base2(power)[:number]
+    points = np.clip(points, 1e-9, 1 - 1e-9)
     scale = np.sqrt(_FREEDOM / chi2(_FREEDOM).ppf(points[:, 0]))
     return centre + scale[:, None] * (norm.ppf(points[:, 1:]) @ root.T)
 

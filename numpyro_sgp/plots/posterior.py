@@ -62,9 +62,11 @@ def plot_posterior(
     :param index: which one of several values in each row (outputs, latent functions) to
         show; all if None, for one column.
     :param num_points: inputs along each column; 100 for one, 60 for two.
-    :param kwargs: keyword arguments of the model beside the inputs.
+    :param kwargs: arguments of the model beside the inputs, by name, also those that the
+        model takes by position: one value, or one for each row of ``X``.
     :return: the axes.
-    :raises TypeError: if ``result`` is something else.
+    :raises TypeError: if ``result`` is something else, or the model needs arguments that
+        are not given.
     :raises ValueError: for inputs with more than two columns, a site that is not there,
         several values in each row over two columns without ``index``, a level that is not
         between 0 and 1, or the ``statistic="sd"`` of classes or of one column.

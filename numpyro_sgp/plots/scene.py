@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -197,7 +198,18 @@ def grid_of(scene: Scene, X, num_points: int | None) -> tuple[np.ndarray, int]:
 
 
 def predictions_of(fitted, X, levels, kwargs) -> dict[str, Prediction]:
-    """Predictions with quantiles, of GP sites alone where responses have no marginals."""
+    """
+    Predictions with quantiles, of GP sites alone where responses have no marginals.
+
+    :raises TypeError: if the model needs arguments that are not given.
+    """
+    if absent := _absent(fitted.model, kwargs):
+        given = ", ".join(f"{name}=..." for name in absent)
+        raise TypeError(
+            f"The model needs {', '.join(map(repr, absent))} beside its inputs. Give what "
+            "to draw at by name, one value or one for each row of X: "
+            f"plot(X=X_new, {given})."
+        )
     try:
         return fitted.predict(X, quantiles=levels, **kwargs)
     except ValueError:
@@ -210,6 +222,17 @@ def predictions_of(fitted, X, levels, kwargs) -> dict[str, Prediction]:
         axis = mean.ndim - 1
         found[name] = Prediction(mean, sd, quantiles, levels, None, axis)
     return found
+
+
+def _absent(model, kwargs) -> list[str]:
+    """Arguments behind the inputs that have no default and are not given."""
+    try:
+        parameters = list(inspect.signature(model).parameters.values())[1:]
+    except (TypeError, ValueError):  # it has none to look at
+        return []
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needed = (p.name for p in parameters if p.kind in by_name and p.default is p.empty)
+    return [name for name in needed if name not in kwargs]
 
 
 def chosen(predictions: dict, site: str | None, gp_sites) -> str:

@@ -258,6 +258,9 @@ def test_a_number_that_is_the_same_in_all_draws_has_no_moments_to_compare():
     assert np.isnan(spread[0]) and 0.0 < abs(spread[1]) < 0.01  # weights are 1 % apart
     cause = family(found, ())
     assert not cause.mend and "its sd is 1 to 1 of theirs" in cause.told
+    assert "float32" not in cause.told
+    with jax.enable_x64(False):
+        assert "and rounding to float32" in family(found, ()).told
 
 
 def test_points_do_not_depend_on_the_random_key():

@@ -102,7 +102,11 @@ def test_it_is_asked_what_a_fit_is_asked(fitted, tmp_path):
     assert verdict.converged and verdict.bound == fitted.bound
     assert "noise" in verdict.causes["point estimates"].told
     tree = as_tree(fitted.to_arviz(num_samples=20))
-    assert tree.attrs["method"] == "fit" and tree.attrs["elbo"] == fitted.bound
+    assert tree.attrs["method"] == "fit"
+    assert tree.attrs["log_joint_bound"] == fitted.bound and "elbo" not in tree.attrs
+    assert tree.attrs["point_estimates"] == "fast, noise, slow"  # which LOO cannot move
+    assert "log_likelihood" not in tree.children
+    assert "of log p(y, points)" in repr(fitted)
     fitted.save(tmp_path / "joint.npz")
     loaded = sgp.load(tmp_path / "joint.npz", learned)
     assert isinstance(loaded, sgp.JointFit) and loaded.bound == fitted.bound
@@ -149,6 +153,8 @@ def test_counts_with_a_distribution_of_hyperparameters():
 
     found = fit(model, sgp.SVGP(6), (X, y), joint=True, base_guide=AutoNormal, steps=300)
     assert found.bound_se > 0.0 and "at draws of the base guide" in repr(found)
+    tree = as_tree(found.to_arviz(num_samples=20))
+    assert tree.attrs["elbo"] == found.bound and "log_likelihood" in tree.children
     assert found.summary().loc["lengthscale", "sd"] > 0.1
     nested = sgp.nested(model, sgp.SVGP(6), (X, y), progress_bar=False)
     slope, other = (r.posterior(X_NEW)["slope"] for r in (found, nested))

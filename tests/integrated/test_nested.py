@@ -1,5 +1,7 @@
 """What nested inference returns, and what it refuses."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics.arviz import as_tree
+from numpyro_sgp.integrated.search import _student_draws
 
 RNG = np.random.default_rng(0)
 X = np.sort(RNG.uniform(0.0, 5.0, (30, 1)), axis=0)
@@ -218,8 +221,37 @@ def test_the_verdict(posterior):
     assert verdict.causes["point estimates"].nats == 0.0
 
 
+def test_draws_of_which_few_count_have_not_converged():
+    """Whose number is no power of two, of which SciPy would warn."""
+
+    def model(X, y=None):
+        names = ("variance", "lengthscale", "noise", "df")
+        v, scale, noise, df = (numpyro.sample(k, dist.LogNormal(0.0, 1.0)) for k in names)
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(v, scale), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.StudentT(df, f, noise), obs=y)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        few = run(model, (X, jnp.log1p(COUNTS)), sgp.SVGP(4), max_nodes=5)
+    assert few.nodes.kind == "drawn" and few.nodes.too_few
+    verdict = few.check()
+    assert np.isnan(verdict.causes["other parameters"].nats)
+    assert not verdict.converged and verdict.summary.startswith("not converged")
+
+
+def test_the_number_of_draws_does_not_change_the_first_ones():
+    few, more = (_student_draws(np.zeros(2), np.eye(2), n, seed=1) for n in (5, 8))
+    np.testing.assert_array_equal(few, more[:5])
+    assert _student_draws(np.zeros(2), np.eye(2), 1, seed=1).shape == (1, 2)
+
+
 def test_the_verdict_on_one_node_names_what_is_held_at_a_point():
-    cause = run(counts, (X, COUNTS), sgp.SVGP(2), max_nodes=1).check().causes
+    found = run(counts, (X, COUNTS), sgp.SVGP(2), max_nodes=1)
+    tree = as_tree(found.to_arviz(num_samples=20))
+    assert "lengthscale" in tree.attrs["point_estimates"]
+    assert "log_likelihood" not in tree.children and "elbo" not in tree.attrs
+    cause = found.check().causes
     assert "lengthscale" in cause["point estimates"].told
     assert "max_nodes above 1" in cause["point estimates"].mend
 

@@ -135,6 +135,13 @@ def test_what_cannot_be_drawn_of_a_posterior_is_told(line):
         plot_posterior(line.params)
 
 
+def test_a_model_that_takes_more_than_inputs_is_given_it_by_name(of_additive):
+    with pytest.raises(
+        TypeError, match=r"needs 'group' beside .* plot\(X=X_new, group=...\)"
+    ):
+        of_additive.plot(site="y")
+
+
 def test_colours_are_those_of_the_style(line):
     style = {"axes.prop_cycle": plt.cycler(color=["#123456"]), "text.color": "#abcdef"}
     with plt.rc_context(style):
