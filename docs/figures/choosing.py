@@ -24,7 +24,8 @@ STEPS = (
     (
         "Several functions that the data\ntie together?",
         'SVGP(M, covariance="coupled")',
-        "one Gaussian over all Q functions of a site, with (Q M)² numbers",
+        "one Gaussian over all Q functions of a site, with (Q M)² numbers;\n"
+        "over several sites and effects: sgp.fit(..., joint=True)",
     ),
     (
         "Several modes of f?",

@@ -149,7 +149,8 @@ class Nested:
 
         for name, draws in self.hyperparameters.items():
             quantiles = np.quantile(draws, levels, axis=0)
-            add(name, np.asarray(draws.mean(0)), np.asarray(draws.std(0)), quantiles)
+            wide = draws.astype(float)  # of a point the sd is 0, not float32's rounding
+            add(name, np.asarray(wide.mean(0)), np.asarray(wide.std(0)), quantiles)
         if self.field.effects:
             effects = self.field.effects
             where = self.args, self.kwargs, effects
