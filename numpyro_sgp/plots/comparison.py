@@ -12,6 +12,7 @@ from numpyro_sgp.plots.scene import (
     by_row,
     chosen,
     grid_of,
+    in_order,
     is_classes,
     new_axes,
     predictions_of,
@@ -97,7 +98,6 @@ def plot_comparison(
         )
     first = next(iter(results.values()))
     scene = scene_of(first)
-    order = None if X is None else np.argsort(np.ravel(np.asarray(X)), kind="stable")
     grid, columns = grid_of(scene, X, num_points)
     if columns != 1:
         raise ValueError(
@@ -105,8 +105,11 @@ def plot_comparison(
             "axes of its own: plot_posterior(fitted, ax)."
         )
     new = grid[:, 0] if scene.flat else grid
+    order = np.argsort(grid[:, 0], kind="stable")
+    grid = grid[order]
     found = {
-        label: predictions_of(fit, new, levels, kwargs) for label, fit in results.items()
+        label: in_order(predictions_of(fit, new, levels, kwargs), order)
+        for label, fit in results.items()
     }
     if site is None:
         site = chosen(found[next(iter(results))], None, first.guide.approximations)

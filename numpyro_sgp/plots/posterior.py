@@ -11,6 +11,7 @@ from numpyro_sgp.plots.scene import (
     by_row,
     chosen,
     grid_of,
+    in_order,
     ink,
     is_classes,
     new_axes,
@@ -106,6 +107,9 @@ def plot_posterior(
     new = grid[:, 0] if scene.flat else grid
     levels = band if columns == 1 else ()  # a map has no band
     predictions = predictions_of(fitted, new, levels, kwargs)
+    if columns == 1:
+        order = np.argsort(grid[:, 0], kind="stable")
+        grid, predictions = grid[order], in_order(predictions, order)
     name = chosen(predictions, site, fitted.guide.approximations)
     p = predictions[name]
     if columns == 2 and statistic == "sd" and is_classes(p):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -168,7 +169,7 @@ def as_rows(sets) -> list[np.ndarray]:
 
 
 def grid_of(scene: Scene, X, num_points: int | None) -> tuple[np.ndarray, int]:
-    """Inputs to predict at, shape ``(num, D)``, and D."""
+    """Inputs to predict at, shape ``(num, D)``, in the order of X if given, and D."""
     seen = scene.X
     if seen is None and scene.inducing:
         seen = np.concatenate(list(scene.inducing.values()))
@@ -181,7 +182,7 @@ def grid_of(scene: Scene, X, num_points: int | None) -> tuple[np.ndarray, int]:
             )
         columns, low, high = X.shape[1], X.min(axis=0), X.max(axis=0)
         if columns == 1:
-            return np.sort(X, axis=0), 1
+            return X, 1
     elif seen is None:
         raise ValueError(
             "This fit has neither its training data nor inducing points among the inputs: "
@@ -221,6 +222,20 @@ def predictions_of(fitted, X, levels, kwargs) -> dict[str, Prediction]:
         quantiles = jnp.stack([mean + sd * ndtri(p) for p in levels]) if levels else None
         axis = mean.ndim - 1
         found[name] = Prediction(mean, sd, quantiles, levels, None, axis)
+    return found
+
+
+def in_order(predictions: dict[str, Prediction], order) -> dict[str, Prediction]:
+    """The same with rows in another order."""
+
+    def moved(value, axis):
+        return None if value is None else jnp.take(value, order, axis)
+
+    found = {}
+    for name, p in predictions.items():
+        values = {k: moved(getattr(p, k), p.row_axis) for k in ("mean", "sd", "probs")}
+        values["quantiles"] = moved(p.quantiles, p.row_axis + 1)
+        found[name] = replace(p, **values)
     return found
 
 

@@ -135,6 +135,23 @@ def test_what_cannot_be_drawn_of_a_posterior_is_told(line):
         plot_posterior(line.params)
 
 
+def test_other_arguments_go_with_the_rows_of_inputs_in_any_order():
+    def model(X, offset, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + offset, 0.3), obs=y)
+
+    fitted = untrained(model, (LINE, np.zeros(12), Y))
+    new, offset = np.array([[1.0], [-1.0], [0.5]]), np.array([10.0, 20.0, 30.0])
+    order = [1, 2, 0]
+    want = fitted.predict(new[order], offset[order])["y"].mean
+    _, (left, right) = plt.subplots(1, 2)
+    fitted.plot(left, X=new, offset=offset)
+    assert_allclose(lines(left)["mean of y"], np.c_[new[order], want], rtol=1e-12)
+    plot_comparison({"it": fitted}, right, X=new, offset=offset)
+    assert_allclose(lines(right)["it"], np.c_[new[order], want], rtol=1e-12)
+
+
 def test_a_model_that_takes_more_than_inputs_is_given_it_by_name(of_additive):
     with pytest.raises(
         TypeError, match=r"needs 'group' beside .* plot\(X=X_new, group=...\)"
