@@ -19,6 +19,7 @@ from numpyro_sgp._programs import join_static, on_data, shared, split_static, wi
 from numpyro_sgp.guides import VGP, AutoSparseGP
 from numpyro_sgp.guides.points import point_name, points_of
 from numpyro_sgp.integrated.placing import (
+    NOT_FINITE,
     TIED,
     AtValues,
     Placed,
@@ -294,6 +295,7 @@ class Field:
 
         if shared(combined, briefly=True)(free, self.points, arrays) > _COMBINED:
             raise ValueError(TIED)
+        finite = True
         for layout in self.candidates:
             self.layout = layout
             if layout.num_rows == 1:
@@ -327,6 +329,7 @@ class Field:
                     signs = jnp.asarray(drawn, self.dtype)
                     found.append(product(free, self.points, arrays, signs, start))
                 (a, change, steep), (b, other, _) = jax.tree.map(np.asarray, found)
+                finite = finite and bool(np.isfinite([a, b, change, other]).all())
                 eps = jnp.finfo(self.dtype).eps
                 size = 1e4 * np.maximum(np.abs(a), np.abs(b)).max() + 1e3 * steep
                 apart = apart and bool(np.all(np.abs(a - b) <= eps * size + 1e-30))
@@ -334,7 +337,7 @@ class Field:
                 apart = apart and bool(moved <= 1e3 * eps * steep + 1e-30)
             if apart:
                 return
-        raise ValueError(TIED)
+        raise ValueError(TIED if finite else NOT_FINITE)
 
     # ---- inducing points ------------------------------------------------------------
 

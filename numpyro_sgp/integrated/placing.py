@@ -32,6 +32,13 @@ TIED = (
     "expectation=MonteCarlo(num_samples, joint=True)."
 )
 
+NOT_FINITE = (
+    "The derivatives of the log likelihood are not finite at values of f that are like the "
+    "prior's. Look for NaN in what numpyro.factor or the model's own arithmetic takes (a "
+    "mask leaves their derivatives NaN: put a number in its place), and for overflow, as "
+    "of exp(f)."
+)
+
 
 class Unconstrained(dict):
     """Hyperparameters by name in unconstrained space, where their density is."""

@@ -499,6 +499,20 @@ def test_local_effects_at_other_rows():
         found.posterior(X_NEW)
 
 
+def test_nan_that_a_mask_does_not_keep_from_derivatives():
+    """Of a factor, whose rows are not said to be tied together for it."""
+    there = np.arange(30) != 4
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]), numpyro.handlers.mask(mask=there):
+            numpyro.factor("y", -((y - f) ** 2))
+
+    with pytest.raises(ValueError, match="are not finite .* Look for NaN in what"):
+        run(model, (X, np.where(there, COUNTS, np.nan)))
+    assert np.isfinite(run(model, (X, np.where(there, COUNTS, 0.0))).log_evidence)
+
+
 def test_rows_tied_together():
     def model(X, y=None):
         f = site(X)
