@@ -251,5 +251,5 @@ def _of_latents(given):
     return held_at_points(
         sorted(point_latents(guide, params, args, kwargs)),
         "LOO, evidence and intervals do not know their spread",
-        "sgp.nested, base_guide=AutoMultivariateNormal, or MCMC, for their posterior",
+        "sgp.nested, sgp.fit with joint=True for effects beside f, or MCMC",
     )
