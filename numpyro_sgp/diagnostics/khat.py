@@ -18,6 +18,7 @@ from numpyro_sgp.tracing import messages
 MAX_ROWS, MAX_ROWS_EACH = 1000, 200
 #: Draws that k-hat is made of.
 NUM_DRAWS = 1000
+_FEWEST = 3  # effective draws
 _CHUNK_NUMBERS = 3e7
 _MATRICES = 8  # of N x N numbers that a draw needs at the same time
 
@@ -111,12 +112,14 @@ class Weighed(NamedTuple):
     :param gap: what they see of the KL divergence from the guide to the posterior, in nats.
     :param error: standard error of that.
     :param moments: of GP values, by site: how far means and standard deviations are off.
+    :param spread: standard deviation of the weights' logs.
     """
 
     khat: float
     gap: float
     error: float
     moments: dict[str, "Moments"]
+    spread: float = 0.0
 
 
 class Moments(NamedTuple):
@@ -198,10 +201,13 @@ def weighed(
     top = log_weights.max()
     weights = np.exp(log_weights - top)
     gap = np.log(weights.mean()) + top - log_weights.mean()
+    if weights.sum() ** 2 < _FEWEST * np.sum(weights**2):  # too few in the tail to fit it
+        khat = np.inf
     variances = np.var(weights / weights.mean(), ddof=1) + np.var(log_weights, ddof=1)
     error = float(np.sqrt(variances / len(log_weights)))
     moments = {k: moments_of(smoothed, v) for k, v in (values or {}).items()}
-    return Weighed(float(khat), float(gap), error, moments)
+    spread = float(np.std(log_weights))
+    return Weighed(float(khat), float(gap), error, moments, spread)
 
 
 def moments_of(log_weights: np.ndarray, values: np.ndarray) -> Moments:

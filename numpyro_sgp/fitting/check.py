@@ -9,24 +9,25 @@ from numpyro.infer.svi import SVIState
 
 from numpyro_sgp.diagnostics.evidence import evidence_bracket
 from numpyro_sgp.diagnostics.khat import NUM_DRAWS, Weighed, good_k, is_cheap, weigh
-from numpyro_sgp.diagnostics.optimality import loss_drop, nats_left_and_why
+from numpyro_sgp.diagnostics.optimality import nats_left_and_why
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
+from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.batches import gain_in_q
 from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, unconstrained
-from numpyro_sgp.fitting.progress import Limits
-from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict, held_at_points
-from numpyro_sgp.fitting.whole import remaining, train_whole
+from numpyro_sgp.fitting.verdict import (
+    ENOUGH_NATS,
+    Cause,
+    Verdict,
+    held_at_points,
+    unknown,
+)
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import messages
 
-#: Products of all rows with M x M matrices up to which the other parameters are trained
-#: some iterations more, to see what that gains.
-LARGEST_ATTEMPT = 1e10
 #: Sds by which a mean, and logs of a ratio by which an sd, may be off without a remark.
 FAR_MEAN, FAR_LOG_SD = 0.2, 0.15
+_ROUNDED = 20.0  # nats: sd of weights above which those of float32 are not believed
 _NUM_ERRORS = 3  # at least, that such a difference is one
-_FEWEST, _MOST = 5, 500
-_DRAWS = 20  # keys over which a random bound is averaged there
 _LARGEST = 2e8  # rows times inducing points of one pass over all data
 #: Further causes, from the guide, its parameters and the model's arguments; None where one
 #: does not apply.
@@ -45,13 +46,15 @@ def check(
     problem = problem_at(svi, params, args, kwargs)
     points = sum(option.num_points for option in guide.approximations.values())
     small = problem.num_rows * points <= _LARGEST
+    attempts = Attempts(problem, rng_key, descent)
     found = [
         _of_q(given, loss, rng_key, problem, small),
-        of_others(problem, losses, rng_key, descent),
+        attempts.of_others(losses),
         _of_points(given, loss, rng_key, points, small),
         _of_family(given, rng_key),
         _of_latents(given),
     ]
+    found += attempts.of_optima()
     found += [cause for more in MORE_CAUSES if (cause := more(*given)) is not None]
     bracket = None
     if small and len(guide.approximations) == 1:
@@ -90,11 +93,6 @@ def problem_at(svi, params, args, kwargs) -> Problem:
     return Problem(svi, state, args, kwargs)
 
 
-def _unknown(error: Exception) -> str:
-    first = f"{type(error).__name__}: {error}".splitlines()[0]
-    return f"unknown: {first}"
-
-
 def _of_q(given, loss, rng_key, problem, small):
     """KL from q(u) to where a natural step leads."""
     name = "q(u)"
@@ -106,7 +104,7 @@ def _of_q(given, loss, rng_key, problem, small):
     try:
         nats, why = nats_left_and_why(guide, params, args, kwargs, loss, rng_key)
     except Exception as error:  # a likelihood without derivatives, for one
-        return Cause(name, np.nan, told=_unknown(error))
+        return Cause(name, np.nan, told=unknown(error))
     if np.isnan(nats):
         return Cause(name, nats, told=f"unknown: {why}")
     told = "by one natural step"
@@ -118,59 +116,6 @@ def _of_q(given, loss, rng_key, problem, small):
     return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
 
 
-def of_others(problem, losses, rng_key, descent):
-    """What some iterations of L-BFGS gain, or the trend of the losses."""
-    name = "other parameters"
-    if set(problem.free) == set(problem.profiled):
-        return Cause(name, 0.0, told="there are none")
-    mend = "train longer: more steps, or seconds, of sgp.fit"
-    work = problem.work(problem.num_rows) * (_DRAWS if problem.random else 1)
-    if work <= LARGEST_ATTEMPT:
-        steps = int(np.clip(LARGEST_ATTEMPT / (4.0 * work), _FEWEST, _MOST))
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                nats, se, told = _attempt(problem, steps, rng_key, descent)
-        except Exception as error:
-            return Cause(name, np.nan, told=_unknown(error), mend=mend)
-        wanted = nats > max(ENOUGH_NATS, 2.0 * se)
-        return Cause(name, nats, se, told, mend if wanted else "")
-    drop, se = (np.nan, 0.0) if losses is None else loss_drop(losses)
-    if np.isnan(drop):
-        told = "unknown: there are no losses to see a trend in"
-        return Cause(name, drop, told=told, mend=mend)
-    told = "the losses' fall over the last tenth of the steps, which may have been short"
-    left = max(drop, 0.0)
-    wanted = left > max(ENOUGH_NATS, 3.0 * se)
-    return Cause(name, left, se, told, mend if wanted else "")
-
-
-def _attempt(problem, steps, key, descent):
-    """
-    What some iterations of L-BFGS gain (from other inducing points too, where these are
-    cheap) and would go on to gain where they did not end, and its standard error: of a
-    random bound that of its mean over some keys, told by its mean over others.
-    """
-    seen = problem.averaged(_DRAWS) if problem.random else problem
-    for_training, for_gain = jax.random.split(key)
-    limits = Limits(1e-3, steps, None)
-    given = [problem.free], for_training, limits, lambda *_: None
-    found = train_whole(seen, *given, seed=1, descent=descent)
-    losses = [found.first_loss, *found.losses]
-    gained, se = found.first_loss + found.bound, 0.0
-    if problem.random:
-        gained, se = problem.gain(found.free, for_gain, 2 * _DRAWS)
-    told = f"{gained:.2g} were gained by {len(found.losses)} more iterations"
-    nats = max(gained, 0.0)
-    if gained > 2.0 * se and len(found.losses) >= steps:
-        more = remaining(losses)
-        if np.isfinite(more):
-            nats += more
-        else:  # too few to tell
-            told = f"at least {told}"
-    return nats, se, told
-
-
 def _of_points(given, loss, rng_key, points, small):
     """What orthogonal points would gain."""
     name = "inducing points"
@@ -180,7 +125,7 @@ def _of_points(given, loss, rng_key, points, small):
     try:
         curve = sparsity_curve(guide, params, *args, loss=loss, rng_key=rng_key, **kwargs)
     except Exception as error:
-        return Cause(name, np.nan, told=_unknown(error))
+        return Cause(name, np.nan, told=unknown(error))
     if curve.unknown:
         return Cause(name, np.nan, told=f"unknown: {curve.unknown}")
     se = float(curve.se[-1]) if curve.se else 0.0
@@ -204,7 +149,7 @@ def _of_family(given, rng_key):
             warnings.simplefilter("ignore")
             found = weigh(*where, **kwargs)
     except Exception as failed:  # a distribution without a density, for one
-        return Cause(name, np.nan, told=_unknown(failed))
+        return Cause(name, np.nan, told=unknown(failed))
     return family(found, point_latents(guide, params, args, kwargs))
 
 
@@ -218,8 +163,14 @@ def family(found: Weighed, points) -> Cause:
     name, limit = "family", good_k(NUM_DRAWS)
     if not np.isfinite(found.gap):
         return Cause(name, np.nan, told="unknown: draws of q have no weights")
+    single = not jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    if single and found.spread > _ROUNDED:
+        told = f"unknown: weights of draws have an sd of {found.spread:.2g} nats, which "
+        told += "may be rounding"
+        mend = "numpyro.enable_x64() before the fit"
+        return Cause(name, np.nan, told=told, mend=mend)
     told = "all that is between q and the posterior, with the causes above"
-    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+    if single:
         told += " and rounding to float32"
     told += f" (given {', '.join(sorted(points))})" if points else ""
     told += f": by weights of k-hat {found.khat:.2f}"

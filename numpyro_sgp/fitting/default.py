@@ -25,6 +25,7 @@ from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, constrained, u
 from numpyro_sgp.fitting.progress import AT_EDGE, Limits
 from numpyro_sgp.fitting.starts import (
     Race,
+    generator,
     lengthscale_starts,
     random_starts,
     with_drawn_means,
@@ -263,7 +264,7 @@ def _train(
         starts = lengthscale_starts(problem)
         starts += random_starts(problem, for_starts, restarts - 1)
         if problem.natural:  # fast steps of Adam make components of a mixture collapse
-            starts.append(with_drawn_means(problem, for_race))
+            starts.append(with_drawn_means(problem, problem.free, generator(for_race)))
             race = Race(stepper, whole, len(starts))
             race.prepare(for_race)
     if whole and descent is None:

@@ -59,3 +59,4 @@ class Trained:
     bound_se: float
     stopped: str
     descent: Descent | None = None
+    others: tuple[float, ...] = ()

@@ -151,12 +151,14 @@ def _stationary(kernel) -> list[Stationary]:
     return [leaf for leaf in leaves if isinstance(leaf, Stationary)]
 
 
-def with_drawn_means(problem, key) -> dict:
+def with_drawn_means(problem, free: dict, rng) -> dict:
     """
-    The start with means of q(u) drawn from the prior: off the saddle at which natural steps
+    The same with means of q(u) drawn from the prior: off the saddle at which natural steps
     stay where a likelihood is the same for f and -f.
+
+    :param rng: a NumPy generator.
     """
-    free, rng = dict(problem.free), _generator(key)
+    free = dict(free)
     for name in problem.profiled:
         if name.endswith("_mu"):
             draw = rng.normal(size=free[name].shape)
@@ -164,7 +166,7 @@ def with_drawn_means(problem, key) -> dict:
     return free
 
 
-def _generator(key) -> np.random.Generator:
+def generator(key) -> np.random.Generator:
     """NumPy's, for which nothing is compiled, by a key."""
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
 
@@ -180,9 +182,9 @@ def random_starts(problem, key, number: int) -> list[dict]:
     sizes |= jax.tree.map(lambda sd: 0.1 * sd, inducing)
     flat_sizes, unravel = ravel_pytree(sizes)
     for own in jax.random.split(key, number) if number else ():
-        draw = _generator(own).normal(size=flat_sizes.shape)
+        draw = generator(own).normal(size=flat_sizes.shape)
         moves = unravel(flat_sizes * draw.astype(flat_sizes.dtype))
-        start = with_drawn_means(problem, own)
+        start = with_drawn_means(problem, problem.free, generator(own))
         for name, move in moves.items():
             start[name] = jax.tree.map(
                 lambda p, m: p + m.astype(p.dtype), start[name], move

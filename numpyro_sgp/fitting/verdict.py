@@ -9,6 +9,8 @@ from numpyro_sgp.diagnostics.evidence import EvidenceBracket
 
 #: Nats that may be left where a fit is said to have converged.
 ENOUGH_NATS = 0.5
+#: The row of trainings from other starts.
+OTHER_OPTIMA = "other optima"
 
 
 class Cause(NamedTuple):
@@ -41,6 +43,12 @@ class Cause(NamedTuple):
         return f"{text} ± {self.error:.1g}" if self.error else text
 
 
+def unknown(error: Exception) -> str:
+    """What a cause says where an attempt failed."""
+    first = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"unknown: {first}"
+
+
 def held_at_points(names: list[str], blind: str, mend: str) -> Cause:
     """The row of latents that are held at points, of which ``blind`` does not know."""
     if not names:
@@ -54,7 +62,8 @@ class Verdict:
     What a fit misses; see :meth:`~numpyro_sgp.Fitted.check`. Printed, it is a table.
 
     :param causes: by name: ``q(u)``, ``other parameters``, ``inducing points``,
-        ``family``, ``point estimates``.
+        ``family``, ``point estimates``, and ``other optima`` where the likelihood is not
+        log-concave.
     :param evidence: bracket of the log evidence at the fit's hyperparameters, for Gaussian
         likelihoods.
     :param bound: the bound of the fit.
@@ -70,11 +79,14 @@ class Verdict:
     def converged(self) -> bool:
         """
         Whether less than half a nat (or the noise of what is measured) is left for q(u) and
-        for the other parameters together.
+        for the other parameters together, and trainings from other starts do not end
+        elsewhere.
         """
         left, noise = 0.0, 0.0
-        for name in ("q(u)", "other parameters"):
-            cause = self.causes[name]
+        for name in ("q(u)", "other parameters", OTHER_OPTIMA):
+            cause = self.causes.get(name)
+            if cause is None:
+                continue
             if np.isnan(cause.nats):
                 if cause.mend:
                     return False
@@ -89,7 +101,10 @@ class Verdict:
         told = " and ".join(
             f"{c.number} nats for {c.name}" for c in left if not np.isnan(c.nats)
         )
+        optima = self.causes.get(OTHER_OPTIMA)
         text = "converged" if self.converged else "not converged"
+        if optima is not None and np.isnan(optima.nats):
+            text = "at one of several optima"
         if told:
             text += f": left are about {told}"
         points = self.causes["inducing points"]

@@ -2,17 +2,19 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpyro.infer.svi import SVIState
 
 from numpyro_sgp.fitting.progress import AT_EDGE, INTERRUPTED, Limits, Trained
-from numpyro_sgp.fitting.starts import with_other_points
+from numpyro_sgp.fitting.starts import with_drawn_means, with_other_points
 from numpyro_sgp.training.descent import Descent
 from numpyro_sgp.training.lbfgs import suits_natural
 
 _ROUNDS = 6  # of L-BFGS, each with a fresh memory
 _HOPS = 6 * (0.1, 0.3)  # shares of the inducing points that are drawn anew, in turns
+_ELSEWHERE = 0.1  # nats between optima of q(u)
 _FEWEST = 10  # iterations before what is left can be told from them
 #: Products of rows with M x M matrices, summed over evaluations, up to which inducing
 #: points are drawn anew.
@@ -47,7 +49,8 @@ def train_whole(
     Minimises the loss over all parameters, with q(u) at its optimum for the others wherever
     it takes natural steps; from each of some starts, by one program, of which the best is
     kept. Then some of its inducing points are drawn anew, time after time: of bounds as
-    functions of them there are many optima, some nats from each other.
+    functions of them there are many optima, some nats from each other. So there may be of
+    q(u), where the likelihood is not log-concave: means are then drawn anew too.
 
     :param problem: a :class:`~numpyro_sgp.fitting.problem.Problem` whose loss has no noise.
     :param starts: unconstrained starting values, the best first.
@@ -78,21 +81,40 @@ def train_whole(
             if descent.loss <= near:
                 found, limited = train()
                 best = max(best, found, key=lambda trained: trained.bound)
-    if seed is None or not problem.all_natural:
+    if limited or seed is None or not problem.all_natural:
         return best
-    rng = np.random.default_rng(seed)
     most = descent.work + ANEW / problem.work(problem.num_rows)
-    for share in _HOPS:
-        moved = with_other_points(problem, best.free, rng, share)
-        if limited or moved is None or descent.work + _FEWEST >= most:
-            return best
+    for move, is_of_means in _moves(problem, best, descent, seed):
+        moved = move(best.free)
+        if limited or descent.work + _FEWEST >= most:
+            break
+        if moved is None:  # the inducing points are not trained
+            continue
         with suppress(ValueError):
             descent.start_at(moved)
             found, limited = train()
+            others = (*best.others, found.bound) if is_of_means else best.others
             if found.bound > best.bound:
                 losses = np.append(best.losses, found.losses)
                 best = replace(found, first_loss=best.first_loss, losses=losses)
+            best = replace(best, others=others)
     return best
+
+
+def _moves(problem, best, descent, seed):
+    """
+    Functions from a place to another one to train from, and whether they are of the means
+    of q(u): these only where natural steps from drawn means end at another bound.
+    """
+    rng, several = np.random.default_rng(seed), False
+    means = partial(with_drawn_means, problem, rng=rng)
+    with suppress(ValueError):
+        descent.start_at(means(best.free))
+        several = abs(descent.loss + best.bound) > _ELSEWHERE
+    for share in _HOPS:
+        if several:
+            yield means, True
+        yield partial(with_other_points, problem, rng=rng, share=share), False
 
 
 def _iterate(descent, limits, show) -> tuple[str, bool]:

@@ -12,7 +12,8 @@ from jax import Array
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics.arviz import Found
 from numpyro_sgp.fitting import Fitted
-from numpyro_sgp.fitting.check import of_others, problem_at
+from numpyro_sgp.fitting.attempts import Attempts
+from numpyro_sgp.fitting.check import problem_at
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
 from numpyro_sgp.integrated.check import check, spread_out
 from numpyro_sgp.integrated.field import Field
@@ -127,7 +128,7 @@ class JointFit(Nested):
             return Cause("other parameters", np.nan, told=told)
         problem = problem_at(self.svi, self.params, args, kwargs)
         descent = self.descent if own else None
-        return of_others(problem, self.losses, rng_key, descent)
+        return Attempts(problem, rng_key, descent).of_others(self.losses)
 
     def found_draws(
         self, num_samples: int, rng_key: Array, args: tuple, kwargs: dict

@@ -206,7 +206,7 @@ def test_weights_see_the_kl_given_what_is_held_at_points():
     moved = {"f_auto_qu_mu": mu + P @ np.full(N, 0.3), "f_auto_qu_sqrt": P}
     params = {**moved, "lengthscale_auto_loc": jnp.ones(()), "f_auto_Z": X}
     given = jax.random.key(1), params, model, guide, X, y
-    found, gap, error, _ = weigh(*given)
+    found, gap, error, *_ = weigh(*given)
     assert 0.01 < error < 0.1
     assert abs(gap - N * 0.3**2 / 2) < 4.0 * error
     assert guide_khat(*given, given_points=True) == found < 0.7
@@ -235,7 +235,7 @@ def test_weights_see_moments_that_are_off():
 
 
 def test_moments_of_an_exact_q_are_its_own():
-    *_, moments = weighed_moments(1.0, 0.0)
+    moments = weighed_moments(1.0, 0.0).moments
     assert max(np.abs(part).max() for part in moments["f"]) < 1e-3  # by jitter
 
 
@@ -248,6 +248,17 @@ def test_check_says_that_moments_are_off_by_less_than_a_nat(scale, moved, told):
     cause = family(found, ())
     assert bool(cause.mend) is told
     assert "by them f is off by up to" in cause.told
+
+
+def test_weights_that_one_draw_has_all_of_have_no_k_and_may_be_rounding():
+    # PSIS fits a tail of zeros, to which any k belongs.
+    found = khat.weighed(900.0 * np.random.default_rng(0).normal(size=1000))
+    assert found.khat == np.inf and found.spread > 800.0
+    assert "k-hat inf" in family(found, ()).told
+    with jax.enable_x64(False):
+        cause = family(found, ())
+    assert np.isnan(cause.nats) and "may be rounding" in cause.told
+    assert "enable_x64" in cause.mend
 
 
 def test_a_number_that_is_the_same_in_all_draws_has_no_moments_to_compare():

@@ -17,11 +17,12 @@ from scipy.optimize import minimize
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics.optimality import nats_left
 from numpyro_sgp.fitting import batches, problem
+from numpyro_sgp.fitting.check import problem_at
 from numpyro_sgp.fitting.grow import FIRST
 from numpyro_sgp.fitting.progress import AT_EDGE, Limits
 from numpyro_sgp.fitting.starts import with_other_points
 from numpyro_sgp.fitting.stepper import Stepper
-from numpyro_sgp.fitting.whole import remaining
+from numpyro_sgp.fitting.whole import remaining, train_whole
 from numpyro_sgp.training.descent import Descent
 
 RNG = np.random.default_rng(0)
@@ -241,6 +242,32 @@ def test_a_likelihood_that_is_the_same_for_f_and_minus_f_is_left_on_no_saddle():
     assert_allclose(fit(model, both, (X, squares)).bound - one.bound, 0.693, atol=0.02)
 
 
+def test_other_optima_are_looked_for_and_told():
+    X = np.linspace(0.0, 6.0, 40)[:, None]
+    f_true = 2.0 * np.sin(2.5 * X[:, 0])
+    y = np.abs(f_true) + 0.2 * np.random.default_rng(0).normal(size=40)
+
+    def model(X, y=None):  # f or -f, in each part where it does not change its sign
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(2.0, 0.6), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(jnp.abs(f), 0.3), obs=y)
+
+    found = fit(model, sgp.SVGP(8), (X, y))
+    verdict = found.check()
+    optima = verdict.causes["other optima"]
+    assert np.isnan(optima.nats) and "restarts=10" in optima.mend
+    assert not verdict.converged
+    assert verdict.summary.startswith("at one of several optima")
+    # From means of which every other one has the other sign.
+    means = found.params["f_auto_qu_mu"]
+    moved = {**found.params, "f_auto_qu_mu": means * (-1.0) ** jnp.arange(means.size)}
+    there = problem_at(found.svi, moved, (X, y), {})
+    given = there, [there.free], KEY, Limits(1e-3, 200, None), lambda *_: None
+    alone, anew = (train_whole(*given, seed=seed) for seed in (None, 0))
+    assert not alone.others and alone.bound < found.bound - 1.0
+    assert anew.others and anew.bound > alone.bound + 1.0
+
+
 def test_starts_ten_times_too_short_and_too_long_end_alike():
     data = X, F + 0.1 * np.random.default_rng(3).standard_t(2, size=N)
     bounds = [fit(student(s), sgp.SVGP(8), data).bound for s in (0.07, 7.0)]
@@ -381,6 +408,7 @@ def test_verdict_of_a_good_fit(poisson_fit):
         "family",
         "point estimates",
     ]
+    assert "other optima" not in verdict.causes  # log-concave
     assert verdict.evidence.unknown  # no bracket without a Gaussian likelihood
 
 

@@ -1,0 +1,137 @@
+"""Trainings that try to better a fit, and what they tell of it."""
+
+import warnings
+from contextlib import suppress
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from numpyro_sgp.diagnostics.optimality import loss_drop
+from numpyro_sgp.fitting.progress import Limits, Trained
+from numpyro_sgp.fitting.stepper import CHUNK, Stepper
+from numpyro_sgp.fitting.verdict import ENOUGH_NATS, OTHER_OPTIMA, Cause, unknown
+from numpyro_sgp.fitting.whole import remaining, train_whole
+
+#: Products of all rows with M x M matrices up to which the other parameters are trained
+#: some iterations more, to see what that gains.
+LARGEST_ATTEMPT = 1e10
+_FEWEST, _MOST = 5, 500  # iterations
+_DRAWS = 20  # keys over which a random bound is averaged
+_RATE = 0.03  # of Adam
+_APART = 1.0  # nats between two optima
+
+
+class Attempts:
+    """
+    Trainings of a problem that go on from a fit.
+
+    :param problem: a :class:`~numpyro_sgp.fitting.problem.Problem` at the fit's parameters.
+    :param rng_key: key of what is drawn.
+    :param descent: that of the fit's training on all rows, or None.
+    """
+
+    def __init__(self, problem, rng_key, descent):
+        self.problem, self.descent = problem, descent
+        self._for_training, self._for_gain = jax.random.split(rng_key)
+        self._best: Trained | None = None
+        work = problem.work(problem.num_rows) * (_DRAWS if problem.random else 1)
+        #: Iterations of a training; 0 where rows are too many.
+        self.steps = 0
+        if work <= LARGEST_ATTEMPT:
+            self.steps = int(np.clip(LARGEST_ATTEMPT / (4.0 * work), _FEWEST, _MOST))
+
+    def of_others(self, losses) -> Cause:
+        """
+        What some iterations of L-BFGS gain for the parameters beside q(u), or where rows
+        are too many the trend of the losses.
+
+        :param losses: of the training, or None.
+        """
+        name, problem = "other parameters", self.problem
+        if set(problem.free) == set(problem.profiled):
+            return Cause(name, 0.0, told="there are none")
+        mend = "train longer: more steps, or seconds, of sgp.fit"
+        if self.steps:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    nats, se, told = self._gain()
+            except Exception as error:
+                return Cause(name, np.nan, told=unknown(error), mend=mend)
+            wanted = nats > max(ENOUGH_NATS, 2.0 * se)
+            return Cause(name, nats, se, told, mend if wanted else "")
+        drop, se = (np.nan, 0.0) if losses is None else loss_drop(losses)
+        if np.isnan(drop):
+            told = "unknown: there are no losses to see a trend in"
+            return Cause(name, drop, told=told, mend=mend)
+        told = "the losses' fall over the last tenth of the steps, maybe too short a part"
+        left = max(drop, 0.0)
+        wanted = left > max(ENOUGH_NATS, 3.0 * se)
+        return Cause(name, left, se, told, mend if wanted else "")
+
+    def _train(self, problem, free, seed=None) -> Trained:
+        limits = Limits(1e-3, self.steps, None)
+        given = [free], self._for_training, limits, lambda *_: None
+        return train_whole(problem, *given, seed=seed, descent=self.descent)
+
+    def _gain(self):
+        """
+        What some iterations of L-BFGS gain (from other inducing points too, where these
+        are cheap) and would go on to gain where they did not end, and its standard error:
+        of a random bound that of its mean over some keys, told by its mean over others.
+        """
+        problem = self.problem
+        seen = problem.averaged(_DRAWS) if problem.random else problem
+        found = self._train(seen, problem.free, seed=1)
+        if not (problem.random or problem.all_natural or len(found.losses) >= self.steps):
+            found = self._past_plateau(found)
+        self._best, self.descent = found, found.descent
+        losses = [found.first_loss, *found.losses]
+        gained, se = found.first_loss + found.bound, 0.0
+        if problem.random:
+            gained, se = problem.gain(found.free, self._for_gain, 2 * _DRAWS)
+        told = f"{gained:.2g} were gained by {len(found.losses)} more iterations"
+        nats = max(gained, 0.0)
+        if gained > 2.0 * se and len(found.losses) >= self.steps:
+            more = remaining(losses)
+            if np.isfinite(more):
+                nats += more
+            else:  # too few to tell
+                told = f"at least {told}"
+        return nats, se, told
+
+    def _past_plateau(self, found: Trained) -> Trained:
+        """
+        The same after steps of Adam, which go on where L-BFGS over q(u) and all others
+        together comes to nothing.
+        """
+        stepper = Stepper(self.problem, None)
+        state = stepper.start(found.free, self._for_training)
+        for _ in range(self.steps // CHUNK):
+            rates = np.zeros(CHUNK), np.full(CHUNK, _RATE)
+            state, _ = stepper(state, None, *rates)
+        with suppress(ValueError):  # no finite bound there
+            after = self._train(self.problem, state.good.free)
+            if after.bound > found.bound:
+                losses = np.append(found.losses, after.losses)
+                return replace(after, first_loss=found.first_loss, losses=losses)
+        return found
+
+    def of_optima(self) -> list[Cause]:
+        """
+        Where the trainings of :meth:`of_others` from other means of q(u) ended: the row of
+        how far apart they are, empty where they ended together or there were none.
+        """
+        if self._best is None or not self._best.others:
+            return []
+        apart = [self._best.bound - bound for bound in self._best.others]
+        if max(apart) < _APART:
+            return []
+        far = f"{min(apart):.2g} to {max(apart):.2g}"
+        told = (
+            "the likelihood is not log-concave: from other means of q(u) trainings end "
+            f"{far} nats below the best, so that there may be better ones"
+        )
+        mend = "sgp.fit(..., restarts=10), the best of ten starts"
+        return [Cause(OTHER_OPTIMA, np.nan, told=told, mend=mend)]
