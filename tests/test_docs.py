@@ -72,9 +72,7 @@ def test_the_verdict_on_a_number_of_a_paper(script):
 
 
 def test_the_page_of_speed_is_what_its_script_prints(script):
-    folder = BENCHMARKS / "results" / "peers"
-    kept = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
-    assert text(f"{RECORDS}/speed.md") == script("tables").page(kept) + "\n"
+    assert text(f"{RECORDS}/speed.md") == script("tables").page(results("peers")) + "\n"
 
 
 def test_the_table_of_nested_inference_is_what_its_script_prints(script, monkeypatch):
@@ -180,11 +178,11 @@ def test_the_steps_that_natural_gradients_save(script):
 
 
 def seconds_of(part, title, name):
-    return np.array(results(f"peers/{part}")[title][name]["seconds"])
+    return np.array(results("peers")[part][title][name]["seconds"])
 
 
 def test_steps_beside_the_other_libraries():
-    kept, ours = results("peers/steps"), []
+    kept, ours = results("peers")["steps"], []
     for title, methods in kept.items():
         if title == "cores":
             continue
@@ -195,7 +193,7 @@ def test_steps_beside_the_other_libraries():
         ]
         ours.append(max(others))
     assert says(LIMITS, f"{min(ours):.2f} to {max(ours):.2f} of the fastest of them")
-    first = results("peers/startup")["first step, float32, 1024"]
+    first = results("peers")["startup"]["first step, float32, 1024"]
     medians = {name: np.median(found["first_s"]) for name, found in first.items()}
     ours, gpjax, gpflow, naive = (
         f"{medians[name]:.1f} s" for name in ("ours", "GPJax", "GPflow", "naive")
@@ -205,7 +203,7 @@ def test_steps_beside_the_other_libraries():
     assert says(LIMITS, f"SVGP in JAX {naive}")
     ratios = {}
     for dtype in ("float32", "float64"):
-        rows = results("peers/predict")[f"{dtype}, 1024"]
+        rows = results("peers")["predict"][f"{dtype}, 1024"]
         rows = {name: np.median(found["rows_per_s"]) for name, found in rows.items()}
         ratios[dtype] = f"{rows['ours'] / rows['GPflow']:.1f} times"
     told = f"does {ratios['float32']} as many rows a second"

@@ -31,8 +31,11 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from _results import write  # noqa: E402
+
 VENVS = HERE.parent / ".venvs"
-RESULTS = HERE.parent / "results" / "peers"
+RESULTS = HERE.parent / "results" / "peers.json"
 SCRIPTS = {
     "ours": "ours.py",
     "ours, threads of OpenBLAS": "ours.py",
@@ -147,11 +150,14 @@ class Workers(dict):
 
 
 class Part:
-    """The JSON file of a part: results by title and name."""
+    """What is kept of a part in the JSON file of all: results by title and name."""
 
-    def __init__(self, folder, name):
-        self.path = folder / f"{name}.json"
-        self.kept = json.loads(self.path.read_text()) if self.path.exists() else {}
+    def __init__(self, path, name):
+        self.path, self.name = path, name
+        self.kept = self._all().get(name, {})
+
+    def _all(self):
+        return json.loads(self.path.read_text()) if self.path.exists() else {}
 
     def has(self, title, names):
         """Whether all of these are there."""
@@ -165,11 +171,8 @@ class Part:
         """Writes one result."""
         self.kept.setdefault(title, {})[name] = result
         self.kept["cores"] = len(os.sched_getaffinity(0))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.kept, indent=1)
-        part = self.path.with_suffix(".part")
-        part.write_text(text)
-        os.replace(part, self.path)
+        text = json.dumps({**self._all(), self.name: self.kept}, indent=1)
+        write(self.path, f"{text}\n".encode())
 
 
 def random_problem(folder, M, batch):

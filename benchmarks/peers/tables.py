@@ -388,9 +388,9 @@ def page(kept):
     return "\n".join(lines)
 
 
-def write(folder, docs):
-    """docs/records/speed.md and its figures."""
-    kept = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+def write(results, docs):
+    """docs/records/speed.md and its figures, from the file of results."""
+    kept = json.loads(results.read_text())
     figures = docs / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     if "steps" in kept:
