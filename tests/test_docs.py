@@ -84,6 +84,7 @@ def test_the_table_of_sampling_is_what_its_script_prints(script):
     assert script("sampling").table(results("sampling")) in text(f"{RECORDS}/sampling.md")
 
 
+@pytest.mark.slow
 def test_the_densities_that_sampling_compares_are_the_same(script):
     sampling, jitter = script("sampling"), 1e-6
     coal = sgp.datasets.coal_mining(9)

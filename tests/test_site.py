@@ -171,6 +171,7 @@ LONG = {
     "records/deep.md",
     "records/nested.md",
     "reference/model.md",
+    "reference/training.md",
 }
 
 

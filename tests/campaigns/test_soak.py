@@ -3,11 +3,13 @@
 import json
 
 import numpy as np
+import pytest
 
 from campaigns import soak, versions
 from campaigns._table import FOLDER
 
 
+@pytest.mark.slow
 def test_threads_that_fit_and_predict_at_once_find_what_one_by_one_do(monkeypatch):
     monkeypatch.setattr(soak, "THREADS", 2)
     found = soak.in_threads(1)

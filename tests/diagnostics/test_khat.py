@@ -181,6 +181,7 @@ def test_draws_with_a_covariance_each_go_in_chunks(monkeypatch):
     assert chunks == [50, 1000]
 
 
+@pytest.mark.slow
 def test_khat_is_about_that_of_numpyro():
     # Of the same kind of draws; ArviZ and NumPyro take other numbers of them for the tail.
     for scale in (0.6, 1.0):

@@ -201,6 +201,7 @@ def heteroscedastic(X, y=None):
         numpyro.sample("y", dist.Normal(f, jnp.exp(g)), obs=y)
 
 
+@pytest.mark.slow
 def test_short_training_is_told_and_long_is_not():
     rng = np.random.default_rng(0)
     X = jnp.asarray(np.sort(rng.uniform(0, 6, size=(133, 1)), axis=0))

@@ -86,6 +86,7 @@ def test_means_of_processes_with_effects_in_them():
     assert np.all(np.abs(values.std(0) / q.sd - 1.0) < 5.0 / np.sqrt(1200))
 
 
+@pytest.mark.slow
 def test_of_a_joint_fit_and_of_a_file(tmp_path):
     fitted = sgp.fit(two_sites, sgp.SVGP(4), (X, Y), joint=True, progress_bar=False)
     fitted.save(tmp_path / "joint.npz")

@@ -72,6 +72,7 @@ def fitted():
     return fit(learned, sgp.SVGP(8), (X, Y), joint=True)
 
 
+@pytest.mark.slow
 def test_its_bound_is_above_that_of_sites_apart(fitted):
     """And that is what the verdict on those tells of it."""
     apart = fit(learned, sgp.SVGP(8), (X, Y))

@@ -111,6 +111,7 @@ def test_a_layout_is_chosen_by_a_block(few_bytes):
         run(ties, X, Y)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_block(few_bytes, monkeypatch):
     """What the compiled program of a slope holds does not grow with the rows."""
 
