@@ -1,9 +1,10 @@
 """What a message tells about the Gaussian process at a site, and what is put there."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
@@ -183,9 +184,31 @@ def trace_of(fn, args, kwargs, rng_key=0, *, data=None, at_site=None) -> dict:
     """
     fn = handlers.substitute(handlers.seed(fn, rng_key), data=data or {})
     at_sites = nullcontext() if at_site is None else AtGPSites(at_site)
-    with handlers.block(), handlers.trace() as trace, at_sites:
+    with handlers.block(), handlers.trace() as trace, at_sites, telling_rows(args, kwargs):
         fn(*args, **kwargs)
     return trace
+
+
+@contextmanager
+def telling_rows(args, kwargs):
+    """
+    Where arrays do not broadcast in a model, says that its arguments have different numbers
+    of rows, if they have.
+
+    :raises ValueError: in the place of JAX's error.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        given = {f"argument {i + 1}": arg for i, arg in enumerate(args)} | kwargs
+        rows = {name: np.shape(arg)[0] for name, arg in given.items() if np.ndim(arg)}
+        if "broadcast" not in str(error) or len(set(rows.values()) - {1}) < 2:
+            raise
+        told = ", ".join(f"{name} has {number}" for name, number in rows.items())
+        raise ValueError(
+            f"Arrays do not broadcast in the model, whose arguments have different numbers "
+            f"of rows: {told}. Give it as many rows of each as of the inputs. ({error})"
+        ) from error
 
 
 def latents(trace) -> dict:

@@ -94,6 +94,22 @@ def test_it_is_the_guide_and_its_functions_with_the_parameters(fitted, trained):
     assert fitted.model is model and fitted.loss is svi.loss and fitted.svi is svi
 
 
+def test_arguments_of_other_lengths_are_named():
+    def scaled(X, exposure, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(exposure * jnp.exp(f)), obs=y)
+
+    args = X, np.ones(15), np.arange(15)
+    fitted = untrained(scaled, args)
+    told = "argument 1 has 2, argument 2 has 15. Give it as many rows of each"
+    for call in (fitted.predict, fitted.posterior, fitted.predictor()):
+        with pytest.raises(ValueError, match=told):
+            call(X[:2], args[1])
+    with pytest.raises(ValueError, match="argument 1 has 2, exposure has 15"):
+        fitted.predict(X[:2], exposure=args[1])
+
+
 def test_without_arguments_latents_are_at_the_training_inputs(fitted):
     draws = fitted.sample(jax.random.key(0), sample_shape=(3,))
     assert draws["f"].shape == (3, 15) and draws["lengthscale"].shape == (3,)
