@@ -83,10 +83,12 @@ def train_whole(
                 best = max(best, found, key=lambda trained: trained.bound)
     if limited or seed is None or not problem.all_natural:
         return best
-    most = descent.work + ANEW / problem.work(problem.num_rows)
+    most = descent.work + ANEW / problem.work(problem.num_rows) - _FEWEST
+    if descent.work >= most:
+        return best
     for move, is_of_means in _moves(problem, best, descent, seed):
         moved = move(best.free)
-        if limited or descent.work + _FEWEST >= most:
+        if limited or descent.work >= most:
             break
         if moved is None:  # the inducing points are not trained
             continue
