@@ -282,8 +282,9 @@ def _train(
             found = train_batches(stepper, starts[0], for_training, limits, show)
         else:
             few = int(np.clip(SEVERAL / problem.work(problem.num_rows), 1, 3))
-            given = problem, starts[:few], for_training, limits, show
-            found = train_whole(*given, seed=0, descent=descent)
+            few = min(few, len(starts))
+            given = problem, [*starts, problem.free], for_training, limits, show
+            found = train_whole(*given, seed=0, descent=descent, number=few)
     make = guide.fitted if hasattr(guide, "fitted") else functools.partial(Fitted, guide)
     return make(
         constrained(svi, found.free),

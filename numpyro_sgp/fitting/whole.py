@@ -44,22 +44,26 @@ def train_whole(
     show,
     seed: int | None = None,
     descent: Descent | None = None,
+    number: int = 1,
 ) -> Trained:
     """
     Minimises the loss over all parameters, with q(u) at its optimum for the others wherever
-    it takes natural steps; from each of some starts, by one program, of which the best is
-    kept. Then some of its inducing points are drawn anew, time after time: of bounds as
-    functions of them there are many optima, some nats from each other. So there may be of
-    q(u), where the likelihood is not log-concave: means are then drawn anew too.
+    it takes natural steps; from some starts, by one program, of which the best is kept.
+    Then some of its inducing points are drawn anew, time after time: of bounds as functions
+    of them there are many optima, some nats from each other. So there may be of q(u), where
+    the likelihood is not log-concave: means are then drawn anew too.
 
     :param problem: a :class:`~numpyro_sgp.fitting.problem.Problem` whose loss has no noise.
-    :param starts: unconstrained starting values, the best first.
+    :param starts: unconstrained starting values, the best first; later ones are for where
+        the loss or its slopes are not finite at earlier ones.
     :param key: of the loss.
     :param limits: when to stop.
     :param show: called with the number of iterations and the loss after each.
     :param seed: of inducing points that are drawn anew, where all of q(u) takes natural
         steps and evaluations are cheap; None for none of that.
     :param descent: that of a training before, of the same problem.
+    :param number: of starts to train from.
+    :raises ValueError: if it can begin at none of them.
     """
     descent = descent or descent_of(problem, starts[0], key)
 
@@ -69,11 +73,11 @@ def train_whole(
         place = descent.free_now(), float(losses[0]), losses[1:]
         return Trained(*place, -float(losses[-1]), 0.0, stopped, descent), limited
 
-    descent.start_at(starts[0])
+    starts = _begin(descent, starts)
     best, limited = train()
     # One that has more than twice as far to go as the first one went will not overtake it.
     near = -best.bound + 2.0 * (best.first_loss + best.bound)
-    for free in starts[1:]:
+    for free in starts[: number - 1]:
         if limited:
             return best
         with suppress(ValueError):  # no finite bound there
@@ -101,6 +105,18 @@ def train_whole(
                 best = replace(found, first_loss=best.first_loss, losses=losses)
             best = replace(best, others=others)
     return best
+
+
+def _begin(descent, starts) -> list[dict]:
+    """Begins at the first start at which that can be; those after it."""
+    for i, free in enumerate(starts):
+        try:
+            descent.start_at(free)
+            break
+        except ValueError:
+            if i + 1 == len(starts):
+                raise
+    return starts[i + 1 :]
 
 
 def _moves(problem, best, descent, seed):

@@ -268,6 +268,16 @@ def test_other_optima_are_looked_for_and_told():
     assert anew.others and anew.bound > alone.bound + 1.0
 
 
+def test_a_start_that_is_not_finite_leaves_the_others(poisson_fit):
+    there = problem_at(poisson_fit.svi, poisson_fit.params, (X, COUNTS), {})
+    broken = {**there.free, "f_auto_Z": jnp.full_like(there.free["f_auto_Z"], jnp.nan)}
+    given = KEY, Limits(0.1, 20, None), lambda *_: None
+    found = train_whole(there, [broken, there.free], *given)
+    assert_allclose(found.bound, poisson_fit.bound, atol=0.1)
+    with pytest.raises(ValueError, match="cannot start.*not finite"):
+        train_whole(there, [broken, broken], *given)
+
+
 def test_starts_ten_times_too_short_and_too_long_end_alike():
     data = X, F + 0.1 * np.random.default_rng(3).standard_t(2, size=N)
     bounds = [fit(student(s), sgp.SVGP(8), data).bound for s in (0.07, 7.0)]
