@@ -49,7 +49,7 @@ def measured(number):
     guide = sgp.AutoSparseGP(model, sgp.SVGP(POINTS))
     guide.setup(*data)
     field = Field(guide, data, {})
-    choose_layout(field, jnp.zeros(2), data, {})
+    choose_layout(field, jnp.zeros(2), data, {}, grouped=True)
     profile = Profile(field, data, {})
     at = np.array([0.6, -0.6])
     start, _ = profile(at, profile.prior())

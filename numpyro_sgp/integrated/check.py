@@ -120,6 +120,7 @@ def _larger(field, points, args, kwargs) -> Field | None:
     guide.setup(*args, **kwargs)
     larger = Field(guide, args, kwargs)
     larger.layout, larger.candidates = field.layout, field.candidates
+    larger.groups = field.groups
     return larger
 
 

@@ -18,6 +18,8 @@ from numpyro.distributions import biject_to
 from numpyro_sgp._programs import join_static, on_data, shared, split_static, without_leaks
 from numpyro_sgp.guides import VGP, AutoSparseGP
 from numpyro_sgp.guides.points import point_name, points_of
+from numpyro_sgp.integrated.groups import Groups
+from numpyro_sgp.integrated.maps import linear_maps
 from numpyro_sgp.integrated.placing import (
     NOT_FINITE,
     TIED,
@@ -25,7 +27,6 @@ from numpyro_sgp.integrated.placing import (
     Placed,
     Unconstrained,
     check_setup,
-    check_size,
     free_shape,
     is_normal,
 )
@@ -76,6 +77,8 @@ class Field:
         self.effects: tuple[str, ...] = tuple(k for k, fn in fns.items() if is_normal(fn))
         self.shapes = {name: tuple(fn.shape()) for name, fn in fns.items()}
         self._fns = fns
+        #: Effects of groups that are independent given the rest, if they are many.
+        self.groups: Groups | None = None
         self.layout: Layout
         #: How rows may share predictors; empty where the data are not known yet.
         self.candidates: list[Layout] = []
@@ -91,7 +94,6 @@ class Field:
             name: tuple(biject_to(fns[name].support).inverse_shape(self.shapes[name]))
             for name in self.thetas
         }
-        check_size(self)
 
     # ---- sizes --------------------------------------------------------------------
 
@@ -109,6 +111,12 @@ class Field:
     def num_effects(self) -> int:
         """How many of them are effects."""
         return sum(math.prod(self.shapes[name]) for name in self.effects)
+
+    @property
+    def row_size(self) -> int:
+        """How many of the field's numbers a row may have to do with."""
+        groups = self.groups
+        return self.size - (groups.number - 1) * groups.each if groups else self.size
 
     def gp_sizes(self) -> dict[str, int]:
         """Inducing variables of each GP site, of all of its latent functions."""
@@ -142,10 +150,15 @@ class Field:
     def effect_parts(self, w: Array) -> dict[str, Array]:
         """Standardised effects by name, from the last numbers of the field."""
         found, end = {}, len(w) - self.num_effects
-        for name in self.effects:
+        for name in self.apart():
             start, end = end, end + math.prod(self.shapes[name])
             found[name] = w[start:end].reshape(self.shapes[name])
-        return found
+        return found if self.groups is None else found | self.groups.parts(w[end:])
+
+    def apart(self) -> list[str]:
+        """Effects beside those of :attr:`groups`."""
+        own = self.groups.axes if self.groups else {}
+        return [name for name in self.effects if name not in own]
 
     # ---- the model as a program ---------------------------------------------------
 
@@ -289,7 +302,7 @@ class Field:
         def combined(free, points, arrays):
             where = free, points, *join_static(arrays, static)
             left, signed = (self.terms(*where, signs).linear for signs in (False, True))
-            total = jnp.sum(left.maps**2, axis=0) + jnp.sum(left.left**2, axis=0)
+            total = left.prior_variance()
             away = jnp.sum(jnp.abs(signed.left**2 - left.left**2), axis=0)
             return jnp.max(away / jnp.maximum(total, jnp.finfo(self.dtype).tiny))
 
@@ -415,7 +428,9 @@ class Field:
 
         return Terms(known[prior], linear, log_likelihood)
 
-    def linear(self, program, known, targets, joined, signs: bool = False) -> Linear:
+    def linear(
+        self, program, known, targets, joined, signs: bool = False, grouped: bool = True
+    ) -> Linear:
         """
         Targets that are linear in the field, as :class:`Linear`.
 
@@ -424,47 +439,10 @@ class Field:
             projections and of what they leave open.
         :param joined: from values of the targets to an array ``(J, N)``.
         :param signs: whether what rows leave open has signs drawn at random.
+        :param grouped: whether targets are of one group at most, where there are groups.
         """
-        outputs = program.outputs
-
-        def of_field(field):
-            return joined(program.evaluate(targets, known, field))
-
-        zeros = {("gp", k): jnp.zeros(s, self.dtype) for k, s in self.gp_shapes_of(outputs)}
-        zeros |= {
-            ("effect", k): jnp.zeros(self.shapes[k], self.dtype) for k in self.effects
-        }
-        base, linear = jax.linearize(of_field, zeros)
-        labels = frozenset().union(*map(program.labels, targets))
-        maps, left = [], []
-        for name, shape in self.gp_shapes_of(outputs):
-            A, sd = known[outputs["projections"][name]], known[outputs["left"][name]]
-            A = jnp.broadcast_to(A, (*shape[:-1], *A.shape[-2:]))
-            A = A.reshape(-1, *A.shape[-2:])
-            sd = jnp.broadcast_to(sd, shape).reshape(-1, shape[-1])
-            if ("gp", name) not in labels:
-                maps.append(jnp.zeros((len(A) * A.shape[1], *base.shape), self.dtype))
-                left.extend([jnp.zeros_like(base)] * len(A))
-                continue
-            if signs:
-                sd = sd * jax.random.rademacher(jax.random.key(0), sd.shape, sd.dtype)
-            for q in range(len(A)):
-
-                def of_function(values, q=q, name=name, shape=shape):
-                    full = jnp.zeros((math.prod(shape[:-1]), shape[-1]), self.dtype)
-                    full = full.at[q].set(values).reshape(shape)
-                    return linear({**zeros, ("gp", name): full})
-
-                maps.append(jax.vmap(of_function)(A[q]))
-                left.append(of_function(sd[q]))
-        for name in self.effects:
-            shape = self.shapes[name]
-
-            def of_effect(values, name=name, shape=shape):
-                return linear({**zeros, ("effect", name): values.reshape(shape)})
-
-            maps.append(jax.vmap(of_effect)(jnp.eye(math.prod(shape), dtype=self.dtype)))
-        return Linear(base, jnp.concatenate(maps), jnp.stack(left))
+        given = program, known, targets, joined
+        return linear_maps(self, *given, signs, grouped)
 
     def gp_shapes_of(self, outputs):
         """Names and shapes of GP sites with the rows of these arguments."""

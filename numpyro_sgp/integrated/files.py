@@ -7,6 +7,7 @@ from typing import Any
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.loading import RESULTS
 from numpyro_sgp.integrated.field import Field
+from numpyro_sgp.integrated.groups import Groups
 from numpyro_sgp.integrated.joint_fit import JointFit
 from numpyro_sgp.integrated.packing import unpacked
 from numpyro_sgp.integrated.result import Nested
@@ -16,6 +17,8 @@ def _read(kind: Any, fitted: Fitted, more: dict, **options) -> Any:
     """A result of some class, of a file."""
     args, kwargs = fitted.examples or (fitted.args or (), fitted.kwargs)
     field = Field(fitted.guide, args, kwargs, tuple(more["effects"]))
+    if axes := dict(more.get("groups", [])):  # files of former versions have none
+        field.groups = Groups(axes, {name: field.shapes[name] for name in axes})
     nodes = unpacked(more, field.dtype)
     found = kind(field, nodes, args, kwargs, fitted.seconds, **options)
     if fitted.args is None:

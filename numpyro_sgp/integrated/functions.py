@@ -91,7 +91,7 @@ def functions(
     for_nodes, key = jax.random.split(key)
     seed = int(jax.random.randint(for_nodes, (), 0, 2**31 - 1))
     _, which = nodes.draws(max(number, 1), seed)
-    rng, dtype = np.random.default_rng(seed + 1), np.dtype(field.dtype)
+    rng = np.random.default_rng(seed + 1)
     moved = _moved_by_effects(field, nodes, args, kwargs)
     together = min(_TOGETHER, len(which))
     parts: dict[str, list] = {name: [] for name in field.sites}
@@ -99,8 +99,8 @@ def functions(
     order, end = np.zeros(len(which), int), 0
     for k in np.unique(which):
         node, at = nodes.nodes[k], np.flatnonzero(which == k)
-        mean, factor = np.asarray(node.weighed.mean), np.asarray(node.weighed.factor)
-        priors = _priors(field, node.free, jnp.asarray(mean), args, kwargs)
+        mean, factor = node.weighed.mean, node.weighed.factor
+        priors = _priors(field, node.free, mean, args, kwargs)
         posteriors = {
             name: site.approximation.posterior(priors[name], nodes.points[name])
             for name, site in field.sites.items()
@@ -108,7 +108,7 @@ def functions(
         for start in range(0, len(at), together):
             drawn = at[start : start + together]
             x = rng.normal(size=(together, len(mean)))
-            w = jnp.asarray((mean + x @ factor.T).astype(dtype))
+            w = mean + factor.draw(jnp.asarray(x, field.dtype))
             key, *own = jax.random.split(key, 1 + len(priors))
             found = _of_node(field, posteriors, w, own, num_features)
             for name, samples in found.items():

@@ -31,6 +31,7 @@ from numpyro_sgp.integrated.joint_fit import JointFit
 from numpyro_sgp.integrated.marginals import field_values, gp_shapes
 from numpyro_sgp.integrated.nodes import Drawn, One
 from numpyro_sgp.integrated.placing import Constrained, check_likelihood
+from numpyro_sgp.integrated.precision import Square
 from numpyro_sgp.integrated.profile import Gaussian, Node, expected
 from numpyro_sgp.integrated.row_parts import choose_layout
 from numpyro_sgp.integrated.starts import starting_hyperparameters
@@ -287,7 +288,7 @@ class AutoJointGP(autoguide.AutoGuide):
         seeded = handlers.seed(handlers.substitute(self.model, data=params), key)
         field = known.field.running(seeded)
         terms = field.terms(thetas, points, args, kwargs)
-        moments = terms.linear.moments(mean, root)
+        moments = terms.linear.moments(mean, Square(root))
         found = {
             "likelihood": expected(terms.log_likelihood, *moments),
             "field": -Block(mean, root).kl(),
@@ -390,7 +391,7 @@ class AutoJointGP(autoguide.AutoGuide):
             mean, root, points = self._declared(known)
             draws = self._draws(known, params, args, kwargs)
         free = np.stack([known.field.ravel(values) for values in draws])
-        q = unweighed(mean, root)
+        q = unweighed(mean, Square(root))
         unknown = Gaussian.prior(0, known.field.dtype)
         nodes = tuple(Node(at, 0.0, unknown, np.nan, q) for at in free)
         centre, kind = free.mean(axis=0), One if len(free) == 1 else Drawn

@@ -14,6 +14,7 @@ from scipy.special import ndtr, ndtri
 
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.integrated.field import Field
+from numpyro_sgp.integrated.groups import generic, limit
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.placing import AtValues, Unconstrained
 
@@ -110,35 +111,60 @@ def marginals(
     :param names: of sites, if not all are wanted.
     """
     arrays, static = split_static((args, kwargs))
+    batch = [jnp.asarray(a) for a in arrays]
     weights, kept = _kept(nodes)
+    # What groups have to do with is told first: sums over many are no rows of one group.
+    several: dict[str, bool] = {}
     shapes: dict = {}
 
-    def moments(free, mean, factor, points, batch):
-        program = field.program(field.unravel(free), points, *join_static(batch, static))
-        outputs = program.outputs
-        chosen = {}
-        for name, value in outputs["values"].items():
+    def chosen(program) -> dict:
+        found = {}
+        for name, value in program.outputs["values"].items():
             kind = program.kind(value)
             wanted = names is None or name in names
             if wanted and kind.labels and kind.is_linear:
-                chosen[name] = value
-                shapes[name] = tuple(value.aval.shape)
-        targets = list(chosen.values())
-        parts = jax.tree.leaves((outputs["projections"], outputs["left"]))
+                found[name] = value
+        return found
+
+    def known_of(program, targets):
+        parts = jax.tree.leaves([program.outputs[k] for k in ("projections", "left")])
         edge = [*program.boundary(targets, []), *parts]
-        known = dict(zip(edge, program.evaluate(edge, {}, {}), strict=True))
-        linear = field.linear(program, known, targets, _flat)
-        mean, variance = linear.moments(mean, factor)
-        # What is left open at a row is apart from other rows: where several make a number
-        # (a mean over rows), its variance is not that of their sum, whatever their signs.
-        signed = field.linear(program, known, targets, _flat, signs=True).left
-        away = jnp.abs(signed**2 - linear.left**2).sum(axis=0)[0]
-        return mean[0], variance[0, 0], away > _COMBINED * variance[0, 0]
+        return dict(zip(edge, program.evaluate(edge, {}, {}), strict=True))
 
-    run_node = shared(moments)
+    def look(free, points, batch):
+        program = field.program(field.unravel(free), points, *join_static(batch, static))
+        targets = chosen(program)
+        known, away = known_of(program, list(targets.values())), {}
+        for name, value in targets.items():
+            away[name] = jnp.max(field.linear(program, known, [value], _flat).away)
+        return away
 
-    batch = [jnp.asarray(a) for a in arrays]
-    found = []
+    def moments(free, mean, factor, points, batch):
+        program = field.program(field.unravel(free), points, *join_static(batch, static))
+        targets = chosen(program)
+        known, found = known_of(program, list(targets.values())), []
+        for grouped in (True, False):
+            own = {k: v for k, v in targets.items() if several.get(k, False) != grouped}
+            if not own:
+                continue
+            shapes.update({k: tuple(v.aval.shape) for k, v in own.items()})
+            where = program, known, list(own.values()), _flat
+            linear = field.linear(*where, grouped=grouped)
+            mean_here, variance = linear.moments(mean, factor)
+            # What is left open at a row is apart from other rows: where several make a
+            # number (a mean over rows), its variance is not that of their sum, whatever
+            # their signs.
+            signed = field.linear(*where, signs=True, grouped=grouped).left
+            away = jnp.abs(signed**2 - linear.left**2).sum(axis=0)[0]
+            wrong = away > _COMBINED * variance[0, 0]
+            found.append((mean_here[0], variance[0, 0], wrong))
+        return tuple(map(jnp.concatenate, zip(*found, strict=True)))
+
+    if field.groups is not None:
+        free = generic(kept[0].free, field.dtype)
+        away = shared(look, briefly=True)(free, nodes.points, batch)
+        several.update({k: bool(v > limit(field.dtype)) for k, v in away.items()})
+    run_node, found = shared(moments), []
     for node in kept:
         free = jnp.asarray(node.free, field.dtype)
         q = node.weighed
@@ -206,7 +232,7 @@ def draw_field(
     parts, places = [], []
     for k in np.unique(which):
         node, at = nodes.nodes[k], order[which[order] == k]
-        mean, factor = np.asarray(node.weighed.mean), np.asarray(node.weighed.factor)
+        mean, factor = node.weighed.mean, node.weighed.factor
         for start in range(0, len(at), _TOGETHER):
             rows = at[start : start + _TOGETHER]
 
@@ -215,10 +241,10 @@ def draw_field(
                 x = rng.normal(size=(number, *shape))
                 return np.stack([x, -x], 1).reshape(-1, *shape) if antithetic else x
 
-            w = (mean + normal(len(mean)) @ factor.T).astype(dtype)
+            w = mean + factor.draw(jnp.asarray(normal(len(mean)), field.dtype))
             noise = {name: normal(*shape).astype(dtype) for name, shape in shapes.items()}
             free = jnp.asarray(node.free, field.dtype)
-            found = run(free, jnp.asarray(w), noise, nodes.points, arrays)
+            found = run(free, w, noise, nodes.points, arrays)
             parts.append({name: np.asarray(v)[: len(rows)] for name, v in found.items()})
             places.append(rows)
     back = np.argsort(np.concatenate(places))

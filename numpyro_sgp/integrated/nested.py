@@ -133,7 +133,8 @@ def nested(
     field = Field(guide, args, kwargs)
     check_hyperparameters(field)
     starts = starting_hyperparameters(field, rng_key, args, kwargs)
-    choose_layout(field, jnp.asarray(starts[0], field.dtype), args, kwargs)
+    free = jnp.asarray(starts[0], field.dtype)
+    choose_layout(field, free, args, kwargs, grouped=True)
     profile = Profile(field, args, kwargs)
     until = None if seconds is None else started + seconds
     with tqdm(disable=not progress_bar, bar_format="{desc} {elapsed}") as bar:

@@ -1,28 +1,33 @@
 """Nodes as arrays and numbers, for files."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import KINDS, Nodes
+from numpyro_sgp.integrated.precision import Conditional, Factor, Square
 from numpyro_sgp.integrated.profile import Gaussian, Node
 from numpyro_sgp.integrated.weighing import Weighed
 
 _AS_THEY_ARE = "weights", "mode", "axes", "points", "stopped"
 
 
-def packed(effects: Iterable[str], nodes: Nodes) -> dict[str, Any]:
+def packed(field: Field, nodes: Nodes) -> dict[str, Any]:
     """
     Names of effects, and all of the nodes but the q(w) from which other nodes would start.
 
     :return: a tree of arrays, numbers and strings.
     """
     each = nodes.nodes
-    weighed = zip(*(node.weighed for node in each), strict=True)
+    weighed = zip(*(jax.tree.leaves(node.weighed) for node in each), strict=True)
+    groups = field.groups
     return {
-        "effects": list(effects),
+        "effects": list(field.effects),
+        "groups": [] if groups is None else [list(pair) for pair in groups.axes.items()],
         "kind": nodes.kind,
         "free": nodes.free,
         "values": nodes.values,
@@ -35,7 +40,9 @@ def packed(effects: Iterable[str], nodes: Nodes) -> dict[str, Any]:
 
 def unpacked(found: dict[str, Any], dtype) -> Nodes:
     """The inverse of :func:`packed`."""
-    weighed = map(Weighed, *(jnp.asarray(part) for part in found["weighed"]))
+    gains, shares, means, *factors = (jnp.asarray(part) for part in found["weighed"])
+    factor: Callable[..., Factor] = Square if len(factors) == 1 else Conditional
+    weighed = map(Weighed, gains, shares, means, map(factor, *factors))
     nothing = Gaussian.prior(0, dtype)
     parts = zip(found["free"], found["values"], found["left"], weighed, strict=True)
     log_evidence, border = map(float, found["numbers"])

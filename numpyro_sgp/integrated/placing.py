@@ -306,10 +306,13 @@ def check_size(field: Field) -> None:
     """
     :raises ValueError: for too large a field.
     """
-    if field.size > MAX_FIELD:
+    most = MAX_FIELD
+    if field.groups is not None:  # the memory is that of as large a covariance
+        most = MAX_FIELD**2 // field.row_size
+    if field.size > most:
         sizes = field.gp_sizes() | {k: math.prod(field.shapes[k]) for k in field.effects}
         shown = ", ".join(f"'{name}': {size}" for name, size in sizes.items())
         raise ValueError(
             f"The field has {field.size} numbers ({shown}), and a covariance over all of "
-            f"them; at most {MAX_FIELD}. Use fewer inducing points."
+            f"them; at most {most}. Use fewer inducing points."
         )

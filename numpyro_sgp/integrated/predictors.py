@@ -9,6 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from numpyro_sgp.integrated.precision import (
+    Arrow,
+    Conditional,
+    Dense,
+    Factor,
+    Precision,
+)
 from numpyro_sgp.linalg import matmul
 
 
@@ -76,22 +83,111 @@ class Linear:
     maps: Array
     left: Array
 
-    def moments(self, mean: Array, factor: Array) -> tuple[Array, Array]:
+    def moments(self, mean: Array, factor: Factor) -> tuple[Array, Array]:
         """
         Means ``(J, N)`` and covariances ``(J, J, N)`` where w has this mean and covariance.
 
         :param mean: shape ``(m,)``.
-        :param factor: a square root of the covariance, ``(m, m)``.
+        :param factor: a square root of the covariance.
         """
-        m = len(mean)
-        flat = self.maps.reshape(m, -1)
-        V = matmul(factor.T, flat).reshape(self.maps.shape)
+        flat = self.maps.reshape(len(self.maps), -1)
+        V = factor.transposed(flat).reshape(self.maps.shape)
+        covariance = jnp.einsum("krn,ksn->rsn", V, V) + self.left_open()
+        return self.at(mean), covariance
+
+    def left_open(self) -> Array:
+        """Covariances of what inducing points leave open, ``(J, J, N)``."""
+        return jnp.einsum("frn,fsn->rsn", self.left, self.left)
+
+    def prior_variance(self) -> Array:
+        """Variances a priori, ``(J, N)``."""
+        return jnp.sum(self.maps**2, axis=0) + jnp.sum(self.left**2, axis=0)
+
+    def at(self, w: Array) -> Array:
+        """The values ``(J, N)`` without what is left open, at numbers ``(m,)``."""
+        flat = self.maps.reshape(len(self.maps), -1)
+        return self.base + (w @ flat).reshape(self.base.shape)
+
+    def slope(self, g: Array) -> Array:
+        """:math:`B g`, shape ``(m,)``, of slopes ``(J, N)``."""
+        return self.maps.reshape(len(self.maps), -1) @ g.reshape(-1)
+
+    def curvature(self, curvature: Array) -> Precision:
+        r"""
+        What rows add to the precision of the field, :math:`B \Lambda B^\top`.
+
+        :param curvature: :math:`\Lambda`, symmetric, shape ``(J, J, N)``.
+        """
+        return Dense(self._product(self._weighted(curvature)))
+
+    def _weighted(self, curvature):
+        return jnp.einsum("krn,rsn->ksn", self.maps, curvature)
+
+    def _product(self, weighted):
+        flat = self.maps.reshape(len(self.maps), -1)
+        return matmul(weighted.reshape(flat.shape), flat.T)
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped(Linear):
+    """
+    The same where the last numbers of the field are those of G groups, K of each, and the
+    values of a row have to do with one group at most.
+
+    :param maps: those of the rest of the field, shape ``(R, J, N)``.
+    :param index: the group of each row, shape ``(N,)``.
+    :param weights: what its numbers count there, shape ``(K, J, N)``.
+    :param number: G.
+    :param away: how far a row is from having one group only: about zero, or one or more.
+    """
+
+    index: Array
+    weights: Array
+    number: int
+    away: Array
+
+    def moments(self, mean: Array, factor: Factor) -> tuple[Array, Array]:
+        """See :meth:`Linear.moments`."""
+        assert isinstance(factor, Conditional)
+        moved = jnp.einsum("kjn,nkr->rjn", self.weights, factor.moved[self.index])
+        maps = self.maps + moved
+        V = matmul(factor.rest.T, maps.reshape(len(maps), -1)).reshape(maps.shape)
+        own = jnp.einsum("nkl,kjn->ljn", factor.own[self.index], self.weights)
         covariance = jnp.einsum("krn,ksn->rsn", V, V)
-        covariance += jnp.einsum("frn,fsn->rsn", self.left, self.left)
-        return self.base + (mean @ flat).reshape(self.base.shape), covariance
+        covariance += jnp.einsum("krn,ksn->rsn", own, own) + self.left_open()
+        return self.at(mean), covariance
+
+    def prior_variance(self) -> Array:
+        """See :meth:`Linear.prior_variance`."""
+        return super().prior_variance() + jnp.sum(self.weights**2, axis=0)
+
+    def at(self, w: Array) -> Array:
+        """See :meth:`Linear.at`."""
+        groups = w[len(self.maps) :].reshape(self.number, -1)
+        own = jnp.einsum("kjn,nk->jn", self.weights, groups[self.index])
+        return super().at(w[: len(self.maps)]) + own
+
+    def slope(self, g: Array) -> Array:
+        """See :meth:`Linear.slope`."""
+        own = self._by_group(jnp.einsum("kjn,jn->nk", self.weights, g))
+        return jnp.concatenate([super().slope(g), own.reshape(-1)])
+
+    def curvature(self, curvature: Array) -> Precision:
+        """See :meth:`Linear.curvature`."""
+        weighted = self._weighted(curvature)
+        across = jnp.einsum("kjn,rjn->nkr", self.weights, weighted)
+        own = jnp.einsum("kin,ijn,ljn->nkl", self.weights, curvature, self.weights)
+        return Arrow(self._product(weighted), self._by_group(across), self._by_group(own))
+
+    def _by_group(self, values):
+        """Sums over the rows of each group."""
+        return jax.ops.segment_sum(values, self.index, self.number)
 
 
-jax.tree_util.register_dataclass(Linear, ["base", "maps", "left"], [])
+_PARTS = ["base", "maps", "left"]
+jax.tree_util.register_dataclass(Linear, _PARTS, [])
+_PARTS = [*_PARTS, "index", "weights", "away"]
+jax.tree_util.register_dataclass(Grouped, _PARTS, ["number"])
 
 
 def row_factors(covariance: Array) -> Array:

@@ -16,6 +16,7 @@ length one would gain is close to :math:`KL[q \| N(\hat m, \hat P^{-1})]`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,10 +29,18 @@ from scipy.stats import norm, qmc
 from numpyro_sgp._programs import shared
 from numpyro_sgp.families.blocks import Block
 from numpyro_sgp.integrated.field import Field, Terms
+from numpyro_sgp.integrated.precision import (
+    Dense,
+    Factor,
+    Precision,
+    Root,
+    Square,
+    arrow_identity,
+)
 from numpyro_sgp.integrated.predictors import row_factors
 from numpyro_sgp.integrated.row_parts import RowParts
-from numpyro_sgp.integrated.weighing import Weighed, spread, unweighed, weigh
-from numpyro_sgp.linalg import gauss_hermite, matmul, solve_lower, tensor_grid
+from numpyro_sgp.integrated.weighing import Weighed, unweighed, weigh
+from numpyro_sgp.linalg import gauss_hermite, tensor_grid
 
 _MAX_STEPS = 100
 _LEAST_RATE = 1e-4
@@ -59,25 +68,31 @@ class Gaussian(NamedTuple):
     q(w).
 
     :param shift: :math:`P m`, shape ``(m,)``.
-    :param precision: P, shape ``(m, m)``.
+    :param precision: P.
     """
 
     shift: Array
-    precision: Array
+    precision: Precision
 
     @staticmethod
-    def prior(size: int, dtype) -> Gaussian:
-        """The standard normal."""
-        return Gaussian(jnp.zeros(size, dtype), jnp.eye(size, dtype=dtype))
+    def prior(size: int, dtype, groups: tuple[int, int] | None = None) -> Gaussian:
+        """
+        The standard normal.
 
-    def root(self) -> Array:
+        :param groups: G and K, if the last numbers are those of groups that are apart.
+        """
+        precision: Precision = Dense(jnp.eye(0 if groups else size, dtype=dtype))
+        if groups:
+            precision = arrow_identity(size - math.prod(groups), *groups, dtype)
+        return Gaussian(jnp.zeros(size, dtype), precision)
+
+    def root(self) -> Root:
         """Lower factor of P; NaN if it has none."""
-        return jnp.linalg.cholesky(self.precision, symmetrize_input=False)
+        return self.precision.root()
 
-    def mean(self, root: Array) -> Array:
+    def mean(self, root: Root) -> Array:
         """m."""
-        half = solve_lower(root, self.shift[:, None])
-        return solve_lower(root, half, transpose=True)[:, 0]
+        return root.solve(self.shift)
 
 
 def quadrature(number: int, num_rows: int, dtype) -> tuple[Array, Array]:
@@ -123,12 +138,10 @@ def expected(
     return jnp.dot(weights, jax.vmap(at)(nodes))
 
 
-def divergence(mean: Array, root: Array) -> Array:
+def divergence(mean: Array, root: Root) -> Array:
     """KL[q(w) || N(0, I)]."""
-    eye = jnp.eye(len(mean), dtype=mean.dtype)
-    trace = jnp.sum(solve_lower(root, eye) ** 2)
-    log_det = jnp.sum(jnp.log(jnp.diagonal(root)))
-    return 0.5 * (trace + mean @ mean - len(mean)) + log_det
+    trace = root.spread().squares()
+    return 0.5 * (trace + mean @ mean - len(mean)) + jnp.sum(root.log_diagonal())
 
 
 class Gathered(NamedTuple):
@@ -137,15 +150,15 @@ class Gathered(NamedTuple):
 
     :param value: the expected log likelihood.
     :param slope: :math:`B g`, shape ``(m,)``.
-    :param curvature: :math:`B \Lambda B^\top`, shape ``(m, m)``.
+    :param curvature: :math:`B \Lambda B^\top`.
     """
 
     value: Array
     slope: Array
-    curvature: Array
+    curvature: Precision
 
 
-def gathered(terms: Terms, mean: Array, factor: Array, num_rows: int) -> Gathered:
+def gathered(terms: Terms, mean: Array, factor: Factor, num_rows: int) -> Gathered:
     """
     :param terms: of some rows.
     :param mean: of q(w).
@@ -153,14 +166,11 @@ def gathered(terms: Terms, mean: Array, factor: Array, num_rows: int) -> Gathere
     :param num_rows: N, of all rows.
     """
     linear = terms.linear
-    size = len(linear.maps)
-    flat = linear.maps.reshape(size, -1)
     value, (g, slope) = jax.value_and_grad(
         lambda m, c: expected(terms.log_likelihood, m, c, num_rows), argnums=(0, 1)
     )(*linear.moments(mean, factor))
     curvature = -(slope + jnp.swapaxes(slope, 0, 1))
-    weighted = jnp.einsum("krn,rsn->ksn", linear.maps, curvature).reshape(size, -1)
-    return Gathered(value, flat @ g.reshape(-1), matmul(weighted, flat.T))
+    return Gathered(value, linear.slope(g), linear.curvature(curvature))
 
 
 class _At(NamedTuple):
@@ -173,7 +183,7 @@ class _At(NamedTuple):
 
 
 def optimum(
-    gather: Callable[[Array, Array], Gathered], start: Gaussian, tolerance: Array
+    gather: Callable[[Array, Factor], Gathered], start: Gaussian, tolerance: Array
 ) -> tuple[Gaussian, Array, Array]:
     """
     The best q(w), by natural steps that are halved where the bound would fall.
@@ -184,16 +194,14 @@ def optimum(
     :param tolerance: nats that may be left.
     :return: q(w), its bound, and about how many nats are left.
     """
-    size, dtype = len(start.shift), start.shift.dtype
-    eye = jnp.eye(size, dtype=dtype)
+    dtype, eye = start.shift.dtype, start.precision.identity()
 
     def evaluate(q):
         root = q.root()
         mean = q.mean(root)
-        rows = gather(mean, spread(root))
-        precision = eye + rows.curvature
-        precision = 0.5 * (precision + precision.T)
-        target = Gaussian(rows.slope + (precision - eye) @ mean, precision)
+        rows = gather(mean, root.spread())
+        added = rows.curvature.symmetric()
+        target = Gaussian(rows.slope + added.times(mean), jax.tree.map(jnp.add, eye, added))
         left = _left(mean, root, target)
         return _At(q, rows.value - divergence(mean, root), target, left)
 
@@ -213,7 +221,7 @@ def optimum(
 
     # The start counts as a step from the prior at minus infinity: the program has one
     # evaluation.
-    prior = Gaussian.prior(size, dtype)
+    prior = Gaussian(jnp.zeros_like(start.shift), eye)
     nothing = jnp.asarray(-jnp.inf, dtype)
     at = _At(prior, nothing, prior, -nothing)
     begin = (0, jnp.ones((), dtype), at, start)
@@ -222,17 +230,15 @@ def optimum(
 
 
 def _between(q, target, rate):
-    shift = (1 - rate) * q.shift + rate * target.shift
-    return Gaussian(shift, (1 - rate) * q.precision + rate * target.precision)
+    return jax.tree.map(lambda a, b: (1 - rate) * a + rate * b, q, target)
 
 
 def _left(mean, root, target):
     """KL[q || target], NaN if the target has no factor."""
     other = target.root()
-    away = other.T @ (target.mean(other) - mean)
-    ratio = solve_lower(root, other)
-    log_det = jnp.sum(jnp.log(jnp.diagonal(other)) - jnp.log(jnp.diagonal(root)))
-    return 0.5 * (jnp.sum(ratio**2) - len(mean) + away @ away) - log_det
+    away = other.transposed(target.mean(other) - mean)
+    log_det = jnp.sum(other.log_diagonal() - root.log_diagonal())
+    return 0.5 * (root.ratio(other) - len(mean) + away @ away) - log_det
 
 
 class Node(NamedTuple):
@@ -291,7 +297,7 @@ class Profile:
             q, value, left = optimum(gather, start, tolerance)
             root = q.root()
             mean = q.mean(root)
-            factor = spread(root)
+            factor = root.spread()
 
             def total(free):  # at the same q: by the envelope theorem its slope is that
                 return value_at(free, mean, factor, *given) - divergence(mean, root)
@@ -314,7 +320,7 @@ class Profile:
         self.weighs = self.draws * N * field.layout.number**2 < _MOST_WEIGHED
         self.weighs = self.weighs and not rows.size
         #: Multiplications of one product of all rows with the field's covariance.
-        self.work = float(N) * field.layout.number * field.size**2
+        self.work = float(N) * field.layout.number * field.row_size**2
         few = field.num_hyperparameters < _MANY_HYPERPARAMETERS
         self._node = shared(node, briefly=few and self.work < _SMALL)
         self._value_at = shared(value_at)
@@ -323,7 +329,9 @@ class Profile:
 
     def prior(self) -> Gaussian:
         """Where q(w) starts."""
-        return Gaussian.prior(self.field.size, self.field.dtype)
+        groups = self.field.groups
+        apart = None if groups is None else (groups.number, groups.each)
+        return Gaussian.prior(self.field.size, self.field.dtype, apart)
 
     def __call__(
         self, free, start: Gaussian, with_slope: bool = False, to_weigh: bool = False
@@ -349,7 +357,7 @@ class Profile:
         node = Node(np.asarray(at, float), value, q, float(left), weighed)
         return node, np.asarray(slope, float)
 
-    def value_at(self, free, mean: Array, factor: Array) -> float:
+    def value_at(self, free, mean: Array, factor: Square) -> float:
         """
         Log prior and bound, as :attr:`Node.value`, at another q(w).
 
@@ -359,7 +367,7 @@ class Profile:
         """
         where = jnp.asarray(free, self.field.dtype), mean, factor
         value = self._value_at(*where, self.points, self.rows.arrays)
-        return float(value - Block(mean, factor).kl())
+        return float(value - Block(mean, factor.matrix).kl())
 
     def choose_points(self, mode: Node) -> Node | None:
         """

@@ -452,7 +452,7 @@ class Nested:
         if self.examples is not None:
             fitted.args, fitted.kwargs, fitted.examples = None, {}, self.examples
         fitted.bound, fitted.seconds = self.log_evidence, self.seconds
-        fitted.more = {self.kind: packed(self.field.effects, self.nodes)}
+        fitted.more = {self.kind: packed(self.field, self.nodes)}
         return fitted
 
     # ---- shown ----------------------------------------------------------------------

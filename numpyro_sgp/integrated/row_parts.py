@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_sgp._programs import join_static, split_static
+from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.fitting.problem import data_plates
 from numpyro_sgp.integrated.field import Field, Terms
+from numpyro_sgp.integrated.groups import candidates, generic, limit, others
+from numpyro_sgp.integrated.placing import check_size
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.given_rows import GivenRows
 
@@ -44,7 +46,7 @@ class RowParts:
         #: Rows of a block; None where all are taken at once.
         self.size: int | None = None
         number = min(layout.number for layout in field.candidates)
-        each = np.dtype(field.dtype).itemsize * number * (2 * field.size + _MORE)
+        each = np.dtype(field.dtype).itemsize * number * (2 * field.row_size + _MORE)
         rows = max(layout.num_rows for layout in field.candidates)
         if rows * each <= LARGEST:
             return
@@ -114,8 +116,27 @@ class RowParts:
         return jax.tree.map(jnp.add, total, of_rows(rest)) if len(rest) else total
 
 
-def choose_layout(field: Field, free: Array, args: tuple, kwargs: dict) -> None:
-    """:meth:`Field.choose_layout`, by the first block where rows are in blocks."""
+def choose_layout(
+    field: Field, free: Array, args: tuple, kwargs: dict, grouped: bool = False
+) -> None:
+    """
+    :meth:`Field.choose_layout`, by the first block where rows are in blocks.
+
+    :param grouped: whether to look for effects of groups that are independent given the
+        rest, :attr:`Field.groups`.
+    :raises ValueError: for too large a field.
+    """
+    if grouped:
+        find_groups(field, free, args, kwargs)
+    check_size(field)
+    first = field.layout
+    _choose_layout(field, free, args, kwargs)
+    if grouped and field.layout.number != first.number:
+        find_groups(field, free, args, kwargs)
+        check_size(field)
+
+
+def _choose_layout(field, free, args, kwargs):
     rows = RowParts(field, args, kwargs)
     if rows.size is None:
         field.choose_layout(free, args, kwargs)
@@ -134,3 +155,40 @@ def need_layout(field: Field, free: np.ndarray, args: tuple, kwargs: dict) -> No
     if not field.candidates:
         field.look(args, kwargs)
         choose_layout(field, jnp.asarray(free, field.dtype), args, kwargs)
+
+
+# ---- groups -------------------------------------------------------------------------
+
+
+def find_groups(field: Field, free: Array, args: tuple, kwargs: dict) -> None:
+    """
+    Sets :attr:`Field.groups`: the effects of most groups of which each row has the numbers
+    of one at most, as a random function of groups tells, and with them others of the same
+    groups.
+
+    :param free: unconstrained hyperparameters, ``(p,)``.
+    """
+    free = generic(free, field.dtype)
+
+    def holds(groups):
+        field.groups = groups
+        rows = RowParts(field, args, kwargs)
+
+        def away(free, points, arrays):
+            def part(here):
+                wrong = here.linear.away > limit(field.dtype)
+                return jnp.sum(wrong.astype(field.dtype))
+
+            return rows.total(part, free, points, arrays)
+
+        return float(shared(away, briefly=True)(free, field.points, rows.arrays)) == 0.0
+
+    field.groups = None
+    shapes = {name: field.shapes[name] for name in field.effects}
+    found = next(filter(holds, candidates(shapes)), None)
+    if found is not None:
+        for name, axis in others(found, shapes):
+            if (name, axis) in others(found, shapes):  # still
+                more = found.with_effect(name, axis, shapes[name])
+                found = more if holds(more) else found
+    field.groups = found

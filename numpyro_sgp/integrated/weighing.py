@@ -15,11 +15,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import logsumexp
 
+from numpyro_sgp.integrated.precision import Factor, Root
 from numpyro_sgp.integrated.predictors import Linear, row_factors
-from numpyro_sgp.linalg import matmul, solve_lower
 
 _CHUNK = 3e6  # numbers of draws held at one time
-_HALVINGS = 6
 
 
 class Weighed(NamedTuple):
@@ -29,23 +28,23 @@ class Weighed(NamedTuple):
     :param gain: nats by which the bound rises.
     :param effective: effective share of the draws, between 0 and 1.
     :param mean: of the field, shape ``(m,)``.
-    :param factor: whose square is the covariance, shape ``(m, m)``.
+    :param factor: a square root of the covariance.
     """
 
     gain: Array
     effective: Array
     mean: Array
-    factor: Array
+    factor: Factor
 
 
-def unweighed(mean: Array, factor: Array) -> Weighed:
+def unweighed(mean: Array, factor: Factor) -> Weighed:
     """q(w) as it is."""
     one = jnp.ones((), mean.dtype)
     return Weighed(0.0 * one, one, mean, factor)
 
 
 def draws(
-    log_likelihood, linear: Linear, mean: Array, root: Array, key: Array, number: int
+    log_likelihood, linear: Linear, mean: Array, root: Root, key: Array, number: int
 ) -> tuple[Array, Array]:
     """
     Draws from q(w), in pairs around its mean, and their log weights.
@@ -59,38 +58,28 @@ def draws(
     size, dtype = len(mean), mean.dtype
     x = jax.random.normal(key, (number // 2, size), dtype)
     x = jnp.concatenate([x, -x])
-    w = mean + matmul(x, spread(root).T)
-    flat = linear.maps.reshape(size, -1)
+    w = mean + root.spread().draw(x)
     predictors = len(linear.base)
     # Points with the mean and the covariance of what is left open, two for each predictor.
-    left = jnp.einsum("frn,fsn->rsn", linear.left, linear.left)
+    left = linear.left_open()
     steps = jnp.sqrt(jnp.asarray(predictors, dtype)) * jnp.moveaxis(row_factors(left), 1, 0)
     steps = jnp.concatenate([steps, -steps])
 
     def one(w):
-        rows = linear.base + (w @ flat).reshape(linear.base.shape)
+        rows = linear.at(w)
         return jnp.mean(jax.vmap(lambda step: log_likelihood(rows + step))(steps))
 
     chunk = max(int(_CHUNK // max(steps.size, 1)), 1)
     found = jax.lax.map(one, w, batch_size=min(chunk, number))
-    log_det = jnp.sum(jnp.log(jnp.diagonal(root)))
+    log_det = jnp.sum(root.log_diagonal())
     return x, found + 0.5 * jnp.sum(x**2 - w**2, axis=-1) - log_det
-
-
-def spread(root: Array) -> Array:
-    """
-    A square root of the covariance, of the lower factor of a precision. That is one or more
-    in every direction, so that the inverse is a mild one, and products with it run on all
-    cores, where solves run on one.
-    """
-    return solve_lower(root, jnp.eye(len(root), dtype=root.dtype)).T
 
 
 def weigh(
     log_likelihood,
     linear: Linear,
     mean: Array,
-    root: Array,
+    root: Root,
     value: Array,
     key: Array,
     number: int,
@@ -105,7 +94,7 @@ def weigh(
     :param number: of draws.
     """
     dtype = mean.dtype
-    eye, root_of = jnp.eye(len(mean), dtype=dtype), spread(root)
+    factor = root.spread()
     x, found = draws(log_likelihood, linear, mean, root, key, number)
     found = found - value
     found = jnp.where(jnp.isfinite(found), found, -1e4)
@@ -114,25 +103,6 @@ def weigh(
     gain = logsumexp(found) - jnp.log(jnp.asarray(float(number), dtype))
     weights = jax.nn.softmax(found)
     shift = weights @ x
-    # That of the draws themselves, which is not I either, is taken off.
-    change = matmul(x.T * (weights - 1.0 / number), x) - jnp.outer(shift, shift)
-    factor = matmul(root_of, _factor(eye, change))
     effective = 1.0 / (number * jnp.sum(weights**2))
-    return Weighed(gain, effective, mean + root_of @ shift, factor)
-
-
-def _factor(eye, change):
-    """Lower factor of I + change, halved until it has one."""
-
-    def attempt(state):
-        count, rate, _ = state
-        root = jnp.linalg.cholesky(eye + 0.5 * rate * change, symmetrize_input=False)
-        return count + 1, 0.5 * rate, root
-
-    def go_on(state):
-        count, _, root = state
-        return (count <= _HALVINGS) & ~jnp.all(jnp.isfinite(root))
-
-    start = 0, jnp.full((), 2.0, eye.dtype), jnp.full_like(eye, jnp.nan)
-    root = jax.lax.while_loop(go_on, attempt, start)[2]
-    return jnp.where(jnp.all(jnp.isfinite(root)), root, eye)
+    moved = mean + factor.draw(shift)
+    return Weighed(gain, effective, moved, factor.reweighed(x, weights, shift))
