@@ -133,10 +133,18 @@ def test_steps_of_the_joint_guide():
 
 
 def test_what_groups_cost():
-    for number, row in results("nested_groups").items():
-        seconds = " | ".join(f"{row[kind] + 1e-9:.1f}" for kind in ("node", "slope"))
-        told = f"| {number} | {row['size']} | {seconds} |"
+    found = results("nested_groups")
+    for number, row in found["apart"].items():
+        dense = found["dense"].get(number)
+        seconds = [f"{row[kind] + 1e-9:.2f}" for kind in ("node", "slope")]
+        seconds += [f"{dense[k] + 1e-9:.1f}" if dense else "" for k in ("node", "slope")]
+        told = f"| {int(number):,} | {row['size']:,} | {' | '.join(seconds)} |"
         assert told in text(f"{RECORDS}/nested.md"), told
+    apart, dense = (found[f"whole, {kind}"]["1000"] for kind in ("apart", "dense"))
+    told = f"takes {apart['seconds']:.0f} s of a core ({apart['nodes']} nodes)"
+    assert says("docs/records/nested.md", told), told
+    told = f"dense products {dense['seconds']:.0f} s ({dense['nodes']} nodes)"
+    assert says("docs/records/nested.md", told), told
 
 
 @pytest.mark.parametrize("page", ["regression", "deep", "images", "images_memory"])

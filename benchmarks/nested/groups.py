@@ -1,8 +1,11 @@
 """
 What groups cost beside a GP in nested inference: seconds of a core for the best q(w) at
-some hyperparameters, from that nearby, without and with the slope.
+some hyperparameters, from that nearby, without and with the slope; and seconds of the whole
+of it. Groups are apart in the precision of q(w), or, with ``--dense``, numbers as others.
 
     python benchmarks/nested/groups.py
+    python benchmarks/nested/groups.py --dense 300 1000 2000
+    python benchmarks/nested/groups.py --whole 1000
 """
 
 import argparse
@@ -16,6 +19,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_sgp as sgp
+from numpyro_sgp.integrated import groups
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.row_parts import choose_layout
@@ -58,16 +62,38 @@ def measured(number):
         for kind in found:
             began = time.process_time()
             profile(at + step, start.q, kind == "slope")
-            found[kind].append(round(time.process_time() - began, 1))
-    return {"size": field.size, **{k: float(np.median(v)) for k, v in found.items()}}
+            found[kind].append(time.process_time() - began)
+    medians = {k: round(float(np.median(v)), 2) for k, v in found.items()}
+    return {"size": field.size, **medians}
+
+
+def whole(number):
+    """Seconds of a core for all of it, with compilation."""
+    data, began = simulated(number), time.process_time()
+    found = sgp.nested(model, sgp.SVGP(POINTS), data, progress_bar=False)
+    seconds = round(time.process_time() - began, 1)
+    tau = found.hyperparameters["tau"]
+    q = found.posterior(*data[:3], None)["b"]
+    told = {"tau": [float(tau.mean()), float(tau.std())], "sd": float(q.sd.mean())}
+    nodes, evidence = len(found.nodes.nodes), found.log_evidence
+    return {"seconds": seconds, "nodes": nodes, "log_evidence": evidence, **told}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("groups", type=int, nargs="*", default=[300, 1000, 2000])
+    parser.add_argument("groups", type=int, nargs="*", default=[300, 1000, 2000, 5000])
+    parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--whole", action="store_true")
     numpyro.enable_x64()
-    found = {str(number): measured(number) for number in parser.parse_args().groups}
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    options = parser.parse_args()
+    kind = "dense" if options.dense else "apart"
+    if options.dense:
+        groups.FEWEST = 10**9
+    found = json.loads(RESULTS.read_text())
+    of, where = (whole, f"whole, {kind}") if options.whole else (measured, kind)
+    for number in options.groups:
+        found.setdefault(where, {})[str(number)] = of(number)
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     print(RESULTS.read_text())
 
 

@@ -30,7 +30,7 @@ from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.joint_fit import JointFit
 from numpyro_sgp.integrated.marginals import field_values, gp_shapes
 from numpyro_sgp.integrated.nodes import Drawn, One
-from numpyro_sgp.integrated.placing import Constrained, check_likelihood
+from numpyro_sgp.integrated.placing import Constrained, check_likelihood, check_size
 from numpyro_sgp.integrated.precision import Square
 from numpyro_sgp.integrated.profile import Gaussian, Node, expected
 from numpyro_sgp.integrated.row_parts import choose_layout
@@ -87,8 +87,8 @@ class _Known:
 
     def work(self, num_rows: int) -> float:
         """Multiplications of one product of rows with the field's covariance."""
-        size = self.field.size
-        return (self.field.layout.number * num_rows + size) * float(size) ** 2
+        size, of_row = self.field.size, self.field.row_size
+        return (self.field.layout.number * num_rows * of_row + size**2) * float(size)
 
 
 class AutoJointGP(autoguide.AutoGuide):
@@ -195,7 +195,9 @@ class AutoJointGP(autoguide.AutoGuide):
         check_likelihood(guide.known())
         field = Field(guide, args, kwargs)
         starts = starting_hyperparameters(field, rng_key, args, kwargs)
-        choose_layout(field, jnp.asarray(starts[0], field.dtype), args, kwargs)
+        free = jnp.asarray(starts[0], field.dtype)
+        choose_layout(field, free, args, kwargs, grouped=True)
+        check_size(field, whole=True)
         base_guide, params = None, {}
         if field.thetas:
             base_guide = self._make_base(_WithoutField(self.model, field))

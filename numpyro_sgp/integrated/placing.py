@@ -302,12 +302,15 @@ def check_hyperparameters(field: Field) -> None:
         )
 
 
-def check_size(field: Field) -> None:
+def check_size(field: Field, whole: bool = False) -> None:
     """
+    :param whole: whether the covariance is dense, whether or not groups are apart.
     :raises ValueError: for too large a field.
     """
     most = MAX_FIELD
-    if field.groups is not None:  # the memory is that of as large a covariance
+    if (
+        field.groups is not None and not whole
+    ):  # the memory is that of as large a covariance
         most = MAX_FIELD**2 // field.row_size
     if field.size > most:
         sizes = field.gp_sizes() | {k: math.prod(field.shapes[k]) for k in field.effects}

@@ -11,10 +11,10 @@ from jax import Array
 
 from numpyro_sgp.integrated.precision import (
     Arrow,
-    Conditional,
     Dense,
     Factor,
     Precision,
+    Square,
 )
 from numpyro_sgp.linalg import matmul
 
@@ -148,7 +148,8 @@ class Grouped(Linear):
 
     def moments(self, mean: Array, factor: Factor) -> tuple[Array, Array]:
         """See :meth:`Linear.moments`."""
-        assert isinstance(factor, Conditional)
+        if isinstance(factor, Square):
+            return self.at(mean), self._of_square(factor.matrix) + self.left_open()
         moved = jnp.einsum("kjn,nkr->rjn", self.weights, factor.moved[self.index])
         maps = self.maps + moved
         V = matmul(factor.rest.T, maps.reshape(len(maps), -1)).reshape(maps.shape)
@@ -156,6 +157,15 @@ class Grouped(Linear):
         covariance = jnp.einsum("krn,ksn->rsn", V, V)
         covariance += jnp.einsum("krn,ksn->rsn", own, own) + self.left_open()
         return self.at(mean), covariance
+
+    def _of_square(self, matrix):
+        """Covariances ``(J, J, N)``, of a square root of the covariance of all numbers."""
+        size = len(self.maps)
+        groups = matrix[size:].reshape(self.number, -1, len(matrix))[self.index]
+        V = matmul(matrix[:size].T, self.maps.reshape(size, -1))
+        V = V.reshape(-1, *self.base.shape)
+        V += jnp.einsum("kjn,nkm->mjn", self.weights, groups)
+        return jnp.einsum("krn,ksn->rsn", V, V)
 
     def prior_variance(self) -> Array:
         """See :meth:`Linear.prior_variance`."""

@@ -283,6 +283,62 @@ def test_rows_in_blocks(few, both, monkeypatch):
     np.testing.assert_allclose(sd, both[1].posterior(*NEW)["eta"].sd, atol=1e-6)
 
 
+def test_the_joint_guide_has_the_bound_of_dense_products():
+    """And its slope, at any q(w), whose numbers are in another order."""
+
+    def guide_of(model):
+        guide = sgp.AutoJointGP(model, sgp.SVGP(5))
+        guide.setup(*DATA)
+        return guide
+
+    dense = guide_of(slopes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups_, "FEWEST", 12)
+        apart = guide_of(slopes)
+    assert dense.known().field.groups is None
+    assert apart.known().field.groups.axes == {"b": 0, "c": 0}
+    places, size = order(apart.known().field), apart.known().field.size
+    mean, A = RNG.normal(size=size), 0.3 * RNG.normal(size=(size, size))
+    S = A @ A.T + 0.1 * np.eye(size)
+    found = []
+    for guide, at in ((dense, np.arange(size)), (apart, places)):
+        root = np.linalg.cholesky(S[np.ix_(at, at)])
+        q = {"auto_field_mu": mean[at], "auto_field_sqrt": root}
+
+        def bound(tau, guide=guide, q=q):
+            params = guide.known().starts | q | {"tau_auto_loc": tau}
+            terms = guide.bound_terms(jax.random.key(0), params, DATA, {})
+            return sum(map(jnp.sum, jax.tree.leaves(terms)))
+
+        found.append(jax.value_and_grad(bound)(0.7))
+    assert "tau_auto_loc" in dense.known().starts
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-10)
+
+
+@pytest.mark.slow
+def test_joint_fits_are_those_of_dense_products(tmp_path):
+    """Two effects of the same groups; also in batches, whose first steps are the same."""
+
+    def fits(**more):
+        return sgp.fit(slopes, sgp.SVGP(5), DATA, joint=True, progress_bar=False, **more)
+
+    batches = {"batch_size": 20, "steps": 5}
+    dense, in_batches = fits(), fits(**batches)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups_, "FEWEST", 12)
+        apart, of_batches = fits(), fits(**batches)
+    assert dense.field.groups is None and apart.field.groups.axes == {"b": 0, "c": 0}
+    np.testing.assert_allclose(apart.bound, dense.bound, atol=1e-5)
+    np.testing.assert_allclose(of_batches.losses, in_batches.losses, rtol=1e-8)
+    expected = dense.posterior(*NEW)
+    apart.save(tmp_path / "joint.npz")
+    for found in (apart, sgp.load(tmp_path / "joint.npz", slopes, DATA)):
+        for name, q in found.posterior(*NEW).items():
+            np.testing.assert_allclose(q.mean, expected[name].mean, atol=1e-3)
+            np.testing.assert_allclose(q.sd, expected[name].sd, atol=1e-3)
+    assert apart.check().causes["q(u)"].nats < 1e-3
+
+
 # ---- what groups are not ----------------------------------------------------------------
 
 
