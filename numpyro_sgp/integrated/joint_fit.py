@@ -109,7 +109,7 @@ class JointFit(Nested):
 
     def _of_q(self, args, kwargs):
         """What the best q(w) has more, on all rows."""
-        profile = Profile(self.field, args, kwargs, self.nodes.points)
+        profile = Profile(self.field, args, kwargs, self.nodes.points, whole=True)
         left = []
         for node in spread_out(self.nodes):
             here = profile.value_at(node.free, node.weighed.mean, node.weighed.factor)

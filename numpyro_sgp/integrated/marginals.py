@@ -163,7 +163,7 @@ def marginals(
     if field.groups is not None:
         free = generic(kept[0].free, field.dtype)
         away = shared(look, briefly=True)(free, nodes.points, batch)
-        several.update({k: bool(v > limit(field.dtype)) for k, v in away.items()})
+        several.update({k: not v <= limit(field.dtype) for k, v in away.items()})
     run_node, found = shared(moments), []
     for node in kept:
         free = jnp.asarray(node.free, field.dtype)

@@ -267,15 +267,23 @@ class Profile:
     :param args: its arguments, with the data.
     :param kwargs: its keyword arguments.
     :param points: values at GP sites in the place of :attr:`Field.points`.
+    :param whole: see :class:`RowParts`.
     """
 
-    def __init__(self, field: Field, args: tuple, kwargs: dict, points: dict | None = None):
+    def __init__(
+        self,
+        field: Field,
+        args: tuple,
+        kwargs: dict,
+        points: dict | None = None,
+        whole: bool = False,
+    ):
         self.field = field
         #: Values at GP sites, inducing points for the most part.
         self.points: dict[str, dict] = field.points if points is None else points
         self._args, self._kwargs = args, kwargs
         #: Rows of the data, in blocks where they are many.
-        self.rows = RowParts(field, args, kwargs)
+        self.rows = RowParts(field, args, kwargs, whole)
         N, rows = field.layout.num_rows, self.rows
 
         def value_at(free, mean, factor, *given):

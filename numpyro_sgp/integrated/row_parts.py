@@ -36,9 +36,11 @@ class RowParts:
     :param field: the model.
     :param args: its arguments, with the data.
     :param kwargs: its keyword arguments.
+    :param whole: whether rows are to meet a dense covariance, whether or not groups are
+        apart.
     """
 
-    def __init__(self, field: Field, args: tuple, kwargs: dict):
+    def __init__(self, field: Field, args: tuple, kwargs: dict, whole: bool = False):
         self.field = field
         arrays, self._static = split_static((args, kwargs))
         #: Arrays among the arguments.
@@ -46,7 +48,8 @@ class RowParts:
         #: Rows of a block; None where all are taken at once.
         self.size: int | None = None
         number = min(layout.number for layout in field.candidates)
-        each = np.dtype(field.dtype).itemsize * number * (2 * field.row_size + _MORE)
+        size = field.size if whole else field.row_size
+        each = np.dtype(field.dtype).itemsize * number * (2 * size + _MORE)
         rows = max(layout.num_rows for layout in field.candidates)
         if rows * each <= LARGEST:
             return
@@ -176,8 +179,8 @@ def find_groups(field: Field, free: Array, args: tuple, kwargs: dict) -> None:
 
         def away(free, points, arrays):
             def part(here):
-                wrong = here.linear.away > limit(field.dtype)
-                return jnp.sum(wrong.astype(field.dtype))
+                right = here.linear.away <= limit(field.dtype)
+                return jnp.sum(1.0 - right.astype(field.dtype))
 
             return rows.total(part, free, points, arrays)
 
