@@ -97,7 +97,7 @@ def main(args):
         if results.has(method=name, factor=factor):
             continue
         found, told = chains(name, X, y) if factor is None else fitted(name, factor, X, y)
-        mean, sd = (np.asarray(part).tolist() for part in found)
+        mean, sd = (np.round(part, 5).tolist() for part in found)
         row = {"method": name, "factor": factor, "mean": mean, "sd": sd, **told}
         results.add(row)
         jax.clear_caches()
