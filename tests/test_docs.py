@@ -108,9 +108,9 @@ def test_what_docs_say_of_nested_inference(script, monkeypatch):
     beyond = sorted(compare.beyond(kept))
     told = " and ".join(f"`{name}`" for name in beyond)
     assert says(page, f"All numbers are within these limits but some of {told}"), beyond
-    told = {name: methods["NUTS"].get("min_ess") for name, methods in kept.items()}
-    assert all(ess is None or ess > 2000 for ess in told.values()), told
-    assert all(m["NUTS"].get("max_rhat", 1.0) < 1.01 for m in kept.values())
+    told = {name: methods["NUTS"]["min_ess"] for name, methods in kept.items()}
+    assert all(ess > 2000 for ess in told.values()), told
+    assert all(m["NUTS"]["max_rhat"] < 1.005 for m in kept.values())
 
 
 def test_the_joint_bound_is_at_least_that_of_parts_apart():
