@@ -15,6 +15,7 @@ from numpyro_sgp.training.lbfgs import suits_natural
 _ROUNDS = 6  # of L-BFGS, each with a fresh memory
 _HOPS = 6 * (0.1, 0.3)  # shares of the inducing points that are drawn anew, in turns
 _ELSEWHERE = 0.1  # nats between optima of q(u)
+_TRIES = 2  # other means of q(u), before none of them have gained anything
 _FEWEST = 10  # iterations before what is left can be told from them
 #: Products of rows with M x M matrices, summed over evaluations, up to which inducing
 #: points are drawn anew.
@@ -90,16 +91,20 @@ def train_whole(
     most = descent.work + ANEW / problem.work(problem.num_rows) - _FEWEST
     if descent.work >= most:
         return best
+    fruitful = False
     for move, is_of_means in _moves(problem, best, descent, seed):
-        moved = move(best.free)
         if limited or descent.work >= most:
             break
+        if is_of_means and len(best.others) >= _TRIES and not fruitful:
+            continue
+        moved = move(best.free)
         if moved is None:  # the inducing points are not trained
             continue
         with suppress(ValueError):
             descent.start_at(moved)
             found, limited = train()
             others = (*best.others, found.bound) if is_of_means else best.others
+            fruitful |= is_of_means and found.bound > best.bound + _ELSEWHERE
             if found.bound > best.bound:
                 losses = np.append(best.losses, found.losses)
                 best = replace(found, first_loss=best.first_loss, losses=losses)
@@ -125,7 +130,7 @@ def _moves(problem, best, descent, seed):
     of q(u): these only where natural steps from drawn means end at another bound.
     """
     rng, several = np.random.default_rng(seed), False
-    means = partial(with_drawn_means, problem, rng=rng)
+    means = partial(with_drawn_means, problem, rng=np.random.default_rng((seed, 1)))
     with suppress(ValueError):
         descent.start_at(means(best.free))
         several = abs(descent.loss + best.bound) > _ELSEWHERE
