@@ -15,7 +15,8 @@ from numpyro_sgp.training.lbfgs import suits_natural
 _ROUNDS = 6  # of L-BFGS, each with a fresh memory
 _HOPS = 6 * (0.1, 0.3)  # shares of the inducing points that are drawn anew, in turns
 _ELSEWHERE = 0.1  # nats between optima of q(u)
-_TRIES = 2  # other means of q(u), before none of them have gained anything
+_TRIES = 3  # trainings from other means of q(u), whose ends say little beforehand
+_CHEAP = 4e6  # products of all rows with M x M matrices up to which there are any
 _FEWEST = 10  # iterations before what is left can be told from them
 #: Products of rows with M x M matrices, summed over evaluations, up to which inducing
 #: points are drawn anew.
@@ -89,26 +90,21 @@ def train_whole(
     if limited or seed is None or not problem.all_natural:
         return best
     most = descent.work + ANEW / problem.work(problem.num_rows) - _FEWEST
-    if descent.work >= most:
-        return best
-    fruitful = False
     for move, is_of_means in _moves(problem, best, descent, seed):
-        if limited or descent.work >= most:
+        if limited or (descent.work >= most and not is_of_means):
             break
-        if is_of_means and len(best.others) >= _TRIES and not fruitful:
-            continue
-        moved = move(best.free)
-        if moved is None:  # the inducing points are not trained
+        moved, before = move(best.free), descent.work
+        if moved is None:  # inducing points that are not trained
             continue
         with suppress(ValueError):
             descent.start_at(moved)
             found, limited = train()
             others = (*best.others, found.bound) if is_of_means else best.others
-            fruitful |= is_of_means and found.bound > best.bound + _ELSEWHERE
             if found.bound > best.bound:
                 losses = np.append(best.losses, found.losses)
                 best = replace(found, first_loss=best.first_loss, losses=losses)
             best = replace(best, others=others)
+        most += (descent.work - before) * is_of_means
     return best
 
 
@@ -129,14 +125,14 @@ def _moves(problem, best, descent, seed):
     Functions from a place to another one to train from, and whether they are of the means
     of q(u): these only where natural steps from drawn means end at another bound.
     """
-    rng, several = np.random.default_rng(seed), False
     means = partial(with_drawn_means, problem, rng=np.random.default_rng((seed, 1)))
-    with suppress(ValueError):
-        descent.start_at(means(best.free))
-        several = abs(descent.loss + best.bound) > _ELSEWHERE
+    if problem.work(problem.num_rows) <= _CHEAP:
+        with suppress(ValueError):
+            descent.start_at(means(best.free))
+            if abs(descent.loss + best.bound) > _ELSEWHERE:
+                yield from _TRIES * [(means, True)]
+    rng = np.random.default_rng(seed)
     for share in _HOPS:
-        if several:
-            yield means, True
         yield partial(with_other_points, problem, rng=rng, share=share), False
 
 
