@@ -14,6 +14,7 @@ from jax import Array
 #: Fewest numbers of groups that are set apart: for fewer dense products are as fast.
 FEWEST = 64
 _MOST_EACH = 8  # numbers of a group
+_ROUNDED = 30.0  # eps of the largest weight that rounding may leave
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,36 +107,38 @@ class Found:
 
 
 def rows_of(groups: Groups, values: Callable[[Array], Array], dtype) -> Found:
-    r"""
+    """
     Which group each row has to do with, told by what values there are for numbers of groups
-    that say which they are, digit by digit in binary.
+    that say which they are, digit by digit in binary. Each of the K numbers of a group is
+    looked at by itself: a row that multiplies one of them by thousands hides nothing of
+    the others.
 
     :param values: the rows' values ``(J, N)``, linear in numbers of groups ``(G K,)``.
     """
     G, K = groups.number, groups.each
     bits = max((G - 1).bit_length(), 1)
-    rng = np.random.default_rng(0)
-    mixed = rng.uniform(1.0, 2.0, K)
     digits = (np.arange(G) >> np.arange(bits)[:, None]) & 1
-    single = np.broadcast_to(np.eye(K)[:, None], (K, G, K))
-    drawn = rng.normal(size=(2, G, K))
-    asked = np.concatenate([single, digits[..., None] * mixed, drawn])
-    found = jax.vmap(values)(jnp.asarray(asked.reshape(-1, G * K), dtype))
-    weights, told, seen = found[:K], found[K : K + bits], found[K + bits :]
-    total = jnp.tensordot(jnp.asarray(mixed, dtype), weights, 1)
+    drawn = np.random.default_rng(0).normal(size=(2, G))
+    asked = np.concatenate([np.ones((1, G)), digits, drawn])
+    of_each = (asked[:, None, :, None] * np.eye(K)[:, None]).reshape(-1, G * K)
+    found = jax.vmap(values)(jnp.asarray(of_each, dtype))
+    found = found.reshape(len(asked), K, *found.shape[1:])
+    weights, told, seen = found[0], found[1 : 1 + bits], found[1 + bits :]
     # Of the values in a row, that with the largest weight tells best.
-    best = jnp.argmax(jnp.abs(total), axis=0)[None]
-    total = jnp.take_along_axis(total, best, axis=0)[0]
-    told = jnp.take_along_axis(told, best[None], axis=1)[:, 0]
+    flat = weights.reshape(-1, weights.shape[-1])
+    best = jnp.argmax(jnp.abs(flat), axis=0)[None]
+    total = jnp.take_along_axis(flat, best, axis=0)[0]
+    told = jnp.take_along_axis(told.reshape(bits, *flat.shape), best[None], axis=1)[:, 0]
     ones = told / jnp.where(total == 0, 1.0, total) > 0.5
     index = jnp.sum(ones * 2 ** jnp.arange(bits)[:, None], axis=0)
     index = jnp.clip(index, 0, G - 1)
-    numbers = jnp.asarray(drawn, dtype)
     # With one group only, the row's values are those of its numbers.
-    each = jnp.einsum("kjn,snk->sjn", weights, numbers[:, index])
-    size = jnp.abs(seen) + jnp.sum(jnp.abs(weights), axis=0)
-    away = jnp.abs(seen - each) / jnp.where(size == 0, 1.0, size)
-    return Found(index, weights, jnp.max(away, axis=0))
+    away = jnp.abs(seen - weights * jnp.asarray(drawn, dtype)[:, None, None, index])
+    # Weights near zero may be what rounding leaves of larger ones.
+    most = jnp.max(jnp.abs(weights), axis=(1, 2), keepdims=True)
+    size = jnp.abs(seen) + jnp.abs(weights) + _ROUNDED * limit(dtype) * most
+    away = away / jnp.where(size == 0, 1.0, size)
+    return Found(index, weights, jnp.max(away, axis=(0, 1)))
 
 
 def limit(dtype) -> float:

@@ -308,10 +308,8 @@ def check_size(field: Field, whole: bool = False) -> None:
     :raises ValueError: for too large a field.
     """
     most = MAX_FIELD
-    if (
-        field.groups is not None and not whole
-    ):  # the memory is that of as large a covariance
-        most = MAX_FIELD**2 // field.row_size
+    if field.groups is not None and not whole:
+        most = MAX_FIELD**2 // field.row_size  # whose memory is that of the covariance
     if field.size > most:
         sizes = field.gp_sizes() | {k: math.prod(field.shapes[k]) for k in field.effects}
         shown = ", ".join(f"'{name}': {size}" for name, size in sizes.items())

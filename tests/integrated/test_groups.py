@@ -370,6 +370,53 @@ def test_rows_of_several_groups_are_dense(of_groups, few):
     assert field.groups is None and field.row_size == field.size == 17
 
 
+@pytest.mark.parametrize("x64", [False, True])
+def test_slopes_of_other_groups_are_told_apart_at_any_scale(x64, few):
+    """A covariate of 60,000 does not hide that intercepts are of other groups."""
+
+    def model(X, group, other, x, y=None):
+        with numpyro.plate("groups", 12):
+            b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+            c = numpyro.sample("c", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + b[group] + c[other] * x, 0.5), obs=y)
+
+    with jax.enable_x64(x64):
+        dtype = jnp.zeros(()).dtype
+        income = np.asarray(6e4 + 1e4 * SLOPE, dtype)
+        cases = (GROUP[::-1], {"b": 0}), (GROUP, {"b": 0, "c": 0})
+        for second, expected in cases:
+            data = np.asarray(X, dtype), GROUP, second, income, np.asarray(Y, dtype)
+            guide = sgp.AutoSparseGP(model, sgp.SVGP(5))
+            guide.setup(*data)
+            field = Field(guide, data, {})
+            row_parts.choose_layout(field, jnp.zeros(0, dtype), data, {}, grouped=True)
+            assert field.groups.axes == expected
+
+
+def test_weights_that_cancel_in_some_rows_are_of_one_group(few):
+    """In float32 rounding is all that there is of them."""
+
+    def model(X, group, other, x, y=None):
+        with numpyro.plate("groups", 12):
+            b = numpyro.sample("b", dist.Normal(0.0, 0.7))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            eta = f + 1.1 * b[group] + 0.3 * x * b[group]
+            numpyro.sample("y", dist.Normal(eta, 0.5), obs=y)
+
+    with jax.enable_x64(False):
+        x = np.where(np.arange(60) % 3, SLOPE, -1.1 / 0.3 * (1 + 1e-6)).astype(np.float32)
+        data = X.astype(np.float32), GROUP, OTHER, x, Y.astype(np.float32)
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(5))
+        guide.setup(*data)
+        field = Field(guide, data, {})
+        free = jnp.zeros(0, np.float32)
+        row_parts.choose_layout(field, free, data, {}, grouped=True)
+        assert field.groups.axes == {"b": 0}
+
+
 def test_few_groups_are_dense():
     assert profile_of(intercepts, True).field.groups is None
 
