@@ -4,7 +4,6 @@ from contextlib import contextmanager, nullcontext
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
@@ -201,7 +200,8 @@ def telling_rows(args, kwargs):
         yield
     except (TypeError, ValueError) as error:
         given = {f"argument {i + 1}": arg for i, arg in enumerate(args)} | kwargs
-        rows = {name: np.shape(arg)[0] for name, arg in given.items() if np.ndim(arg)}
+        shapes = {name: getattr(arg, "shape", ()) for name, arg in given.items()}
+        rows = {name: shape[0] for name, shape in shapes.items() if shape}
         if "broadcast" not in str(error) or len(set(rows.values()) - {1}) < 2:
             raise
         told = ", ".join(f"{name} has {number}" for name, number in rows.items())

@@ -110,6 +110,16 @@ def test_arguments_of_other_lengths_are_named():
         fitted.predict(X[:2], exposure=args[1])
 
 
+def test_errors_of_a_model_with_lists_of_arrays_are_its_own():
+    def shifted(X, parts, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + parts[1], 1.0), obs=y)
+
+    with pytest.raises((TypeError, ValueError), match=r"incompatible shapes.*\(4,\)"):
+        untrained(shifted, (X, [np.ones(3), np.ones(4)], np.arange(15)))
+
+
 def test_without_arguments_latents_are_at_the_training_inputs(fitted):
     draws = fitted.sample(jax.random.key(0), sample_shape=(3,))
     assert draws["f"].shape == (3, 15) and draws["lengthscale"].shape == (3,)
