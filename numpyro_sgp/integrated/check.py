@@ -19,7 +19,7 @@ from numpyro_sgp.guides.points import point_name, points_of
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.profile import Profile
-from numpyro_sgp.integrated.row_parts import need_layout
+from numpyro_sgp.integrated.row_parts import need_layout, rows_have_one_group
 from numpyro_sgp.integrated.weighing import draws
 
 _LOOKED_AT = 5
@@ -31,6 +31,8 @@ def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
     profile = Profile(field, args, kwargs, nodes.points)
     # As they are without weights, and of a file, which has no q(w).
     chosen = [profile(node.free, profile.prior())[0] for node in spread_out(nodes)]
+    if not all(np.isfinite(node.value) for node in chosen):
+        _check_groups(field, nodes, args, kwargs)
     weighed = any(float(node.weighed.effective) < 1.0 for node in nodes.nodes)
     causes = {
         "q(u)": _of_q(nodes),
@@ -40,6 +42,20 @@ def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
         "point estimates": _of_latents(field, nodes),
     }
     return Verdict(causes, None, nodes.log_evidence)
+
+
+def _check_groups(field, nodes, args, kwargs):
+    """
+    :raises ValueError: where rows of these data are not of one group each.
+    """
+    if field.groups is None:
+        return
+    if not rows_have_one_group(field, nodes.nodes[0].free, args, kwargs):
+        names = " and ".join(f"'{name}'" for name in field.groups.axes)
+        raise ValueError(
+            f"Rows of these data have effects of several groups of {names}, where those of "
+            "the inference had one each. Infer with such rows among the data."
+        )
 
 
 def spread_out(nodes: Nodes) -> list:

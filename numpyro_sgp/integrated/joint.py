@@ -118,6 +118,10 @@ class AutoJointGP(autoguide.AutoGuide):
     :meth:`result` has posteriors and predictions; ``sgp.fit(..., joint=True)`` does all of
     this.
 
+    What rows have to do with is told by those of the set-up: where each of them has the
+    effect of one group of many, later batches of rows with several have the bound NaN. Call
+    :meth:`setup` with rows of all kinds first.
+
     Parameters are ``{prefix}_field_mu`` and ``{prefix}_field_sqrt``, inducing points
     ``{site}_{prefix}_Z``, and those of the base guide.
 

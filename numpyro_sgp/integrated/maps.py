@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from numpyro_sgp.integrated.groups import rows_of
+from numpyro_sgp.integrated.groups import limit, rows_of
 from numpyro_sgp.integrated.predictors import Grouped, Linear
 
 if TYPE_CHECKING:
@@ -70,5 +70,7 @@ def linear_maps(
         maps.append(jax.vmap(of_groups)(numbers))
         return Linear(base, jnp.concatenate(maps), sds)
     found = rows_of(groups, of_groups, field.dtype)
+    # NaN tells of rows of several groups where those that were looked at have one.
+    base = jnp.where(found.away <= limit(field.dtype), base, jnp.nan)
     given = found.index, found.weights, groups.number, found.away
     return Grouped(base, jnp.concatenate(maps), sds, *given)

@@ -171,20 +171,10 @@ def find_groups(field: Field, free: Array, args: tuple, kwargs: dict) -> None:
 
     :param free: unconstrained hyperparameters, ``(p,)``.
     """
-    free = generic(free, field.dtype)
 
     def holds(groups):
         field.groups = groups
-        rows = RowParts(field, args, kwargs)
-
-        def away(free, points, arrays):
-            def part(here):
-                right = here.linear.away <= limit(field.dtype)
-                return jnp.sum(1.0 - right.astype(field.dtype))
-
-            return rows.total(part, free, points, arrays)
-
-        return float(shared(away, briefly=True)(free, field.points, rows.arrays)) == 0.0
+        return rows_have_one_group(field, free, args, kwargs)
 
     field.groups = None
     shapes = {name: field.shapes[name] for name in field.effects}
@@ -195,3 +185,22 @@ def find_groups(field: Field, free: Array, args: tuple, kwargs: dict) -> None:
                 more = found.with_effect(name, axis, shapes[name])
                 found = more if holds(more) else found
     field.groups = found
+
+
+def rows_have_one_group(field: Field, free: Array, args: tuple, kwargs: dict) -> bool:
+    """
+    Whether each row has numbers of one of :attr:`Field.groups` at most.
+
+    :param free: as for :func:`find_groups`.
+    """
+    rows = RowParts(field, args, kwargs)
+
+    def away(free, points, arrays):
+        def part(here):
+            right = here.linear.away <= limit(field.dtype)
+            return jnp.sum(1.0 - right.astype(field.dtype))
+
+        return rows.total(part, free, points, arrays)
+
+    free = generic(free, field.dtype)
+    return float(shared(away, briefly=True)(free, field.points, rows.arrays)) == 0.0

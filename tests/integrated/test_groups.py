@@ -417,6 +417,37 @@ def test_weights_that_cancel_in_some_rows_are_of_one_group(few):
         assert field.groups.axes == {"b": 0}
 
 
+def test_later_rows_of_several_groups_are_no_rows_of_one(few):
+    """The posterior knows them; the bound, which took the first set for all, says so."""
+
+    def model(X, design, y=None):
+        with numpyro.plate("groups", 12):
+            b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        eta = numpyro.deterministic("eta", f + design @ b)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(eta, 0.5), obs=y)
+
+    one = np.eye(12)[GROUP]
+    both = 0.5 * (one + one[::-1])
+    posterior = run(model, (X, one, Y))
+    assert posterior.field.groups.axes == {"b": 0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups_, "FEWEST", 64)
+        expected = run(model, (X, one, Y)).posterior(X, both)["eta"]
+    found = posterior.posterior(X, both)["eta"]
+    np.testing.assert_allclose(found.mean, expected.mean, atol=1e-9)
+    np.testing.assert_allclose(found.sd, expected.sd, atol=1e-9)
+    with pytest.raises(ValueError, match="several groups of 'b', where those of the inf"):
+        posterior.check(X, both, Y)
+    guide = sgp.AutoJointGP(model, sgp.SVGP(5))
+    guide.setup(X, one, Y)
+    for design, finite in ((one, True), (both, False)):
+        given = guide.known().starts, (X, design, Y), {}
+        terms = guide.bound_terms(jax.random.key(0), *given)
+        assert bool(np.isfinite(terms["likelihood"])) is finite
+
+
 def test_few_groups_are_dense():
     assert profile_of(intercepts, True).field.groups is None
 
