@@ -318,7 +318,9 @@ def _joined(rest, groups):
 
 def _each(matrices, groups):
     """The product of each group's matrix with its numbers ``(..., G, K)``."""
-    return jnp.sum(matrices * groups[..., None, :], axis=-1)
+    # No sum over an axis: compiled with a product of matrices that it is added to, XLA 0.10
+    # makes wrong numbers of it on a CPU in float32.
+    return jnp.einsum("gkl,...gl->...gk", matrices, groups, precision="highest")
 
 
 def _cholesky(own):

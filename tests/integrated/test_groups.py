@@ -164,6 +164,23 @@ def test_products_with_an_arrow_are_those_with_its_matrix():
     assert np.isnan(bad.root().log_diagonal()).any()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("each", [1, 2, 3])
+def test_draws_of_many_are_the_same_when_compiled(each, dtype):
+    rng, number, size = np.random.default_rng(0), 150, 26
+    parts = (size, size), (number, each, size), (number, each, each)
+    F, T, U = (rng.normal(size=shape).astype(dtype) for shape in parts)
+    x = rng.normal(size=(256, size + number * each)).astype(dtype)
+    rest = x[:, :size] @ F.T
+    groups = np.einsum("gkr,sr->sgk", T, rest)
+    groups += np.einsum("gkl,sgl->sgk", U, x[:, size:].reshape(256, number, each))
+    expected = np.concatenate([rest, groups.reshape(256, -1)], axis=1)
+    found = jax.jit(Conditional.draw)(Conditional(*map(jnp.asarray, (F, T, U))), x)
+    assert found.dtype == dtype
+    atol = 1000 * np.finfo(dtype).eps  # sums of some 30 numbers up to 50
+    np.testing.assert_allclose(found, expected, atol=atol)
+
+
 NEW = X[::9], GROUP[::9], OTHER[::9], SLOPE[::9]
 
 
