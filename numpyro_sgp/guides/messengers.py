@@ -24,7 +24,7 @@ def run_model(model, at_site, given, rng_key, args, kwargs) -> dict:
     :return: the values that posteriors got.
     """
     at_sites = messages.AtGPSites(at_site, hide_others=True)
-    told = messages.telling_rows(args, kwargs)
+    told = messages.telling_arguments(args, kwargs)
     with told, at_sites, handlers.substitute(data=given), seeded(rng_key):
         model(*args, **kwargs)
     return at_sites.values

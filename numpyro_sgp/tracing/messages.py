@@ -183,31 +183,43 @@ def trace_of(fn, args, kwargs, rng_key=0, *, data=None, at_site=None) -> dict:
     """
     fn = handlers.substitute(handlers.seed(fn, rng_key), data=data or {})
     at_sites = nullcontext() if at_site is None else AtGPSites(at_site)
-    with handlers.block(), handlers.trace() as trace, at_sites, telling_rows(args, kwargs):
+    told = telling_arguments(args, kwargs)
+    with handlers.block(), handlers.trace() as trace, at_sites, told:
         fn(*args, **kwargs)
     return trace
 
 
+_NO_INDEX = "Indexer must have integer", "non-tuple sequence"
+
+
 @contextmanager
-def telling_rows(args, kwargs):
+def telling_arguments(args, kwargs):
     """
-    Where arrays do not broadcast in a model, says that its arguments have different numbers
-    of rows, if they have.
+    Says what is wrong with a model's arguments where its code meets an error of JAX: arrays
+    of different numbers of rows that do not broadcast, or an index that is no integer.
 
     :raises ValueError: in the place of JAX's error.
     """
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError) as error:
+        told = str(error)
+        if any(words in told for words in _NO_INDEX):
+            raise ValueError(
+                "An index in the model has no whole numbers. Codes of groups are integers "
+                "from 0: names, group = np.unique(codes, return_inverse=True). "
+                f"({told.splitlines()[0]})"
+            ) from error
         given = {f"argument {i + 1}": arg for i, arg in enumerate(args)} | kwargs
         shapes = {name: getattr(arg, "shape", ()) for name, arg in given.items()}
         rows = {name: shape[0] for name, shape in shapes.items() if shape}
-        if "broadcast" not in str(error) or len(set(rows.values()) - {1}) < 2:
+        if "broadcast" not in told or len(set(rows.values()) - {1}) < 2:
             raise
-        told = ", ".join(f"{name} has {number}" for name, number in rows.items())
+        numbers = ", ".join(f"{name} has {number}" for name, number in rows.items())
         raise ValueError(
             f"Arrays do not broadcast in the model, whose arguments have different numbers "
-            f"of rows: {told}. Give it as many rows of each as of the inputs. ({error})"
+            f"of rows: {numbers}. Give as many rows of each as of the inputs, but for what "
+            f"is not by row. ({told})"
         ) from error
 
 

@@ -94,6 +94,20 @@ def test_it_is_the_guide_and_its_functions_with_the_parameters(fitted, trained):
     assert fitted.model is model and fitted.loss is svi.loss and fitted.svi is svi
 
 
+@pytest.mark.parametrize("codes", [np.arange(15.0), np.array(list("abc") * 5)])
+def test_codes_of_groups_that_are_no_integers_are_told(codes):
+    def grouped(X, group, y=None):
+        with numpyro.plate("groups", 15):
+            b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + b[group], 0.3), obs=y)
+
+    for call in (sgp.fit, sgp.nested):
+        with pytest.raises(ValueError, match="np.unique.codes, return_inverse=True"):
+            call(grouped, sgp.SVGP(4), (X, codes, Y), progress_bar=False)
+
+
 def test_arguments_of_other_lengths_are_named():
     def scaled(X, exposure, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -102,7 +116,7 @@ def test_arguments_of_other_lengths_are_named():
 
     args = X, np.ones(15), np.arange(15)
     fitted = untrained(scaled, args)
-    told = "argument 1 has 2, argument 2 has 15. Give it as many rows of each"
+    told = "argument 1 has 2, argument 2 has 15. Give as many rows of each"
     for call in (fitted.predict, fitted.posterior, fitted.predictor()):
         with pytest.raises(ValueError, match=told):
             call(X[:2], args[1])
