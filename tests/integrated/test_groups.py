@@ -213,6 +213,7 @@ def test_posteriors_are_those_of_dense_products(both):
     np.testing.assert_allclose(arrow.summary(), dense.summary(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_draws_have_its_moments(both):
     """4,000 draws: means to .1 sd and sds to 10 %, five standard errors and more."""
     _, arrow = both
@@ -229,6 +230,7 @@ def test_draws_have_its_moments(both):
     assert np.all(np.abs(np.mean(functions, 0) - q["f"].mean) < 0.1 * q["f"].sd)
 
 
+@pytest.mark.slow
 def test_it_is_asked_what_others_are_asked(both, tmp_path):
     dense, arrow = both
     y, expected = arrow.predict(*NEW)["y"], dense.predict(*NEW)["y"]
@@ -434,6 +436,7 @@ def test_weights_that_cancel_in_some_rows_are_of_one_group(few):
         assert field.groups.axes == {"b": 0}
 
 
+@pytest.mark.slow
 def test_later_rows_of_several_groups_are_no_rows_of_one(few):
     """The posterior knows them; the bound, which took the first set for all, says so."""
 
