@@ -290,3 +290,18 @@ def test_a_column_of_observations_and_minibatches_are_refused():
         sgp.log_predictive_density(guide, params, X, y, batch_size=3)
     with pytest.raises(ValueError, match="values of shape"):
         sgp.log_predictive_density(guide, params, X, y[:, None])
+
+
+def test_other_rows_of_the_same_number_compile_nothing(single, count_compiled):
+    guide, params, _ = single
+    sgp.log_predictive_density(guide, params, X_NEW, Y_NEW)
+    others = X_NEW + 0.1
+    count_compiled()
+    moved = sgp.log_predictive_density(guide, params, others, Y_NEW)
+    assert count_compiled() == 0 and np.isfinite(moved["y"]).all()
+
+
+def test_inputs_without_numbers_are_told(single):
+    guide, params, _ = single
+    with pytest.raises(ValueError, match="NaN or infinite values in 1 of 4 rows"):
+        sgp.log_predictive_density(guide, params, X_NEW.at[1].set(np.nan), Y_NEW)

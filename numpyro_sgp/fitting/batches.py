@@ -17,6 +17,7 @@ _RATE = 0.03  # of Adam
 _FIRST_RATE = 0.1  # at the beginning
 _EARLY = 100  # steps over which that goes down
 _NATURAL = 0.1  # of natural steps on batches
+_HASTE = 1.8  # what both rates are multiplied by, where there is time for few steps
 _NATURAL_WHOLE = 0.3  # of those on all rows with a random loss
 _LAST_NATURAL = 0.02
 _FEWEST, _FEW_EPOCHS = 200, 16  # steps and epochs before rates begin to fall
@@ -43,20 +44,23 @@ def train_batches(stepper: Stepper, free: dict, key, limits: Limits, show) -> Tr
     """
     problem, batch_size = stepper.problem, stepper.num_rows
     run = _Run(stepper, free, key, show)
+    loss = whole_loss(problem, batch_size)
+    polish = _polish(problem, loss, key, 0.1 * limits.tolerance)
+    if not problem.random:
+        polish.prepare(free, problem.arrays, np.int32(_POLISH))
     try:
         stopped = _keep_rates(run, limits)
         stopped = _lower_rates(run, limits) or stopped
     except KeyboardInterrupt:
         stopped = INTERRUPTED
     free = run.state.good.free
-    loss = whole_loss(problem, batch_size)
     if problem.random:
         bound, se = _mean_bound(loss, free, key, problem.arrays)
     else:
         late = limits.until is not None and time.monotonic() > limits.until
-        most = 1 if late else _POLISH
-        free, bound = _polished(problem, loss, free, key, most, 0.1 * limits.tolerance)
-        se = 0.0
+        most = np.int32(1 if late else _POLISH)
+        q, value = polish(free, problem.arrays, most)
+        free, bound, se = {**free, **q}, -float(value), 0.0
     losses = run.losses
     first = float(losses[0]) if losses.size else np.nan
     return Trained(free, first, losses, bound, se, stopped)
@@ -75,6 +79,7 @@ class _Run:
         #: Share of all rows in a batch.
         self.share = 1.0 if self.batch_size is None else self.batch_size / self.num_rows
         self.state, self.count = stepper.start(free, key), 0
+        self._hastens, self._began = False, time.monotonic()
         self._losses: list[np.ndarray] = []
         self._ends: list[float] = []
         seed = np.asarray(jax.random.key_data(key)).ravel().tolist()
@@ -113,7 +118,22 @@ class _Run:
         """Of natural steps."""
         if self.batch_size is None:
             return _NATURAL_WHOLE
-        return max(_NATURAL, min(self.share, 0.5))
+        return max(_NATURAL * self._haste, min(self.share, 0.5))
+
+    @property
+    def rate(self) -> float:
+        """Of Adam."""
+        return _RATE * self._haste
+
+    @property
+    def _haste(self) -> float:
+        return _HASTE if self._hastens else 1.0
+
+    def hasten_for(self, limits, number: int) -> None:
+        """Takes longer steps if there is no time for so many."""
+        wait = (time.monotonic() - self._began) / self.count * (number - self.count)
+        short = bool(limits.reached(number - 1, wait))
+        self._hastens = short and self.batch_size is not None
 
 
 def _keep_rates(run, limits) -> str:
@@ -130,11 +150,12 @@ def _keep_rates(run, limits) -> str:
         fewest, most = max(_FEWEST, _FEW_EPOCHS * group), max(_MOST, _EPOCHS * group)
     while True:
         at = np.arange(run.count, run.count + chunk)
-        rates = _RATE + (_FIRST_RATE - _RATE) * np.exp(-at / _EARLY)
+        rates = run.rate + (_FIRST_RATE - run.rate) * np.exp(-at / _EARLY)
         run(np.full(chunk, run.first_rate), rates)
         # Those with falling rates are to be had too.
         ahead = (1 + _DOWN) * (run.count + chunk)
         wait = run.seconds_a_step * (ahead - run.count)
+        run.hasten_for(limits, (1 + _DOWN) * fewest)
         if reason := limits.reached(ahead - 1, wait):
             return reason
         if run.count < fewest:
@@ -157,7 +178,7 @@ def _lower_rates(run, limits) -> str:
         part = np.arange(begin, min(begin + chunk, number)) / number
         last = min(run.share, _LAST_NATURAL)
         natural = run.first_rate ** (1.0 - part) * last**part
-        run(natural, _RATE * 0.5 * (1.0 + np.cos(np.pi * part)))
+        run(natural, run.rate * 0.5 * (1.0 + np.cos(np.pi * part)))
         if limits.until is not None and (reason := limits.reached(0)):
             return reason
     return ""
@@ -196,10 +217,13 @@ def whole_loss(problem, batch_size: int | None):
     return loss
 
 
-def _polished(problem, loss, free, key, most, tolerance) -> tuple[dict, float]:
-    """At most so many natural steps on all rows, until one gains little, and the bound."""
+def _polish(problem, loss, key, tolerance) -> shared:
+    """
+    A program of natural steps on all rows, until one gains little: from unconstrained
+    parameters, the data and how many steps at most to q(u) and the loss.
+    """
 
-    def polish(free, arrays):
+    def polish(free, arrays, most):
         def here(free):
             return loss(free, key, arrays)
 
@@ -207,8 +231,7 @@ def _polished(problem, loss, free, key, most, tolerance) -> tuple[dict, float]:
             return {}, here(free)
         return natural_descent(here, problem.natural, free, most, tolerance)[:2]
 
-    q, value = shared(polish, problem.is_small)(free, problem.arrays)
-    return {**free, **q}, -float(value)
+    return shared(polish, problem.is_small)
 
 
 def gain_in_q(problem, key) -> float:

@@ -261,17 +261,20 @@ def _train(
         known = {name: v for name, v in start.items() if name in problem.free}
         starts = [{**problem.free, **unconstrained(svi, known)}]
     else:
+        if problem.natural:  # fast steps of Adam make components of a mixture collapse
+            race = Race(stepper, whole)
+            race.prepare(for_race)
         starts = lengthscale_starts(problem)
         starts += random_starts(problem, for_starts, restarts - 1)
-        if problem.natural:  # fast steps of Adam make components of a mixture collapse
+        if race is not None:
             starts.append(with_drawn_means(problem, problem.free, generator(for_race)))
-            race = Race(stepper, whole, len(starts))
-            race.prepare(for_race)
     if whole and descent is None:
-        descent = descent_of(problem, problem.free, for_training)
+        descent = descent_of(problem, for_training)
         descent.prepare()
+    affordable = SEVERAL / problem.work(problem.num_rows)
+    few = int(np.clip(affordable, 1, 3))
     if race is not None:
-        starts = race(starts, for_race)
+        starts = race(starts, for_race, 2 if affordable < 1 else len(starts), limits)
     with tqdm(disable=not progress_bar) as bar:
 
         def show(count, loss):
@@ -281,10 +284,9 @@ def _train(
         if not whole:
             found = train_batches(stepper, starts[0], for_training, limits, show)
         else:
-            few = int(np.clip(SEVERAL / problem.work(problem.num_rows), 1, 3))
-            few = min(few, len(starts))
+            number = min(few, len(starts))
             given = problem, [*starts, problem.free], for_training, limits, show
-            found = train_whole(*given, seed=0, descent=descent, number=few)
+            found = train_whole(*given, seed=0, descent=descent, number=number)
     make = guide.fitted if hasattr(guide, "fitted") else functools.partial(Fitted, guide)
     return make(
         constrained(svi, found.free),

@@ -55,7 +55,7 @@ class Problem:
     """
 
     def __init__(self, svi: SVI, state: SVIState, args: tuple, kwargs: dict):
-        self.svi, self.guide = svi, svi.guide
+        self.svi, self.guide, self.state = svi, svi.guide, state
         #: Unconstrained starting values.
         self.free: dict = svi.optim.get_params(state.optim_state)
         arrays, self._static = split_static((args, {**kwargs, **svi.static_kwargs}))

@@ -15,7 +15,8 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_sgp._programs import on_data
 from numpyro_sgp.fitting.problem import unconstrained
-from numpyro_sgp.fitting.stepper import CHUNK, Stepper
+from numpyro_sgp.fitting.progress import Limits
+from numpyro_sgp.fitting.stepper import CHUNK, State, Stepper
 from numpyro_sgp.kernels.stationary import Stationary
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.rows import origins, union
@@ -36,10 +37,9 @@ class Race:
     :param stepper: of the training, whose program is that of the race too where it has
         enough rows and not too many; all batches are the same.
     :param whole: whether training is on all rows without steps of this kind.
-    :param number: how many starts there will be.
     """
 
-    def __init__(self, stepper: Stepper, whole: bool, number: int):
+    def __init__(self, stepper: Stepper, whole: bool):
         problem, size, self._rows = stepper.problem, stepper.num_rows, None
         if problem.plates and (whole or (size is not None and size < _ROWS)):
             stepper = Stepper(problem, _ROWS if problem.num_rows > _ROWS else None)
@@ -48,33 +48,52 @@ class Race:
             rng = np.random.default_rng(0)
             rows = rng.choice(problem.num_rows, stepper.num_rows, replace=False)
             self._rows = np.broadcast_to(rows, (CHUNK, stepper.num_rows))
-        count = int(np.clip(_WORK / (number * stepper.work), _FEWEST, _CHUNKS * CHUNK))
-        self._counts = [CHUNK] * (count // CHUNK) if count > CHUNK else [count]
         self._natural = 0.3 if problem.random else 1.0
 
     def prepare(self, key) -> None:
         """Begins to compile beside what else is done."""
         self.stepper.prepare(self.stepper.start(self.stepper.problem.free, key))
 
-    def __call__(self, starts: list[dict], key) -> list[dict]:
+    def __call__(self, starts: list[dict], key, keep: int, limits: Limits) -> list[dict]:
         """
         Where unconstrained starting values end, the best first; those without a finite loss
         are left out, unless there are no others.
+
+        :param keep: how many go all the way; of the others the worse half is left behind
+            in each round.
+        :param limits: when to stop; each start has its first steps all the same.
         """
-        ends, losses = [], []
+        states = [self.stepper.start(free, key) for free in starts]
+        losses, going = np.full(len(starts), np.nan), list(range(len(starts)))
+        order: list[int] = []
+        for count in self._counts(len(starts)):
+            for i in going:
+                states[i], losses[i] = self._some(states[i], count)
+            finite = [i for i in going if np.isfinite(losses[i])]
+            going = sorted(finite, key=lambda i: losses[i])
+            # Those that went on are before those that were left behind.
+            order = [*going, *(i for i in order if i not in going)]
+            if not going or limits.reached(0):
+                break
+            going = going[: max(keep, (len(going) + 1) // 2)]
+        return [states[i].good.free for i in order or [0]]
+
+    def _counts(self, number: int) -> list[int]:
+        """Steps of each round."""
+        count = _WORK / (number * self.stepper.work)
+        count = int(np.clip(count, _FEWEST, _CHUNKS * CHUNK))
+        size = min(CHUNK, (count + 1) // 2)
+        return [size] * (count // size)
+
+    def _some(self, state, count) -> tuple[State, float]:
+        """So many steps, and the loss after them."""
         # One after another: side by side costs as much, and batches of LAPACK's calls can
         # block each other on two cores (jaxlib 0.10).
-        for free in starts:
-            state = self.stepper.start(free, key)
-            for count in self._counts:
-                rows = None if self._rows is None else self._rows[:count]
-                rates = (np.full(count, rate) for rate in (self._natural, _RATE))
-                state, found = self.stepper(state, rows, *rates)
-            ends.append(state.good.free)
-            last = found[-5:]
-            losses.append(np.nan if np.isnan(last).all() else float(np.nanmean(last)))
-        order = [i for i in np.argsort(losses) if np.isfinite(losses[i])] or [0]
-        return [ends[i] for i in order]
+        rows = None if self._rows is None else self._rows[:count]
+        rates = (np.full(count, rate) for rate in (self._natural, _RATE))
+        state, found = self.stepper(state, rows, *rates)
+        last = found[-5:]
+        return state, np.nan if np.isnan(last).all() else float(np.nanmean(last))
 
 
 def lengthscale_starts(problem) -> list[dict]:

@@ -41,6 +41,10 @@ class State(NamedTuple):
     key: Array
 
 
+def _zeros(like) -> Array:
+    return jnp.asarray(np.zeros(like.shape, like.dtype))
+
+
 class Stepper:
     """
     Steps of a problem on batches or on all rows: a program that the race and the training
@@ -64,7 +68,8 @@ class Stepper:
     def start(self, free: dict, key: Array) -> State:
         """A state at unconstrained parameters."""
         rest = {name: v for name, v in free.items() if name not in self.problem.profiled}
-        here = Place(free, _ADAM.init(rest))
+        zeros = jax.tree.map(_zeros, jax.eval_shape(_ADAM.init, rest))
+        here = Place(free, zeros)  # with which Adam begins; nothing is compiled for them
         far = jnp.asarray(np.inf, self._dtype)
         return State(here, here, (far, far), jnp.asarray(1.0, self._dtype), key)
 

@@ -23,12 +23,12 @@ _FEWEST = 10  # iterations before what is left can be told from them
 ANEW = 2e9
 
 
-def descent_of(problem, free: dict, key) -> Descent:
+def descent_of(problem, key) -> Descent:
     """The loss of all rows as a function of one vector, q(u) at its optimum."""
     svi = problem.svi
     return Descent(
         svi,
-        SVIState(svi.optim.init(free), None, key),
+        SVIState(problem.state.optim_state, None, key),
         problem.args,
         {**problem.kwargs, **svi.static_kwargs},
         natural=bool(problem.natural) or suits_natural(svi),
@@ -67,7 +67,7 @@ def train_whole(
     :param number: of starts to train from.
     :raises ValueError: if it can begin at none of them.
     """
-    descent = descent or descent_of(problem, starts[0], key)
+    descent = descent or descent_of(problem, key)
 
     def train() -> tuple[Trained, bool]:
         stopped, limited = _iterate(descent, limits, show)

@@ -1,15 +1,24 @@
 """Predictive densities of a guide."""
 
+from contextlib import suppress
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
+from numpyro.util import not_jax_tracer
 
-from numpyro_sgp._programs import mapped
+from numpyro_sgp._programs import (
+    NEEDS_KNOWN_DATA,
+    all_static,
+    join_static,
+    mapped,
+    program,
+    split_static,
+)
 from numpyro_sgp._threads import alone
-from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.predictive.mixture import (
     TIED,
@@ -89,10 +98,43 @@ def log_predictive_density(
     """
     args, kwargs = as_arrays(guide.model, args, kwargs)
     check_row_indices(guide.model, args, kwargs)
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    told = expectation, num_draws
+    leaves = jax.tree.leaves((args, kwargs))
+    if not any(is_frame(leaf) for leaf in leaves) and _has_hash(expectation):
+        arrays, static = split_static((args, kwargs))
+        with suppress(*NEEDS_KNOWN_DATA):  # a model that counts groups, say
+            run = program(guide, _by_row)
+            found = run(params, rng_key, arrays, static=(static, *told))
+            if _is_fine(found):
+                return found
+    # Operation by operation: what is wrong with values is told where they are known.
+    static = all_static((args, kwargs))
+    return _by_row(guide, params, rng_key, [], static=(static, *told))
+
+
+def _by_row(guide, params, rng_key, arrays, *, static) -> dict:
+    """The density of each row, NaN where all of it is masked."""
+    given, expectation, num_draws = static
+    args, kwargs = join_static(arrays, given)
     density, observed = batch_log_density(
         guide, params, args, kwargs, expectation, rng_key, num_draws, whole=True
     )
     return {name: jnp.where(observed[name], v, jnp.nan) for name, v in density.items()}
+
+
+def _is_fine(found) -> bool:
+    """Whether densities are finite, or not known."""
+    values = found.values()
+    return not all(map(not_jax_tracer, values)) or all(np.isfinite(v).all() for v in values)
+
+
+def _has_hash(value) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def batch_log_density(

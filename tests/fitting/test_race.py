@@ -1,0 +1,87 @@
+"""The race between starts, and what training does where time is short."""
+
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from numpyro_sgp.fitting.batches import _FEWEST, _HASTE, _NATURAL, _RATE, _keep_rates, _Run
+from numpyro_sgp.fitting.progress import Limits
+from numpyro_sgp.fitting.starts import Race
+
+NO_LIMITS = Limits(0.1, None, None)
+
+
+class Falling:
+    """
+    Stands for a stepper: the loss of a start, ``(level, slope)``, falls by its slope in
+    each step, down to its level.
+    """
+
+    work, num_rows = 1e5, None
+
+    def __init__(self):
+        self.problem = SimpleNamespace(plates=False, random=False, num_rows=10_000)
+        self.steps, self.rates = {}, []
+
+    def start(self, free, key):
+        return SimpleNamespace(good=SimpleNamespace(free=free), at=0)
+
+    def __call__(self, state, rows, natural, others):
+        level, slope = free = state.good.free
+        at = state.at + np.arange(len(natural))
+        self.steps[free] = self.steps.get(free, 0) + len(natural)
+        self.rates.append((natural, others))
+        moved = SimpleNamespace(good=state.good, at=state.at + len(natural))
+        return moved, level + np.maximum(100.0 - slope * at, 0.0)
+
+
+STARTS = [(5.0, 9.0), (1.0, 1.0), (2.0, 9.0), (3.0, 9.0), (np.nan, 9.0), (4.0, 9.0)]
+
+
+@pytest.mark.parametrize("keep", [2, 6])
+def test_the_race_puts_the_best_first_and_what_has_no_loss_nowhere(keep):
+    stepper = Falling()
+    ends = Race(stepper, whole=False)(STARTS, None, keep, NO_LIMITS)
+    assert ends[:2] == [(1.0, 1.0), (2.0, 9.0)] if keep == 6 else ends[0] == (2.0, 9.0)
+    assert sorted(ends) == sorted(STARTS[:4] + STARTS[5:])
+    assert stepper.steps[2.0, 9.0] == 300
+    # With two to be kept, three go on after the first round and two after the second.
+    assert (
+        sorted(stepper.steps.values())
+        == {
+            2: [50, 50, 50, 100, 300, 300],
+            6: [50, 300, 300, 300, 300, 300],
+        }[keep]
+    )
+
+
+def test_steps_that_take_long_are_few_and_in_two_rounds():
+    stepper = Falling()
+    stepper.work = 1e12
+    Race(stepper, whole=False)(STARTS[:4], None, 1, NO_LIMITS)
+    assert sorted(stepper.steps.values()) == [5, 5, 10, 10]
+
+
+def test_the_race_ends_after_a_round_where_time_is_up():
+    stepper = Falling()
+    Race(stepper, whole=False)(STARTS, None, 2, Limits(0.1, None, -1.0))
+    assert set(stepper.steps.values()) == {50} and len(stepper.steps) == len(STARTS)
+
+
+def test_where_no_start_has_a_loss_there_is_the_first():
+    ends = Race(Falling(), whole=False)([(np.nan, 1.0)] * 2, None, 2, NO_LIMITS)
+    assert len(ends) == 1
+
+
+@pytest.mark.parametrize("most, factor", [(3 * _FEWEST - 1, _HASTE), (None, 1.0)])
+def test_rates_are_higher_where_there_is_time_for_few_steps(most, factor):
+    stepper = Falling()
+    stepper.num_rows = 1_000
+    run = _Run(stepper, (0.0, 0.3), jax.random.key(0), lambda *_: None)
+    _keep_rates(run, Limits(0.1, most, None))
+    natural, others = stepper.rates[-1]
+    assert np.allclose(natural, max(_NATURAL * factor, 0.1))
+    assert others[-1] == pytest.approx(_RATE * factor, rel=0.5)
+    assert run.rate == _RATE * factor
