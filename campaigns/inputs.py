@@ -22,6 +22,9 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
+from numpyro.handlers import seed
+from numpyro.infer import SVI
 
 import numpyro_sgp as sgp
 from campaigns._table import Found, Table
@@ -162,7 +165,7 @@ def prepared():
         "ScoreFunction": (sgp.ScoreFunction, {"num_samples": 5}),
         "natural_gradients": (
             sgp.natural_gradients,
-            {"guide": made, "learning_rate": 0.5, "others": __import__("optax").adam(0.1)},
+            {"guide": made, "learning_rate": 0.5, "others": optax.adam(0.1)},
         ),
         "fit": (
             lambda **given: sgp.fit(**given, **small),
@@ -214,7 +217,85 @@ def prepared():
         "BlackBox": (sgp.BlackBox, {"log_prob": lambda y, f: y * f, "f": Y}),
         "FourierFeatures": (sgp.FourierFeatures, {"num": 3, "low": 0.0, "high": 3.0}),
     }
-    return targets
+    return targets | other_kernels(kernel) | collapsed_others(kernel) | later(made, params)
+
+
+def other_kernels(kernel):
+    """Those that :func:`cheap` has not."""
+    kinds = sgp.kernels
+    one = {"variance": 1.0, "lengthscale": 1.0}
+    return {
+        "RationalQuadratic": (kinds.RationalQuadratic, one),
+        "Matern12": (kinds.Matern12, one),
+        "White": (kinds.White, {"variance": 1.0}),
+        "Constant": (kinds.Constant, {"variance": 1.0}),
+        "as_kernel": (kinds.as_kernel, {"kernel": kernel}),
+    }
+
+
+def collapsed_others(kernel):
+    """Distributions of y that :func:`prepared` has not."""
+    given = {"kernel": kernel, "X": X, "Z": Z, "noise": 0.3}
+    return {
+        "CollapsedCG": (sgp.CollapsedCG, {**given, "max_iterations": 5, "tol": 1.0}),
+        "CollapsedODVGP": (sgp.CollapsedODVGP, {**given, "O": Z + 0.1}),
+        "CollapsedSOLVEGP": (sgp.CollapsedSOLVEGP, {**given, "O": Z + 0.1}),
+    }
+
+
+def later(made, params):
+    """What comes after a guide is set up."""
+    key = jax.random.key(0)
+    draws = {"lengthscale": np.ones(3), "f": np.zeros((3, 12))}
+
+    def svi():
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
+        return SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+
+    def lbfgs(X, y, rng_key, **options):
+        return sgp.fit_lbfgs(svi(), rng_key, X, y, progress_bar=False, **options)
+
+    def train(rng_key, data, num_steps, **options):
+        return sgp.train(svi(), rng_key, data, num_steps, progress_bar=False, **options)
+
+    def on_smoothed(**given):
+        points = sgp.SmoothedPoints(**given)
+        return sgp.AutoSparseGP(model, sgp.SVGP(inducing=points)).setup(X, Y)
+
+    return {
+        "fit_lbfgs": (
+            lbfgs,
+            {"X": X, "y": Y, "rng_key": key, "max_iterations": 2, "tol": 1e-9},
+        ),
+        "train": (
+            train,
+            {"rng_key": key, "data": (X, Y), "num_steps": 2, "batch_size": 12}
+            | {"every": 1, "patience": None, "chunk": 2},
+        ),
+        "Predictor": (
+            sgp.Predictor,
+            {"guide": made, "params": params, "batch_size": 8},
+        ),
+        "predict": (
+            lambda X, **given: sgp.predict(made, params, X, **given),
+            {"X": X, "num_draws": 2, "rng_key": key, "batch_size": 100},
+        ),
+        "log_predictive_density": (
+            lambda X, y, **given: sgp.log_predictive_density(made, params, X, y, **given),
+            {"X": X, "y": Y, "num_draws": 2, "rng_key": key, "expectation": None},
+        ),
+        "GPPredictive": (
+            lambda X, **given: sgp.GPPredictive(train_args=(X, Y), **given)(key, X),
+            {"X": X, "model": model, "posterior_samples": draws, "batch_size": None},
+        ),
+        "layer": (
+            lambda **given: seed(lambda: sgp.layer(**given), 0)(),
+            {"name": "h", "kernel": sgp.kernels.RBF(1.0, 1.0), "X": X}
+            | {"num_outputs": 1, "mean": "identity"},
+        ),
+        "SmoothedPoints": (on_smoothed, {"points": Z, "width": 1.0}),
+        "Fitted": (sgp.Fitted, {"guide": made, "params": params, "args": (X, Y)}),
+    }
 
 
 class _TooLong(Exception):

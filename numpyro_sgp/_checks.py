@@ -91,11 +91,21 @@ def check_path(path: Any) -> Path:
     return Path(path)
 
 
+def check_guide(guide: Any) -> None:
+    """
+    :raises TypeError: if it is no guide whose predictions are in closed form.
+    """
+    if not callable(getattr(guide, "check_params", None)):
+        raise TypeError(
+            f"guide must be an AutoSparseGP that is set up, got {shown(guide)}."
+        )
+
+
 def check_model(model: Any) -> None:
     """
     :raises TypeError: if it is no function.
     """
-    if not callable(model):
+    if not callable(model) or isinstance(model, type):
         raise TypeError(f"model must be a NumPyro model, a function, got {shown(model)}.")
 
 
@@ -121,6 +131,15 @@ def check_positive(value: Any, name: str) -> None:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not (number and 0.0 < value < np.inf):
         raise ValueError(f"{name} must be a positive number, got {shown(value)}.")
+
+
+def check_not_negative(value: Any, name: str) -> None:
+    """
+    :raises ValueError: if it is no finite number, or below zero.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and value == 0):
+        check_positive(value, name)
 
 
 def check_levels(quantiles: Any) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ import numpyro
 from jax import Array
 from jax.typing import ArrayLike
 
+from numpyro_sgp._checks import numbers
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.kernels import extract_patches
 from numpyro_sgp.kernels.base import batch_shape_of
@@ -85,7 +86,7 @@ def layer(
         >>> result.params["h_auto_Z"].shape
         (4, 1)
     """
-    X = jnp.asarray(X)
+    X = numbers(X, f"Inputs of layer '{name}'")
     if X.ndim != 2:
         raise ValueError(
             f"Layer '{name}' needs inputs of shape (N, D), got {X.shape}."

@@ -23,6 +23,7 @@ def measured(script, part, tmp_path, **options):
     return dict(script.PARTS[part](options))
 
 
+@pytest.mark.slow
 def test_steps_predictions_and_agreement(script, tmp_path):
     steps = measured(script, "steps", tmp_path)
     assert set(steps) == {f"M = 8, {m}" for m in ("SVGP M", "SVGP 2M", "SOLVE-GP M + M")}

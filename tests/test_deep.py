@@ -633,5 +633,7 @@ def test_layers_in_plates_are_told():
 
 
 def test_the_number_of_draws_is_checked(two_layers):
-    with pytest.raises(ValueError, match="num_draws must be positive, got 0"):
+    with pytest.raises(
+        ValueError, match="num_draws must be a whole number, 1 or more, got 0"
+    ):
         sgp.log_predictive_density(*two_layers, X, Y, num_draws=0)

@@ -170,6 +170,8 @@ LONG = {
     "index.md",
     "records/deep.md",
     "records/nested.md",
+    "records/startup.md",
+    "reference/collapsed.md",
     "reference/model.md",
     "reference/training.md",
 }

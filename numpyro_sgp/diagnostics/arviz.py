@@ -18,6 +18,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, SVI
 from numpyro.primitives import Messenger
 
+from numpyro_sgp._checks import check_whole
 from numpyro_sgp._numpyro import arguments_of
 from numpyro_sgp._programs import mapped, on_data
 from numpyro_sgp._threads import alone
@@ -325,8 +326,7 @@ def _of_svi(svi, result, num_samples, rng_key, args, kwargs) -> Found:
             f"{type(svi.guide).__name__}). Use AutoSparseGP or one of NumPyro's "
             "autoguides."
         )
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be positive, got {num_samples}.")
+    check_whole(num_samples, "num_samples", least=1)
     draws = svi.guide.sample_posterior(
         rng_key, result.params, *args, sample_shape=(num_samples,), **kwargs
     )

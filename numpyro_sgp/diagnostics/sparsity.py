@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from numpyro_sgp._checks import check_whole
 from numpyro_sgp.diagnostics.moved_bound import MAX_ROWS, MovedBound
 from numpyro_sgp.diagnostics.optimality import check_fitted, nats_left_and_why
 from numpyro_sgp.diagnostics.orthogonal_points import add_points
@@ -130,8 +131,8 @@ def sparsity_curve(
         True
     """
     check_fitted(guide, params, "sparsity_curve")
-    if max_points is not None and max_points < 1:
-        raise ValueError(f"max_points must be positive, got {max_points}.")
+    if max_points is not None:
+        check_whole(max_points, "max_points", least=1)
     loss = TraceGP_ELBO() if loss is None else loss
     bound = MovedBound(guide, loss, args, kwargs)
     if why := bound.why_unknown(params, MAX_ROWS):

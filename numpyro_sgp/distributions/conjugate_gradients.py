@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 
+from numpyro_sgp._checks import check_positive, check_whole
 from numpyro_sgp.distributions.collapsed import CollapsedSVGP
 from numpyro_sgp.distributions.relaxation import Blocks, Diagonal, Relaxation
 from numpyro_sgp.linalg import solve_lower
@@ -82,11 +83,8 @@ class CollapsedCG(CollapsedSVGP):
         *,
         validate_args: bool | None = None,
     ):
-        if max_iterations < 1 or not tol > 0:
-            raise ValueError(
-                "CollapsedCG: max_iterations and tol must be positive, got "
-                f"{max_iterations} and {tol}."
-            )
+        check_whole(max_iterations, "CollapsedCG: max_iterations", least=1)
+        check_positive(tol, "CollapsedCG: tol")
         self.max_iterations, self.tol = max_iterations, tol
         super().__init__(
             kernel, X, Z, noise, mean, tight, jitter, validate_args=validate_args

@@ -11,6 +11,7 @@ from jax import Array
 from numpyro.distributions import constraints
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import real
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
@@ -51,6 +52,7 @@ class GPRegression(dist.Distribution):
                 f"does not broadcast to {shape}, one for each row (and latent function). "
                 "Give a number, or for Q functions the shape (Q, 1)."
             )
+        real(noise, f"{type(self).__name__}: noise")
         if not_jax_tracer(noise) and not np.all(np.asarray(noise) > 0):
             raise ValueError(
                 f"{type(self).__name__}: noise is the standard deviation of y given f and "

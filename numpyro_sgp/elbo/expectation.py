@@ -1,13 +1,14 @@
 """Rules for expectations under the marginals of GP sites."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_sgp._checks import real, shown
 from numpyro_sgp.elbo.score import surrogate
 from numpyro_sgp.linalg import gauss_hermite, tensor_grid
 from numpyro_sgp.tracing.rows import by_row
@@ -83,6 +84,17 @@ class Expectation:
                 _refuse_groups(name, site)
 
 
+def check_expectation(expectation: Any) -> None:
+    """
+    :raises TypeError: if it is neither a rule nor None.
+    """
+    if not isinstance(expectation, Expectation | None):
+        raise TypeError(
+            "expectation must be a rule such as GaussHermite(20) or MonteCarlo(10), or "
+            f"None, got {shown(expectation)}."
+        )
+
+
 def weighted(weights: Array, values: Array) -> Array:
     """The weighted mean over nodes of values of shape ``(S, ...)``, summed."""
     values = jnp.sum(values, axis=tuple(range(1, values.ndim)))
@@ -121,7 +133,7 @@ class GaussHermite(Expectation):
     num_points: int = 20
 
     def __post_init__(self):
-        if self.num_points < 1:
+        if real(self.num_points, "num_points") < 1:
             raise ValueError(f"num_points must be positive, got {self.num_points}.")
 
     def nodes(
@@ -391,7 +403,7 @@ def default_expectation(
 def _check_draws(rule, multiple):
     if rule.sequence not in ("random", "sobol"):
         raise ValueError(f"sequence must be 'random' or 'sobol', got {rule.sequence!r}.")
-    num = rule.num_samples
+    num = real(rule.num_samples, "num_samples")
     if num < 1 or num % multiple:
         what = "positive" if multiple == 1 else f"a positive multiple of {multiple}"
         raise ValueError(f"num_samples must be {what}, got {num}.")

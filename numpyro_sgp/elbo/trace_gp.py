@@ -13,6 +13,7 @@ from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo.expectation import (
     AtNodes,
     Expectation,
+    check_expectation,
     check_inputs_known,
     default_expectation,
     weighted,
@@ -76,11 +77,7 @@ class TraceGP_ELBO(ELBO):
         vectorize_particles=True,
         sum_sites: bool = True,
     ):
-        if not isinstance(expectation, Expectation | None):
-            raise TypeError(
-                "expectation must be a rule such as GaussHermite(20) or MonteCarlo(10), or "
-                f"None, got {expectation!r}."
-            )
+        check_expectation(expectation)
         check_whole(num_particles, "num_particles", least=1)
         self.expectation = expectation
         self.sum_sites = sum_sites

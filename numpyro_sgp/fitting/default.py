@@ -44,6 +44,7 @@ WHOLE = 4e8
 SEVERAL = 4e6
 #: Rows of a batch above that.
 BATCH = 1024
+_MOST_STARTS = 1000
 #: Guides of ``joint=True``, of a room above this one, as a class; their results are those
 #: of their method ``fitted``.
 JOINT_GUIDES: list[Callable] = []
@@ -429,6 +430,8 @@ def _check_numbers(steps, seconds, batch_size, restarts, tolerance):
             continue
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} must be a positive whole number, got {value!r}.")
+    if restarts > _MOST_STARTS:
+        raise ValueError(f"restarts must be at most {_MOST_STARTS}, got {restarts}.")
     for name, value in {"seconds": seconds, "tolerance": tolerance}.items():
         if value is not None or name == "tolerance":
             check_positive(value, name)

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from numpyro_sgp._checks import real
+
 
 def host_inputs(X: Any, name: str) -> tuple[NDArray, np.dtype]:
     """
@@ -22,11 +24,7 @@ def host_inputs(X: Any, name: str) -> tuple[NDArray, np.dtype]:
             f"{name} is traced, but inducing points are chosen from concrete inputs. "
             f"Choose them outside jax.jit, jax.vmap and jax.grad."
         )
-    X = np.asarray(X)
-    if not (jnp.issubdtype(X.dtype, jnp.number) or X.dtype == bool) or jnp.issubdtype(
-        X.dtype, jnp.complexfloating
-    ):
-        raise TypeError(f"{name} must be an array of real numbers, got dtype {X.dtype}.")
+    X = np.asarray(real(X, name))
     if X.ndim != 2 or X.shape[1] == 0:
         cure = f" Use {name}[:, None] for inputs of one column." if X.ndim == 1 else ""
         raise ValueError(

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from numpyro_sgp._checks import numbers
 from numpyro_sgp.kernels import Convolutional, Scaled, Sum
 from numpyro_sgp.kernels.base import append_axes
 from numpyro_sgp.kernels.pytrees import frozen_pytree, static_field
@@ -84,7 +85,13 @@ class InducingVariables:
 
     def __post_init__(self):
         if isinstance(self.points, list | tuple):
-            object.__setattr__(self, "points", jnp.asarray(self.points))
+            points = numbers(self.points, f"{type(self).__name__}: points")
+            object.__setattr__(self, "points", points)
+        if 0 in np.shape(self.points):
+            raise ValueError(
+                f"{type(self).__name__}: there are no points in an array of shape "
+                f"{np.shape(self.points)}. Give at least one row and one column."
+            )
 
     def covariance(
         self, kernel: Any, other: InducingVariables | Array

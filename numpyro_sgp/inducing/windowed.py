@@ -12,6 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import real
 from numpyro_sgp.inducing.variables import InducingVariables
 from numpyro_sgp.kernels import RBF, Scaled, Sum
 
@@ -172,6 +173,9 @@ class FourierFeatures(InducingVariables):
 
 def _check_window(kind, least, centre=0.0):
     """Refuses a known window that is none, or is narrower than ``least``."""
+    width = real(kind.width, f"{type(kind).__name__}: width")
+    if not isinstance(kind.width, float):
+        object.__setattr__(kind, "width", width)
     if not (not_jax_tracer(kind.width) and not_jax_tracer(centre)):
         return
     width, centre = np.asarray(kind.width), np.asarray(centre)

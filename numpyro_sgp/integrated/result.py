@@ -222,8 +222,7 @@ class Nested:
         :raises ValueError: if levels are not between 0 and 1, or the inputs do not fit.
         """
         levels = check_levels(quantiles)
-        if num_draws < 1:
-            raise ValueError(f"num_draws must be positive, got {num_draws}.")
+        check_whole(num_draws, "num_draws", least=1)
         args, kwargs = self._arguments(args, kwargs)
         found = {}
         for name, q in marginals(self.field, self.nodes, args, kwargs).items():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
+from numpyro_sgp._checks import check_model, check_whole, shown
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.tracing import checks, messages
 
@@ -59,6 +60,14 @@ class GPPredictive:
         return_sites=None,
         batch_size: int | None = None,
     ):
+        check_model(model)
+        if batch_size is not None:
+            check_whole(batch_size, "batch_size", least=1)
+        if not isinstance(posterior_samples, dict):
+            raise TypeError(
+                "posterior_samples must be a dict of draws by site, such as "
+                f"mcmc.get_samples(), got {shown(posterior_samples)}."
+            )
         if not isinstance(train_args, tuple):
             raise TypeError(
                 "train_args must be the tuple of the model's training arguments, such as "

@@ -9,6 +9,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import check_guide, check_key
 from numpyro_sgp._programs import (
     NEEDS_KNOWN_DATA,
     all_static,
@@ -20,6 +21,7 @@ from numpyro_sgp._programs import (
 from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
+from numpyro_sgp.elbo.expectation import check_expectation
 from numpyro_sgp.predictive.mixture import (
     TIED,
     MixtureParts,
@@ -96,9 +98,12 @@ def log_predictive_density(
         >>> sgp.log_predictive_density(guide, result.params, X, y)["y"].shape
         (5,)
     """
+    check_guide(guide)
+    check_expectation(expectation)
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    check_key(rng_key)
     args, kwargs = as_arrays(guide.model, args, kwargs)
     check_row_indices(guide.model, args, kwargs)
-    rng_key = jax.random.key(0) if rng_key is None else rng_key
     told = expectation, num_draws
     leaves = jax.tree.leaves((args, kwargs))
     if not any(is_frame(leaf) for leaf in leaves) and _has_hash(expectation):

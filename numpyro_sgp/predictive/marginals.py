@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from numpyro_sgp._checks import check_guide, check_whole
 from numpyro_sgp._programs import (
     NEEDS_KNOWN_DATA,
     join_static,
@@ -89,9 +90,9 @@ class Predictor:
     """
 
     def __init__(self, guide, params: dict, batch_size: int = 512):
+        check_guide(guide)
         guide.check_params(params)
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be positive, got {batch_size}.")
+        check_whole(batch_size, "batch_size", least=1)
         self.guide, self.params, self.batch_size = guide, params, batch_size
         #: By GP site what does not depend on inputs; None before the first call.
         self.kept: dict | None = None

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
+from numpyro_sgp._checks import check_whole
 from numpyro_sgp._programs import mapped
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import feeding
@@ -32,8 +33,7 @@ class MixtureParts:
     def __init__(self, guide, params, args, kwargs, rng_key, num_draws, kept=None):
         if guide.couples_rows:
             raise ValueError(TIED)
-        if num_draws < 1:
-            raise ValueError(f"num_draws must be positive, got {num_draws}.")
+        check_whole(num_draws, "num_draws", least=1)
         self.guide, self.params, self.args, self.kwargs = guide, params, args, kwargs
         self.key = jax.random.key(0) if rng_key is None else rng_key
         #: Sites that were observed when the guide was set up.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_sgp._checks import check_key, check_levels
+from numpyro_sgp._checks import check_guide, check_key, check_levels, check_whole
 from numpyro_sgp._programs import (
     NEEDS_KNOWN_DATA,
     all_static,
@@ -194,10 +194,10 @@ def predict(
         ((5,), (2, 5))
     """
     levels = check_levels(quantiles)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be positive, got {batch_size}.")
+    check_whole(batch_size, "batch_size", least=1)
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     check_key(rng_key)
+    check_guide(guide)
     guide.check_params(params)
     args, kwargs = as_arrays(guide.model, args, kwargs)
     options = levels, num_draws

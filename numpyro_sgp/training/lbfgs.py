@@ -7,6 +7,7 @@ import jax
 from numpyro.infer.svi import SVI, SVIRunResult, SVIState
 from tqdm import tqdm
 
+from numpyro_sgp._checks import check_key, check_not_negative, check_whole
 from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import TraceGP_ELBO
@@ -109,6 +110,9 @@ def fit_lbfgs(
     """
     if init_params is not None and init_state is not None:
         raise ValueError("Give init_params or init_state, not both.")
+    check_key(rng_key)
+    for name, value in {"tol": tol, "sweep_tol": sweep_tol}.items():
+        check_not_negative(value, name)
     args, kwargs = as_arrays(svi.model, args, kwargs)
     check_row_indices(svi.model, args, {**kwargs, **svi.static_kwargs})
     state = init_state
@@ -128,8 +132,8 @@ def fit_lbfgs(
     visits = _visits(descent, blocks, max_iterations)
     if blocks is None:
         sweeps = 1
-    elif sweeps < 1:
-        raise ValueError(f"sweeps must be positive, got {sweeps}.")
+    else:
+        check_whole(sweeps, "sweeps", least=1)
     descent.start()
     try:
         total = visits[0][2] if blocks is None else None
@@ -197,8 +201,7 @@ def _visits(descent, blocks, max_iterations):
         if not visits:
             raise ValueError(f"No parameter is in any of the blocks {labels}.")
     for label, _, limit in visits:
-        if limit < 1:
-            raise ValueError(f"max_iterations must be positive, got {limit} for '{label}'.")
+        check_whole(limit, f"max_iterations (of '{label}')", least=1)
     return visits
 
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from numpyro.infer.svi import SVI, SVIState
 from tqdm import tqdm
 
+from numpyro_sgp._checks import check_key
 from numpyro_sgp._programs import join_static, program, split_static
 from numpyro_sgp._threads import alone
 from numpyro_sgp.guides import AutoSparseGP
@@ -176,6 +177,7 @@ def train(
         >>> result.losses.shape, result.nlpd.shape, bool(result.nlpd[-1] < 0.0)
         ((200,), (4,), True)
     """
+    check_key(rng_key)
     check_options(svi, num_steps, batch_size, every, patience, chunk)
     started = time.monotonic()
     validation = check_validation(svi, validation, patience)

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from jax import Array
 
+from numpyro_sgp._checks import real
 from numpyro_sgp.families import Family, PseudoData
 from numpyro_sgp.guides import AutoSparseGP
 
@@ -120,7 +121,10 @@ def natural_gradients(
             "others must be an optax transformation, such as optax.adam(0.01), got "
             f"{type(others).__name__}."
         )
-    if not callable(learning_rate) and not 0.0 < learning_rate <= 1.0:
+    if (
+        not callable(learning_rate)
+        and not 0.0 < real(learning_rate, "learning_rate") <= 1.0
+    ):
         raise ValueError(
             "The learning rate of natural gradients must be in (0, 1], got "
             f"{learning_rate}: 1 goes to the optimum at once on all data of a Gaussian "

@@ -16,7 +16,9 @@ from campaigns._table import FOLDER
 pytestmark = pytest.mark.filterwarnings("ignore:The .* values of a GaussianProcess")
 
 
-@pytest.mark.parametrize("kind", ["density", "handlers", "draws"])
+@pytest.mark.parametrize(
+    "kind", ["density", "handlers", pytest.param("draws", marks=pytest.mark.slow)]
+)
 def test_programs_are_their_dense_twins(kind):
     found = programs.look(f"{kind}, 1000", each=1)
     assert found.cases >= 3 and not found.failed

@@ -472,7 +472,9 @@ def test_errors():
     guide = sgp.AutoSparseGP(gaussian_model, sgp.SVGP(M))
     svi = SVI(gaussian_model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
     params = svi.get_params(svi.init(jax.random.key(0), X, y))
-    with pytest.raises(ValueError, match=r"max_points must be positive, got 0"):
+    with pytest.raises(
+        ValueError, match=r"max_points must be a whole number, 1 or more, got 0"
+    ):
         sparsity_curve(guide, params, X, y, max_points=0)
     with pytest.raises(ValueError, match=r"minibatch of plate 'data'"):
         sparsity_curve(guide, params, X, y, batch_size=5)

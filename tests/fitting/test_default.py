@@ -278,6 +278,7 @@ def test_a_start_that_is_not_finite_leaves_the_others(poisson_fit):
         train_whole(there, [broken, broken], *given)
 
 
+@pytest.mark.slow
 def test_starts_ten_times_too_short_and_too_long_end_alike():
     data = X, F + 0.1 * np.random.default_rng(3).standard_t(2, size=N)
     bounds = [fit(student(s), sgp.SVGP(8), data).bound for s in (0.07, 7.0)]
@@ -285,6 +286,7 @@ def test_starts_ten_times_too_short_and_too_long_end_alike():
     assert_allclose(*bounds, atol=0.5)
 
 
+@pytest.mark.slow
 def test_random_bounds_have_an_error():
     classes = np.digitize(F, [-0.5, 0.5])
 

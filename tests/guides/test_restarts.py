@@ -67,6 +67,7 @@ def test_a_guide_that_is_set_up_starts_as_a_new_one(base, approximation, batch_s
     assert_array_equal(first["f_auto_Z"], second["f_auto_Z"])
 
 
+@pytest.mark.slow
 def test_vmapped_runs_after_the_set_up_differ_and_the_best_can_be_picked():
     guide, svi = problem(AutoDelta)  # without draws, starts are all that can differ
     guide.setup(X, Y)

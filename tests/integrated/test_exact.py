@@ -51,6 +51,7 @@ def test_two_sites_and_effects_are_exact():
     np.testing.assert_allclose(posterior.log_evidence, exact, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_three_sites_are_exact():
     rng, X = rows(24, 1)
     y = np.sin(2 * X[:, 0]) + 0.1 * rng.normal(size=24)
@@ -75,6 +76,7 @@ def test_three_sites_are_exact():
         assert_is(found[f"f{i}"], means[i], covariances[i])
 
 
+@pytest.mark.slow
 def test_a_site_and_300_groups_are_exact():
     rng, X = rows(40, 2)
     at, group = rng.integers(0, 40, 700), rng.integers(0, 300, 700)

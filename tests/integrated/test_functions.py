@@ -77,6 +77,7 @@ def test_they_are_functions(posterior):
     np.testing.assert_array_equal(one(X_NEW), again(X_NEW))
 
 
+@pytest.mark.slow
 def test_means_of_processes_with_effects_in_them():
     found = sgp.nested(with_a_level, sgp.SVGP(5), (X, Y), progress_bar=False)
     drawn = found.functions(jax.random.key(0), 600, num_features=16)["f"](X_NEW)

@@ -112,7 +112,13 @@ def order(field):
     return np.concatenate([*found, np.concatenate(columns, axis=1).ravel()])
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(m, id=m.__name__, marks=[pytest.mark.slow] * (m is not slopes))
+        for m in MODELS
+    ],
+)
 def test_nodes_are_those_of_dense_products(model, few):
     """The bound, its slope, q(w), what natural steps leave, and covariances of draws."""
     dense, arrow = profile_of(model, False), profile_of(model, True)
@@ -280,6 +286,7 @@ def test_weights_of_a_gaussian_posterior_are_all_the_same(few):
     np.testing.assert_allclose(root.T @ root, S, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_float32(few, both):
     with jax.enable_x64(False):
         data = tuple(np.asarray(a, np.float32 if a.dtype == float else None) for a in DATA)
@@ -291,6 +298,7 @@ def test_float32(few, both):
         assert np.all(np.abs(found[name].sd / q.sd - 1.0) < 0.1)
 
 
+@pytest.mark.slow
 def test_rows_in_blocks(few, both, monkeypatch):
     monkeypatch.setattr(row_parts, "LARGEST", 1)
     monkeypatch.setattr(row_parts, "_BLOCK", 10 * 8 * (2 * 11 + 40))

@@ -196,6 +196,7 @@ def test_what_is_refused(data, trained):
 # ---- what a fit with sites apart is told ----------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_fit_is_told_what_sites_apart_lose(data):
     """Nats between the bounds, for a Gaussian likelihood; and how narrow sds are."""
     X, day, y = data

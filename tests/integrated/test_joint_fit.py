@@ -80,6 +80,7 @@ def test_its_bound_is_above_that_of_sites_apart(fitted):
     assert "sgp.fit with joint=True" in apart.check().causes["sites apart"].mend
 
 
+@pytest.mark.slow
 def test_batches_end_at_the_optimum_of_all_rows(fitted):
     """Within .1 nat, the tolerance of both; means to .1 sd and sds to 5 %."""
     batches = fit(learned, sgp.SVGP(8), (X, Y), joint=True, batch_size=10)

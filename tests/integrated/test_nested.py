@@ -110,6 +110,7 @@ def test_what_combines_rows_is_drawn_alone():
     assert abs(draws.mean() - q.mean) < 0.15 * q.sd
 
 
+@pytest.mark.slow
 def test_more_groups_than_rows():
     group = np.arange(30) * 17
 
@@ -275,6 +276,7 @@ def test_it_shows_itself(posterior):  # at as many inputs as other tests have
     assert ax.get_ylabel() == "eta" and ax.get_legend() is not None
 
 
+@pytest.mark.slow
 def test_points_move_to_the_mode_and_into_files(tmp_path):
     """K-means spreads points over both columns, of which the kernel has one."""
     columns = np.column_stack([X[:, 0], RNG.uniform(size=30)])

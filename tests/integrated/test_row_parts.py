@@ -55,6 +55,7 @@ def assert_same(found, other, X, group):
         np.testing.assert_allclose(found.posterior(X, group)[name].sd, q.sd, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_blocks_give_what_all_rows_give(few_bytes):
     whole = run(grouped, X, GROUP, Y)
     few_bytes(grouped)
@@ -73,6 +74,7 @@ def test_blocks_give_what_all_rows_give(few_bytes):
     )
 
 
+@pytest.mark.slow
 def test_two_predictors_in_a_row(few_bytes):
     """Draws are not weighed there, which all rows have done."""
     whole = run(noisy, X, GROUP, Y)

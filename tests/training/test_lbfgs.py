@@ -358,8 +358,11 @@ def test_unknown_blocks_are_told_what_there_is():
         ({"blocks": ["kernel"]}, r"no groups \(groups need an AutoSparseGP\).*\['x'\]"),
         ({"blocks": ["x"], "max_iterations": {"y": 3}}, r"given for \['y'\].*\['x'\]"),
         ({"max_iterations": {"x": 3}}, "blocks is None"),
-        ({"max_iterations": 0}, "must be positive, got 0 for 'all'"),
-        ({"blocks": ["x"], "sweeps": 0}, "sweeps must be positive"),
+        (
+            {"max_iterations": 0},
+            r"max_iterations \(of .all.\) must be a whole number, 1 or more, got 0",
+        ),
+        ({"blocks": ["x"], "sweeps": 0}, "sweeps must be a whole number, 1 or more"),
         ({"init_params": {}, "init_state": ()}, "not both"),
     ],
 )

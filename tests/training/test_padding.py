@@ -48,6 +48,7 @@ def test_the_bound_and_its_gradient_are_those_of_the_rows():
         assert_allclose(gradient[name], slope[name], rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_rounds_of_growing_data_compile_nothing(count_compiled):
     svi, state, counts = make(), None, []
     for num_rows in range(9, 14):
