@@ -1,8 +1,9 @@
 """
 Bad input: every public callable with wrong values, one argument after another.
 
-    python -m campaigns.inputs              # some thousand calls, some minutes
-    python -m campaigns.inputs --show       # what was found, a line each
+    python -m campaigns.inputs                       # some thousand calls, some minutes
+    python -m campaigns.inputs --precision float64
+    python -m campaigns.inputs --show                # what was found, a line each
 
 A call may return, or raise ValueError, TypeError or NotImplementedError *of this package*
 (the raise stands in a file of it), with a message that names the argument. What comes from
@@ -355,6 +356,8 @@ def look(target, function, given):
     failed, counts, cases = [], Counter(), 0
     for name in given:
         for kind, value in BAD.items():
+            if (target, name, kind) == ("train", "num_steps", "huge integer"):
+                continue  # right, and takes years
             bad = {**given, name: copy.copy(value)}
             verdict, told = judged(function, bad)
             cases += 1
@@ -369,8 +372,10 @@ def look(target, function, given):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--precision", choices=("float32", "float64"), default="float32")
     options = parser.parse_args()
-    table = Table("inputs")
+    jax.config.update("jax_enable_x64", options.precision == "float64")
+    table = Table(f"inputs_{options.precision}")
     if not options.show:
         targets = prepared()
         table.run(targets, lambda name: look(name, *targets[name]))

@@ -9,7 +9,7 @@ import numpyro
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_sgp._checks import numbers
+from numpyro_sgp._checks import numbers, shown
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.kernels import extract_patches
 from numpyro_sgp.kernels.base import batch_shape_of
@@ -57,6 +57,7 @@ def layer(
     :return: shape ``(N, Q)``.
     :raises ValueError: if X is not a table, the mean is to be the identity of a layer that
         is wider or narrower than X, or kernel or mean are for another number of functions.
+    :raises TypeError: if the name is no str.
 
     **References:**
 
@@ -86,6 +87,8 @@ def layer(
         >>> result.params["h_auto_Z"].shape
         (4, 1)
     """
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"A layer needs the name of its site, a str, got {shown(name)}.")
     X = numbers(X, f"Inputs of layer '{name}'")
     if X.ndim != 2:
         raise ValueError(

@@ -54,3 +54,11 @@ def test_what_is_told_of_bounds(precision):
     kept = json.loads((FOLDER / f"bounds_{precision}.json").read_text())
     assert set(kept) == set(bounds.blocks())
     assert not any(found["failed"] for found in kept.values())
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_what_is_told_of_bad_input(precision):
+    kept = json.loads((FOLDER / f"inputs_{precision}.json").read_text())
+    assert set(inputs.cheap()) < set(kept)
+    assert sum(found["cases"] for found in kept.values()) >= 5000
+    assert not any(found["failed"] for found in kept.values())

@@ -213,13 +213,24 @@ def telling_arguments(args, kwargs):
         given = {f"argument {i + 1}": arg for i, arg in enumerate(args)} | kwargs
         shapes = {name: getattr(arg, "shape", ()) for name, arg in given.items()}
         rows = {name: shape[0] for name, shape in shapes.items() if shape}
-        if "broadcast" not in told or len(set(rows.values()) - {1}) < 2:
+        if "broadcast" not in told:
             raise
-        numbers = ", ".join(f"{name} has {number}" for name, number in rows.items())
+        if len(set(rows.values()) - {1}) > 1:
+            numbers = ", ".join(f"{name} has {number}" for name, number in rows.items())
+            why = (
+                f"whose arguments have different numbers of rows: {numbers}. Give as many "
+                "rows of each as of the inputs, but for what is not by row."
+            )
+        elif any(len(shape) > 2 for shape in shapes.values()):
+            given = ", ".join(f"{name} has {shape}" for name, shape in shapes.items())
+            why = (
+                f"an argument of which has more than two axes: {given}. Inputs are tables "
+                "of shape (N, D); flatten images and the like to rows."
+            )
+        else:
+            raise
         raise ValueError(
-            f"Arrays do not broadcast in the model, whose arguments have different numbers "
-            f"of rows: {numbers}. Give as many rows of each as of the inputs, but for what "
-            f"is not by row. ({told})"
+            f"Arrays do not broadcast in the model, {why} ({told.splitlines()[0]})"
         ) from error
 
 
