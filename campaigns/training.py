@@ -120,7 +120,8 @@ class Case:
 
     def __init__(self, block, model, X, y):
         likelihood, self.kernel, family, size, self.given = block.split(", ")
-        self.is_normal, self.X, self.y = likelihood == "Normal", X, y
+        self.is_normal, self.is_gamma = likelihood == "Normal", likelihood == "Gamma"
+        self.X, self.y = X, y
         self.eps = EPS[jnp.result_type(float).name]
         approximation = APPROXIMATIONS[family](SIZES[size][1])
         with warnings.catch_warnings(record=True) as told:
@@ -190,6 +191,10 @@ class Case:
         size = self.eps * 10.0 * (abs(bound) + len(self.y))
         if self.is_normal:
             size = max(size, self.eps * self._evidence()[1])
+        if self.is_gamma:  # of shape a, with terms a log(a) that cancel; 5e4 at constant y
+            shape = float(self.hyperparameters()[0]["noise"])
+            ulp = float(jnp.finfo(jnp.result_type(float)).eps)
+            size += ulp * len(self.y) * shape * (1.0 + abs(np.log(shape)))
         if not abs(here - bound) <= noise + size:
             yield f"the bound is said to be {bound:.7g}, and is {here:.7g}"
         if start > bound + 5.0 * (se + start_se) + size + self.eps * abs(start):
