@@ -31,12 +31,12 @@ def density(case):
     if kinds[0] != kinds[1]:
         told.append(f"sites {kinds[0]} and not {kinds[1]}")
     told += differences("value", arrays(sites), arrays(dense_sites))
-    told += potentials("as it is", ours, dense, args, values)
+    told += potentials("as it is", ours, dense, args, values, case.eps)
     twin = case.written(_dense.white)
     whitened = handlers.substitute(
         sgp.whiten(write(case.program, _dense.process)), case.fixed
     )
-    told += potentials("whitened", whitened, twin, args, case.white)
+    told += potentials("whitened", whitened, twin, args, case.white, case.eps)
     return 4, told
 
 
@@ -64,7 +64,7 @@ def transformed(case):
         found = jax.jit(jax.value_and_grad(ours))(free, p.X, p.y)
         expected = jax.value_and_grad(dense)(free)
         told += differences(f"jit, {what}", {"": found[0]}, {"": expected[0]})
-        told += differences(f"jit of gradient, {what}", found[1], expected[1])
+        told += differences(f"jit of gradient, {what}", found[1], expected[1], case.eps)
         found = jax.vmap(lambda free, of=ours: of(free, p.X, p.y))(several)
         one = [dense({k: v[i] for k, v in several.items()}) for i in range(3)]
         told += differences(f"vmap, {what}", {"": found}, {"": jnp.stack(one)})

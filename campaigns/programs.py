@@ -48,6 +48,8 @@ def look(block, each=None):
             count, told = 1, [f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"]
         cases += count
         failed += [f"{i} {case.program}: {sentence}" for sentence in told]
+    # Thousands of programs are more pieces of memory than a process may map.
+    jax.clear_caches()
     return Found(cases, failed, {})
 
 
