@@ -444,3 +444,102 @@ def test_observations_without_a_finite_density_are_told():
     guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
     with pytest.raises(ValueError, match="not finite at any of the starting values"):
         guide.setup(X, np.full(N, np.inf))
+
+
+# ---- what is of another kind ------------------------------------------------------------
+
+
+class ModelAsClass:
+    """What is made by a call, and is no model."""
+
+
+REFUSED = {
+    "a key as noise": (
+        lambda: sgp.MarginalGP(sgp.kernels.RBF(), X, KEY),
+        TypeError,
+        "MarginalGP: noise must be real numbers",
+    ),
+    "a key as a rate": (
+        lambda: sgp.natural_gradients(svi_of().guide, KEY, optax.adam(0.1)),
+        TypeError,
+        "learning_rate must be real numbers",
+    ),
+    "a text as an expectation": (
+        lambda: sgp.TraceGP_ELBO("quadrature"),
+        TypeError,
+        r"expectation must be a rule such as GaussHermite\(20\)",
+    ),
+    "a class as a model": (
+        lambda: sgp.AutoSparseGP(ModelAsClass, sgp.SVGP(3)),
+        TypeError,
+        "model must be a NumPyro model",
+    ),
+    "draws that are no dict": (
+        lambda: sgp.GPPredictive(gaussian_model, [1.0], train_args=(X, y)),
+        TypeError,
+        "posterior_samples must be a dict of draws by site",
+    ),
+    "too many starts": (
+        lambda: sgp.fit(gaussian_model, sgp.SVGP(3), (X, y), restarts=10**6),
+        ValueError,
+        "restarts must be at most 1000",
+    ),
+    "a layer without a name": (
+        lambda: sgp.layer(None, sgp.kernels.RBF(), X),
+        TypeError,
+        "A layer needs the name of its site",
+    ),
+    "a layer of text": (
+        lambda: sgp.layer("h", sgp.kernels.RBF(), "abc"),
+        TypeError,
+        "Inputs of layer 'h' must be real numbers",
+    ),
+    "no points": (
+        lambda: sgp.inducing.InducingVariables(np.zeros((0, 1))),
+        ValueError,
+        "there are no points",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_of_another_kind_is_refused_by_name(case):
+    call, error, told = REFUSED[case]
+    with pytest.raises(error, match=told):
+        call()
+
+
+def test_a_guide_that_is_none_is_refused(fitted):
+    for call in (
+        lambda: sgp.Predictor("guide", {}),
+        lambda: sgp.log_predictive_density("guide", {}, X, y),
+        lambda: sgp.predict("guide", {}, KEY, X),
+    ):
+        with pytest.raises(TypeError, match="guide must be an AutoSparseGP that is set up"):
+            call()
+
+
+def test_whole_numbers_that_jax_does_not_hold_are_told():
+    with jax.enable_x64(False):
+        with pytest.raises(ValueError, match="the model is 1000000000000, which JAX does"):
+            as_arrays(gaussian_model, (X, 10**12), {})
+
+
+def test_options_of_lbfgs_are_checked():
+    svi = svi_of()
+    with pytest.raises(TypeError, match="rng_key"):
+        sgp.fit_lbfgs(svi, 3, X, y)
+    with pytest.raises((TypeError, ValueError), match="tol must be"):
+        sgp.fit_lbfgs(svi, KEY, X, y, tol=KEY)
+
+
+def test_inputs_of_three_axes_are_told_with_their_shapes():
+    guide = sgp.AutoSparseGP(without_index, sgp.SVGP(3))
+    with pytest.raises(ValueError, match=r"argument 1 has \(2, 3, 4\)"):
+        guide.setup(np.zeros((2, 3, 4)), None)
+
+
+def test_chunks_longer_than_the_training_cost_nothing():
+    data = (jnp.asarray(X), jnp.asarray(y))
+    result = sgp.train(svi_of(), KEY, data, 3, batch_size=N, chunk=10**9, progress_bar=False)
+    assert result.losses.shape == (3,)
