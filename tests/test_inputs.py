@@ -540,6 +540,6 @@ def test_inputs_of_three_axes_are_told_with_their_shapes():
 
 
 def test_chunks_longer_than_the_training_cost_nothing():
-    data = (jnp.asarray(X), jnp.asarray(y))
-    result = sgp.train(svi_of(), KEY, data, 3, batch_size=N, chunk=10**9, progress_bar=False)
+    data, options = (jnp.asarray(X), jnp.asarray(y)), {"progress_bar": False}
+    result = sgp.train(svi_of(), KEY, data, 3, batch_size=N, chunk=10**9, **options)
     assert result.losses.shape == (3,)

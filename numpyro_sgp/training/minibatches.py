@@ -201,7 +201,8 @@ def train(
             **source.identity(),
         }
         folder = Checkpoints(checkpoint, identity, writes=devices.leads)
-    plan = _Plan(num_steps, min(chunk, num_steps), every, patience, save_every, progress_bar, started)
+    chunk = min(chunk, num_steps)
+    plan = _Plan(num_steps, chunk, every, patience, save_every, progress_bar, started)
     with folder as checkpoints:
         record = None if checkpoints is None else checkpoints.load(training.record())
         if record is not None:
