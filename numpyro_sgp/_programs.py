@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import inspect
 import weakref
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,8 @@ from numpyro.distributions import Distribution
 _PROGRAMS = weakref.WeakKeyDictionary()
 _COMPILED: OrderedDict = OrderedDict()  # by what they are compiled from
 _KEPT = 256  # of these, those used last
+_FEW = 64  # of the programs of one function for other kinds of trees
+_NUMBERS = jax.Array | np.ndarray | np.number | bool | int | float
 _BESIDE = ThreadPoolExecutor(2, "compile")
 _BY_OPERATION: ContextVar[bool] = ContextVar("by_operation", default=False)
 
@@ -95,8 +98,7 @@ class shared:  # noqa: N801, as jax.jit
             self._known(leaves, structure, beside=True)
 
     def _known(self, leaves, structure, beside=False):
-        where = jax.config.jax_default_device, jax.config.jax_enable_x64
-        key = structure, tuple(map(_seen, leaves)), where
+        key = structure, tuple(map(_seen, leaves)), _where()
         if key not in self._programs:
             self._programs[key] = self._compile(leaves, structure, beside)
         return self._programs[key]
@@ -136,6 +138,14 @@ def _start(lowered, options, beside) -> Future:
     return done
 
 
+def _where() -> tuple:
+    """What a program is compiled for beside its arguments."""
+    config: Any = jax.config
+    mesh = jax.sharding.get_abstract_mesh()
+    precision = config.jax_default_matmul_precision
+    return config.jax_default_device, config.jax_enable_x64, precision, mesh
+
+
 def _seen(leaf):
     """What a program is compiled for of an argument."""
     if isinstance(leaf, jax.Array):
@@ -169,19 +179,97 @@ def one_program(fn, *trees):
     """
     if _BY_OPERATION.get():
         return fn(*trees)
-    found = {}
-
-    def run(*trees):
-        leaves, structure = jax.tree.flatten(fn(*trees), is_leaf=_is_known)
-        found["leaves"], found["structure"] = leaves, structure
-        return [leaf for leaf in leaves if _is_traced(leaf)]
-
     try:
-        values = iter(shared(run, briefly=True)(*trees))
+        return shared(lambda *trees: _Filled(fn(*trees)), briefly=True)(*trees).whole()
     except NEEDS_KNOWN_DATA:
         return fn(*trees)
-    filled = [next(values) if _is_traced(leaf) else leaf for leaf in found["leaves"]]
-    return jax.tree.unflatten(found["structure"], filled)
+
+
+@jax.tree_util.register_pytree_node_class
+class _Filled:
+    """What a function returned, whose children are what was traced of it."""
+
+    def __init__(self, found):
+        self._leaves, self._structure = jax.tree.flatten(found, is_leaf=_is_known)
+
+    def tree_flatten(self):
+        traced = [leaf for leaf in self._leaves if _is_traced(leaf)]
+        fixed = [None if _is_traced(leaf) else (leaf,) for leaf in self._leaves]
+        return traced, (fixed, self._structure)
+
+    @classmethod
+    def tree_unflatten(cls, rest, values):
+        new, values = object.__new__(cls), iter(values)
+        fixed, new._structure = rest
+        new._leaves = [next(values) if leaf is None else leaf[0] for leaf in fixed]
+        return new
+
+    def whole(self):
+        """What the function returned."""
+        return jax.tree.unflatten(self._structure, self._leaves)
+
+
+class at_once:  # noqa: N801, as jax.jit
+    """
+    ``fn`` by one program where all that it is given is known: arrays, numbers and functions
+    at the top of modules. By operation otherwise: where it has to know values, or is given
+    objects in which traced values may hide (kernels of other classes).
+
+    :param fn: a function of trees, and of what else can be hashed (``static``); what it
+        returns may have anything in it.
+    """
+
+    def __init__(self, fn):
+        self._fn, self._kept = fn, OrderedDict()
+
+    def __call__(self, *trees, static=(), briefly=True):
+        leaves, structure = jax.tree.flatten(trees)
+        is_array = [isinstance(leaf, _NUMBERS) for leaf in leaves]
+        given = zip(leaves, is_array, strict=True)
+        fixed = tuple(None if known else leaf for leaf, known in given)
+        by_operation = _BY_OPERATION.get() or jax.config.jax_disable_jit
+        plain = all(map(_is_plain, fixed)) and _is_plain(structure)
+        if by_operation or not plain or any(map(_is_traced, leaves)):
+            return self._fn(*trees, *static)
+        try:
+            run = self._run(structure, fixed, static, briefly)
+        except (TypeError, ValueError):  # what has no hash, or arrays that are compared
+            return self._fn(*trees, *static)
+        arrays = [leaf for leaf, known in zip(leaves, is_array, strict=True) if known]
+        try:
+            return run(arrays).whole()
+        except NEEDS_KNOWN_DATA:
+            return self._fn(*trees, *static)
+
+    def _run(self, structure, fixed, static, briefly):
+        key = structure, fixed, static, briefly
+        run = self._kept.pop(key, None)
+        if run is None:
+
+            def filled(arrays):
+                given = iter(arrays)
+                leaves = [next(given) if leaf is None else leaf for leaf in fixed]
+                return _Filled(self._fn(*jax.tree.unflatten(structure, leaves), *static))
+
+            run = shared(filled, briefly)
+        self._kept[key] = run  # as the one used last
+        while len(self._kept) > _FEW:
+            self._kept.popitem(last=False)
+        return run
+
+
+def _is_plain(part) -> bool:
+    """Whether no traced value can hide in a part of a tree that is no array."""
+    if isinstance(part, jax.tree_util.PyTreeDef):
+        node = part.node_data()
+        return node is None or (_is_plain(node[1]) and all(map(_is_plain, part.children())))
+    if isinstance(part, dict):
+        return all(map(_is_plain, part.values()))
+    if isinstance(part, tuple | list):
+        return all(map(_is_plain, part))
+    if inspect.isfunction(part):
+        return "<" not in part.__qualname__  # at the top of a module
+    return part is None or isinstance(part, str | type | np.dtype | _NUMBERS)
 
 
 def on_data(fn, args, kwargs, *trees):

@@ -1,6 +1,7 @@
 """The guide: the model itself, with a sparse posterior at each GP site."""
 
 import functools
+from contextlib import suppress
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,10 @@ from numpyro_sgp.guides.prepared import PreparedGuide
 from numpyro_sgp.guides.reports import report, verdicts
 from numpyro_sgp.inducing import InducingVerdict
 from numpyro_sgp.tracing import checks, messages
+
+
+class _AllFound(Exception):
+    """All GP sites have been seen."""
 
 
 @methods_alone
@@ -240,9 +245,11 @@ class AutoSparseGP(PreparedGuide):
                 f = posterior.draw_rows(jax.random.fold_in(inner_key, len(found)))
             found[site["name"]] = posterior
             values[site["name"]] = jnp.reshape(f, fn.shape())
+            if found.keys() == self.known().sites.keys():
+                raise _AllFound  # what follows in the model is not looked at
             return fn, values[site["name"]]
 
-        with handlers.block(), handlers.substitute(data=params):
+        with handlers.block(), handlers.substitute(data=params), suppress(_AllFound):
             others = self._base_values(params, rng_key, args, kwargs)
             posterior_here = self.known().posteriors(self.natural_rate)
             run_model(self.model, at_site, others, jax.random.key(0), args, kwargs)

@@ -1,5 +1,7 @@
 """The guide for latents beside GP sites that are held at points."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,6 +68,16 @@ class PointGuide(AutoDelta):
             if trace[name]["type"] != "plate":
                 del trace[name]
         return trace, jnp.stack(finite)
+
+
+def by_one_program(base_guide):
+    """What makes a :class:`PointGuide` where ``base_guide`` would make an ``AutoDelta``."""
+    if base_guide is AutoDelta:
+        return PointGuide
+    is_partial = isinstance(base_guide, functools.partial)
+    if is_partial and base_guide.func is AutoDelta and not base_guide.args:
+        return functools.partial(PointGuide, **base_guide.keywords)
+    return base_guide
 
 
 class _Key(Messenger):

@@ -13,7 +13,7 @@ from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.guides.base import check_approximations
 from numpyro_sgp.guides.identity import check_params, difference
-from numpyro_sgp.guides.point_guide import PointGuide
+from numpyro_sgp.guides.point_guide import by_one_program
 from numpyro_sgp.guides.setup import Setup, prepare, starting_values
 
 # Autoguides whose posterior is built from the model's density, which a guide for the
@@ -64,7 +64,7 @@ class PreparedGuide(autoguide.AutoGuide):
         #: What was given for it: a class, or a function from a model to a guide.
         self.base_guide_given = base_guide
         is_class = isinstance(getattr(base_guide, "func", base_guide), type)
-        base_guide = PointGuide if base_guide is autoguide.AutoDelta else base_guide
+        base_guide = by_one_program(base_guide)
         if is_class:
             options = {} if init_loc_fn is None else {"init_loc_fn": init_loc_fn}
             base_guide = functools.partial(base_guide, prefix=prefix, **options)

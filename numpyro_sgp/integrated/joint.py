@@ -25,7 +25,7 @@ from numpyro_sgp.families.constraint import lower_triangular
 from numpyro_sgp.fitting.default import JOINT_GUIDES
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.messengers import FirstRows, Params, Plates, WithoutGPs
-from numpyro_sgp.guides.point_guide import PointGuide
+from numpyro_sgp.guides.point_guide import by_one_program
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.joint_fit import JointFit
 from numpyro_sgp.integrated.marginals import field_values, gp_shapes
@@ -171,7 +171,7 @@ class AutoJointGP(autoguide.AutoGuide):
         # Refuses what it refuses.
         self._sparse = AutoSparseGP(model, approximation, base_guide, prefix=prefix)
         is_class = isinstance(getattr(base_guide, "func", base_guide), type)
-        base_guide = PointGuide if base_guide is autoguide.AutoDelta else base_guide
+        base_guide = by_one_program(base_guide)
         if is_class:
             base_guide = functools.partial(base_guide, prefix=prefix)
         self._make_base = base_guide
