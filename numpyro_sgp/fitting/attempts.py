@@ -71,7 +71,7 @@ class Attempts:
         return Cause(name, left, se, told, mend if wanted else "")
 
     def _train(self, problem, free, seed=None) -> Trained:
-        limits = Limits(1e-3, self.steps, None)
+        limits = Limits(1e-3, self.steps, None, in_all=False)
         given = [free], self._for_training, limits, lambda *_: None
         return train_whole(problem, *given, seed=seed, descent=self.descent)
 

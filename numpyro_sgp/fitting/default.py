@@ -25,6 +25,7 @@ from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, constrained, u
 from numpyro_sgp.fitting.progress import AT_EDGE, Limits
 from numpyro_sgp.fitting.starts import (
     Race,
+    Settling,
     generator,
     lengthscale_starts,
     random_starts,
@@ -253,7 +254,7 @@ def _train(
     problem = Problem(svi, state, args, kwargs)
     size = _batch_size(problem, batch_size)
     whole = not problem.random and size is None
-    stepper, race, descent = Stepper(problem, size), None, None
+    stepper, race, settling, descent = Stepper(problem, size), None, None, None
     if before is not None and before.args is args:
         descent = before.descent
     if before is not None:
@@ -265,21 +266,29 @@ def _train(
         if problem.natural:  # fast steps of Adam make components of a mixture collapse
             race = Race(stepper, whole)
             race.prepare(for_race)
+            if whole and Settling.wanted(problem, limits):
+                settling = Settling(stepper)
         starts = lengthscale_starts(problem)
         starts += random_starts(problem, for_starts, restarts - 1)
         if race is not None:
             starts.append(with_drawn_means(problem, problem.free, generator(for_race)))
     if whole and descent is None:
         descent = descent_of(problem, for_training)
+        if settling is not None:
+            settling.prepare(problem.free, for_race)
         descent.prepare()
     affordable = SEVERAL / problem.work(problem.num_rows)
     few = int(np.clip(affordable, 1, 3))
     if race is not None:
         starts = race(starts, for_race, 2 if affordable < 1 else len(starts), limits)
+    early = np.zeros(0)
+    if settling is not None:
+        starts[0], early = settling(starts[0], for_race, limits)
+        limits = limits.after(len(early))
     with tqdm(disable=not progress_bar) as bar:
 
         def show(count, loss):
-            bar.update(count - bar.n)
+            bar.update(len(early) + count - bar.n)
             bar.set_postfix_str(f"ELBO: {-loss:.6g}", refresh=False)
 
         if not whole:
@@ -294,7 +303,7 @@ def _train(
         args,
         kwargs,
         loss=svi.loss,
-        losses=found.losses,
+        losses=np.append(early, found.losses),
         bound=found.bound,
         bound_se=found.bound_se,
         stopped=found.stopped,

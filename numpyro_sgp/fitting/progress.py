@@ -1,7 +1,7 @@
 """When training stops, and what it returns."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,19 +22,27 @@ class Limits:
     :param tolerance: nats that may be left.
     :param steps: how many at most; None for no limit.
     :param until: time on the monotonic clock; None for no limit.
+    :param taken: steps that were made before those that are counted.
+    :param in_all: whether the number of steps is of several trainings together.
     """
 
     tolerance: float
     steps: int | None
     until: float | None
+    taken: int = 0
+    in_all: bool = True
 
     def reached(self, steps: int, seconds: float = 0.0) -> str:
         """Which limit is reached after so many steps, so long from now; empty if none."""
-        if self.steps is not None and steps >= self.steps:
+        if self.steps is not None and self.taken + steps >= self.steps:
             return f"at the limit of {self.steps} steps"
         if self.until is not None and time.monotonic() + seconds >= self.until:
             return "the time was used up"
         return ""
+
+    def after(self, steps: int) -> "Limits":
+        """The same, of which so many steps more are made."""
+        return replace(self, taken=self.taken + steps) if self.in_all else self
 
 
 @dataclass(frozen=True, eq=False)

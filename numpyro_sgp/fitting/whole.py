@@ -70,9 +70,12 @@ def train_whole(
     descent = descent or descent_of(problem, key)
 
     def train() -> tuple[Trained, bool]:
+        nonlocal limits
         stopped, limited = _iterate(descent, limits, show)
         losses = np.asarray(descent.losses)
+        limits = limits.after(len(losses) - 1)
         place = descent.free_now(), float(losses[0]), losses[1:]
+        limited = limited or bool(limits.reached(0))
         return Trained(*place, -float(losses[-1]), 0.0, stopped, descent), limited
 
     starts = _begin(descent, starts)

@@ -1,14 +1,17 @@
 """The race between starts, and what training does where time is short."""
 
+import time
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
+import numpyro_sgp as sgp
 from numpyro_sgp.fitting.batches import _FEWEST, _HASTE, _NATURAL, _RATE, _keep_rates, _Run
 from numpyro_sgp.fitting.progress import Limits
-from numpyro_sgp.fitting.starts import Race
+from numpyro_sgp.fitting.starts import Race, Settling
+from tests.helpers import gaussian_model
 
 NO_LIMITS = Limits(0.1, None, None)
 
@@ -85,3 +88,61 @@ def test_rates_are_higher_where_there_is_time_for_few_steps(most, factor):
     assert np.allclose(natural, max(_NATURAL * factor, 0.1))
     assert others[-1] == pytest.approx(_RATE * factor, rel=0.5)
     assert run.rate == _RATE * factor
+
+
+# ---- steps on all rows between the race and L-BFGS ---------------------------------------
+
+
+def test_settling_takes_some_hundred_steps_with_falling_rates():
+    stepper = Falling()
+    free, losses = Settling(stepper)((1.0, 1.0), None, NO_LIMITS)
+    assert free == (1.0, 1.0) and len(losses) == 200 and losses[-1] < losses[0]
+    natural, others = (np.concatenate(rates) for rates in zip(*stepper.rates, strict=True))
+    assert (natural == 1.0).all() and (np.diff(others) < 0).all() and others[0] == 0.06
+
+
+@pytest.mark.parametrize(
+    ("rows", "limits", "wanted"),
+    [
+        (1_001, NO_LIMITS, True),
+        (1_000, NO_LIMITS, False),  # the race was on all of them
+        (1_001, Limits(0.1, 200, None), False),
+        (1_001, Limits(0.1, None, time.monotonic() + 2.0), False),
+        (1_001, Limits(0.1, 5000, time.monotonic() + 1e5), True),
+    ],
+)
+def test_settling_is_for_more_rows_than_the_race_had_and_where_there_is_time(
+    rows, limits, wanted
+):
+    assert Settling.wanted(SimpleNamespace(num_rows=rows), limits) is wanted
+
+
+def test_settling_ends_where_time_is_up():
+    _, losses = Settling(Falling())((1.0, 1.0), None, Limits(0.1, None, -1.0))
+    assert not losses.size
+
+
+def test_many_rows_with_few_points_settle_first(monkeypatch):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0.0, 3.0, (1_100, 1))
+    y = np.sin(9.0 * X[:, 0]) + 0.3 * rng.normal(size=1_100)
+    taken = []
+    call = Settling.__call__
+
+    def counted(self, *args):
+        free, losses = call(self, *args)
+        taken.append(losses)
+        return free, losses
+
+    monkeypatch.setattr(Settling, "__call__", counted)
+    fitted = sgp.fit(gaussian_model, sgp.SVGP(8), (X, y), steps=230, progress_bar=False)
+    (early,) = taken
+    assert len(early) == 200 and early[-1] < early[0]
+    assert np.array_equal(fitted.losses[:200], early) and len(fitted.losses) <= 230
+    assert fitted.bound >= -np.nanmin(early)  # L-BFGS begins where they end
+
+
+def test_limits_are_of_all_trainings_together_or_of_each():
+    limits = Limits(0.1, 10, None).after(6)
+    assert not limits.reached(3) and limits.reached(4) == "at the limit of 10 steps"
+    assert not Limits(0.1, 10, None, in_all=False).after(6).reached(9)
