@@ -15,6 +15,7 @@ from scipy.optimize import brentq
 from scipy.stats import nbinom, norm, poisson
 
 import numpyro_sgp as sgp
+from numpyro_sgp.predictive import responses
 
 X = jnp.array([-1.5, -0.4, 0.7, 1.6])[:, None]
 X_NEW = jnp.array([-2.1, -0.9, 0.0])[:, None]
@@ -110,6 +111,13 @@ def test_counts_have_the_moments_and_quantiles_of_their_mixture(likelihood, know
     cdf = np.array([np.sum(WEIGHTS * rates.cdf(y), axis=1) for y in range(100)])
     for level, got in zip([0.05, 0.95], found.quantiles, strict=True):
         assert_allclose(got, np.argmax(cdf >= level, axis=0), rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_infinite_values_count_where_their_weight_is_something(dtype):
+    values = jnp.array([[1.0, 2.0], [3.0, jnp.inf], [jnp.inf, 1.0]], dtype)
+    weights = jnp.array([0.5, 0.25, jnp.finfo(dtype).tiny], dtype)
+    assert responses._sum(weights, values).tolist() == [1.25, jnp.inf]
 
 
 def test_a_factor_is_no_response():

@@ -282,6 +282,16 @@ def _draws(fn_at, points, rng_key):
     return draws.reshape(-1, *draws.shape[2:]), weights
 
 
+def _sum(weights, values):
+    """
+    The weighted sum over the first axis. Of exponentials of f squares may be infinite at
+    the outermost nodes, whose weights are next to nothing: these are left out.
+    """
+    info = jnp.finfo(values.dtype)
+    nothing = jnp.expand_dims(weights < info.tiny / info.eps, range(1, values.ndim))
+    return jnp.tensordot(weights, jnp.where(nothing & ~jnp.isfinite(values), 0, values), 1)
+
+
 def _average(of, points):
     """The weighted sum of ``of(point)``, a chunk of the points at a time."""
     weights = points["weight"]
@@ -295,7 +305,7 @@ def _average(of, points):
     def add(total, inputs):
         rows, weights = inputs
         values = jax.vmap(of)(jax.tree.map(lambda v: v[rows], points))
-        sums = jax.tree.map(lambda v: jnp.tensordot(weights, v, 1), values)
+        sums = jax.tree.map(partial(_sum, weights), values)
         return jax.tree.map(jnp.add, total, sums), None
 
     total = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
