@@ -62,3 +62,12 @@ def test_what_is_told_of_bad_input(precision):
     assert set(inputs.cheap()) < set(kept)
     assert sum(found["cases"] for found in kept.values()) >= 5000
     assert not any(found["failed"] for found in kept.values())
+
+
+def test_what_is_told_of_calibration():
+    kept = json.loads((FOLDER / "calibration.json").read_text())
+    assert sum(found["cases"] for found in kept.values()) >= 15_000
+    assert not any(found["failed"] for found in kept.values())
+    numbers = [found["numbers"] for found in kept.values() if "told" in found["numbers"]]
+    misses, told = (sum(found[name] for found in numbers) for name in ("misses", "told"))
+    assert misses > 1000 and told >= 0.95 * misses
