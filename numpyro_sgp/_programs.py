@@ -169,18 +169,19 @@ def without_leaks(fn, *args):
             _BY_OPERATION.reset(token)
 
 
-def one_program(fn, *trees):
+def one_program(fn, *trees, briefly=True):
     """
     ``fn(*trees)`` by one :class:`shared` program; operation by operation where it needs to
     know values.
 
     :param trees: trees of arrays.
+    :param briefly: whether it is to be compiled soon rather than to run fast.
     :return: what ``fn`` returns, which may have distributions and anything else in it.
     """
     if _BY_OPERATION.get():
         return fn(*trees)
     try:
-        return shared(lambda *trees: _Filled(fn(*trees)), briefly=True)(*trees).whole()
+        return shared(lambda *trees: _Filled(fn(*trees)), briefly)(*trees).whole()
     except NEEDS_KNOWN_DATA:
         return fn(*trees)
 
@@ -272,7 +273,7 @@ def _is_plain(part) -> bool:
     return part is None or isinstance(part, str | type | np.dtype | _NUMBERS)
 
 
-def on_data(fn, args, kwargs, *trees):
+def on_data(fn, args, kwargs, *trees, briefly=True):
     """
     ``fn(args, kwargs, *trees)`` by :func:`one_program`, where ``args`` and ``kwargs`` are a
     model's, of which arrays are arguments of the program and all else is as it is.
@@ -284,7 +285,7 @@ def on_data(fn, args, kwargs, *trees):
         filled = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
         return fn(*jax.tree.unflatten(structure, filled.values()), *trees)
 
-    return one_program(run, [leaves[i] for i in places], *trees)
+    return one_program(run, [leaves[i] for i in places], *trees, briefly=briefly)
 
 
 def _is_traced(leaf) -> bool:

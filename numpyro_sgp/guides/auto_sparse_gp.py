@@ -12,7 +12,7 @@ from numpyro.infer import autoguide
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_key, check_sample_shape
-from numpyro_sgp._programs import mapped
+from numpyro_sgp._programs import mapped, on_data
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions import KeptPosterior, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
@@ -289,7 +289,7 @@ class AutoSparseGP(PreparedGuide):
         args, kwargs = self._default_args(args, kwargs)
         latents = {*self.known().latents, *self.approximations}
 
-        def draw(key):
+        def draw(args, kwargs, params, key):
             guide_key, model_key = jax.random.split(key)
             guide = handlers.substitute(handlers.seed(self, guide_key), data=params)
             guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
@@ -302,16 +302,22 @@ class AutoSparseGP(PreparedGuide):
                 if name in latents or site["type"] == "deterministic"
             }
 
-        with handlers.block():
-            if not sample_shape:
-                return draw(rng_key)
-            keys = jax.random.split(rng_key, int(np.prod(sample_shape)))
-            shapes = jax.eval_shape(draw, rng_key)
+        def several(args, kwargs, params, keys):
+            one = functools.partial(draw, args, kwargs, params)
+            shapes = jax.eval_shape(one, keys[0])
             rows = max(shapes[name].shape[-1] for name in self.approximations)
             # Draws share a joint covariance of N x N numbers unless hyperparameters are
             # random; a chunk of them is kept near 3e7 numbers.
             chunk = int(np.clip(3e7 // rows**2, 1, len(keys)))
-            draws = mapped(draw, keys, chunk)
+            return mapped(one, keys, chunk)
+
+        with handlers.block():
+            if not sample_shape:
+                return on_data(draw, args, kwargs, params, rng_key)
+            keys = jax.random.split(rng_key, int(np.prod(sample_shape)))
+            # Random hyperparameters have a kernel matrix of all rows for each draw.
+            briefly = isinstance(self.base_guide, autoguide.AutoDelta | None)
+            draws = on_data(several, args, kwargs, params, keys, briefly=briefly)
         return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
 
     def median(self, params, *args, **kwargs) -> dict:
