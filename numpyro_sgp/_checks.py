@@ -137,9 +137,9 @@ def check_not_negative(value: Any, name: str) -> None:
     """
     :raises ValueError: if it is no finite number, or below zero.
     """
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and value == 0):
-        check_positive(value, name)
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not (number and 0.0 <= value < np.inf):
+        raise ValueError(f"{name} must be a number, zero or above, got {shown(value)}.")
 
 
 def check_levels(quantiles: Any) -> tuple[float, ...]:

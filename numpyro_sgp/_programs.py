@@ -16,8 +16,8 @@ from numpyro.distributions import Distribution
 _PROGRAMS = weakref.WeakKeyDictionary()
 _COMPILED: OrderedDict = OrderedDict()  # by what they are compiled from
 _KEPT = 256  # of these, those used last
-_FEW = 64  # of the programs of one function for other kinds of trees
-_NUMBERS = jax.Array | np.ndarray | np.number | bool | int | float
+_FEW = 64  # of the programs of one function
+_NUMBERS = jax.Array | np.ndarray | np.number | float
 _BESIDE = ThreadPoolExecutor(2, "compile")
 _BY_OPERATION: ContextVar[bool] = ContextVar("by_operation", default=False)
 
@@ -82,7 +82,7 @@ class shared:  # noqa: N801, as jax.jit
     def __init__(self, fn, briefly=False):
         self._fn = fn
         self._options = _options(briefly)
-        self._programs = {}
+        self._programs = OrderedDict()
 
     def __call__(self, *args):
         leaves, structure = jax.tree.flatten(args)
@@ -99,9 +99,11 @@ class shared:  # noqa: N801, as jax.jit
 
     def _known(self, leaves, structure, beside=False):
         key = structure, tuple(map(_seen, leaves)), _where()
-        if key not in self._programs:
-            self._programs[key] = self._compile(leaves, structure, beside)
-        return self._programs[key]
+        known = self._programs.pop(key, None) or self._compile(leaves, structure, beside)
+        self._programs[key] = known  # as the one used last
+        while len(self._programs) > _FEW:
+            self._programs.popitem(last=False)
+        return known
 
     def _compile(self, leaves, structure, beside):
         out = None
@@ -141,9 +143,14 @@ def _start(lowered, options, beside) -> Future:
 def _where() -> tuple:
     """What a program is compiled for beside its arguments."""
     config: Any = jax.config
-    mesh = jax.sharding.get_abstract_mesh()
-    precision = config.jax_default_matmul_precision
-    return config.jax_default_device, config.jax_enable_x64, precision, mesh
+    return (
+        config.jax_default_device,
+        config.jax_enable_x64,
+        config.jax_default_matmul_precision,
+        config.jax_threefry_partitionable,
+        config.jax_default_prng_impl,
+        jax.sharding.get_abstract_mesh(),
+    )
 
 
 def _seen(leaf):
@@ -212,9 +219,10 @@ class _Filled:
 
 class at_once:  # noqa: N801, as jax.jit
     """
-    ``fn`` by one program where all that it is given is known: arrays, numbers and functions
-    at the top of modules. By operation otherwise: where it has to know values, or is given
-    objects in which traced values may hide (kernels of other classes).
+    ``fn`` by one program where all that it is given is known arrays and numbers, in objects
+    of this package and containers of Python. By operation otherwise: where it has to know
+    values, and where code of others is run, which may read what a program would not see
+    change, or hide traced values (kernels and mean functions of one's own).
 
     :param fn: a function of trees, and of what else can be hashed (``static``); what it
         returns may have anything in it.
@@ -225,17 +233,16 @@ class at_once:  # noqa: N801, as jax.jit
 
     def __call__(self, *trees, static=(), briefly=True):
         leaves, structure = jax.tree.flatten(trees)
-        is_array = [isinstance(leaf, _NUMBERS) for leaf in leaves]
+        is_array = [isinstance(leaf, _NUMBERS) for leaf in leaves]  # not sizes, options
         given = zip(leaves, is_array, strict=True)
         fixed = tuple(None if known else leaf for leaf, known in given)
         by_operation = _BY_OPERATION.get() or jax.config.jax_disable_jit
+        # Of a mesh that is set its devices are not known inside of a program's trace.
+        by_operation = by_operation or not jax.sharding.get_abstract_mesh().empty
         plain = all(map(_is_plain, fixed)) and _is_plain(structure)
         if by_operation or not plain or any(map(_is_traced, leaves)):
             return self._fn(*trees, *static)
-        try:
-            run = self._run(structure, fixed, static, briefly)
-        except (TypeError, ValueError):  # what has no hash, or arrays that are compared
-            return self._fn(*trees, *static)
+        run = self._run(structure, fixed, static, briefly)
         arrays = [leaf for leaf, known in zip(leaves, is_array, strict=True) if known]
         try:
             return run(arrays).whole()
@@ -260,17 +267,23 @@ class at_once:  # noqa: N801, as jax.jit
 
 
 def _is_plain(part) -> bool:
-    """Whether no traced value can hide in a part of a tree that is no array."""
+    """Whether a part of a tree that is no array is of this package, or of Python's own."""
     if isinstance(part, jax.tree_util.PyTreeDef):
-        node = part.node_data()
-        return node is None or (_is_plain(node[1]) and all(map(_is_plain, part.children())))
+        kind, rest = part.node_data() or (None, None)
+        ours = kind in (None, type(None), tuple, list, dict) or _is_ours(kind)
+        return ours and _is_plain(rest) and all(map(_is_plain, part.children()))
     if isinstance(part, dict):
         return all(map(_is_plain, part.values()))
     if isinstance(part, tuple | list):
         return all(map(_is_plain, part))
     if inspect.isfunction(part):
-        return "<" not in part.__qualname__  # at the top of a module
-    return part is None or isinstance(part, str | type | np.dtype | _NUMBERS)
+        return _is_ours(part) and part.__closure__ is None
+    plain = str | type | np.dtype | np.number | bool | int | float
+    return part is None or isinstance(part, plain)
+
+
+def _is_ours(part) -> bool:
+    return part.__module__.split(".")[0] == __package__
 
 
 def on_data(fn, args, kwargs, *trees, briefly=True):
@@ -326,6 +339,10 @@ def all_static(tree) -> tuple:
     return structure, tuple((type(leaf), leaf) for leaf in leaves)
 
 
+class NoHash(TypeError):
+    """An argument is neither an array nor something that can be compared."""
+
+
 def split_static(tree) -> tuple[list, tuple]:
     """
     The arrays of a tree, and all else in it as something that can be hashed.
@@ -338,7 +355,7 @@ def split_static(tree) -> tuple[list, tuple]:
         try:
             hash(leaf)
         except TypeError:
-            raise TypeError(
+            raise NoHash(
                 f"An argument of the model has a {type(value).__name__}, which is neither "
                 "an array nor hashable, so that it could not be seen whether a compiled "
                 "program fits it. Pass arrays, numbers, strings, functions or tuples."

@@ -520,9 +520,21 @@ def test_a_guide_that_is_none_is_refused(fitted):
 
 
 def test_whole_numbers_that_jax_does_not_hold_are_told():
+    guide = sgp.AutoSparseGP(without_index, sgp.SVGP(3))
+    with pytest.raises(TypeError, match="observed site 'y' must be real numbers"):
+        guide.setup(X, 10**30)
     with jax.enable_x64(False):
-        with pytest.raises(ValueError, match="the model is 1000000000000, which JAX does"):
-            as_arrays(gaussian_model, (X, 10**12), {})
+        with pytest.raises(ValueError, match="'y' is 1000000000000, which JAX does not"):
+            guide.setup(X.astype("float32"), 10**12)
+
+
+def test_whole_numbers_that_only_python_sees_may_be_large():
+    def model(X, population, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f * (population / 8e30), 0.3), obs=y)
+
+    sgp.AutoSparseGP(model, sgp.SVGP(3)).setup(X, 8 * 10**30, y)
 
 
 def test_options_of_lbfgs_are_checked():

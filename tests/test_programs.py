@@ -1,5 +1,8 @@
 """Programs that are shared by what does the same."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 import numpyro_sgp as sgp
 from numpyro_sgp import _programs
 from numpyro_sgp._programs import on_data, one_program, shared
+from numpyro_sgp.families import Block, BlockGaussian
 
 
 @pytest.fixture
@@ -112,3 +116,99 @@ def test_other_data_of_the_same_shapes_compile_nothing(compiled):
     fit()
     # But for the one that looks for rows that the likelihood ties together.
     assert len(compiled) <= 1
+
+
+# ---- posteriors, whose parts are programs -----------------------------------------------
+
+X = jnp.linspace(0.0, 1.0, 12)[:, None]
+LEVEL = {"now": 1.0}
+
+
+def level(X):
+    """A mean function that reads what may change."""
+    return LEVEL["now"] * jnp.ones(X.shape[0])
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["variance"], meta_fields=["fixed"]
+)
+@dataclasses.dataclass
+class Changing:
+    """A kernel of one's own, likewise, with a part that JAX does not see."""
+
+    variance: float
+    fixed: object = 1.0
+
+    def __call__(self, A, B):
+        apart = (A[:, None, 0] - B[None, :, 0]) ** 2
+        return LEVEL["now"] * self.variance * self.fixed * jnp.exp(-apart)
+
+    def diag(self, A):
+        return LEVEL["now"] * self.variance * self.fixed * jnp.ones(A.shape[0])
+
+
+def posterior(kernel=None, mean=None):
+    kernel = sgp.kernels.RBF(1.0, 0.5) if kernel is None else kernel
+    q = BlockGaussian((Block(jnp.ones(4), jnp.eye(4)),))
+    return sgp.SparsePosterior(sgp.GaussianProcess(kernel, X, mean), (X[::3],), q)
+
+
+def test_moments_and_draws_of_a_posterior_are_a_program_each(compiled):
+    def look(scale):
+        q = posterior(sgp.kernels.RBF(scale, 0.5))
+        return q.mean, q.variance, q.covariance_matrix, q.sample(jax.random.key(0), (3,))
+
+    look(1.0)
+    assert len(compiled) == 5  # with the factors
+    look(2.0)
+    assert len(compiled) == 5
+    with jax.disable_jit():
+        plain = look(2.0)
+    for one, other in zip(look(2.0), plain, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+@functools.wraps(level)
+def wrapped(X, to=LEVEL):
+    return to["now"] * jnp.ones(X.shape[0])
+
+
+@pytest.mark.parametrize("mean", [level, wrapped, lambda X: level(X)])
+def test_what_a_mean_function_reads_may_change(monkeypatch, mean):
+    before = posterior(mean=mean).mean[0]
+    monkeypatch.setitem(LEVEL, "now", 100.0)
+    np.testing.assert_allclose(posterior(mean=mean).mean[0] - before, 99.0)
+
+
+def test_what_a_kernel_of_ones_own_reads_may_change(monkeypatch):
+    part = np.array([1.0])
+    assert (
+        posterior(Changing(1.0)).variance[0] == posterior(Changing(1.0, part)).variance[0]
+    )
+    part[0] = 9.0
+    np.testing.assert_allclose(posterior(Changing(1.0, part)).variance[0], 9.0, rtol=1e-6)
+    monkeypatch.setitem(LEVEL, "now", 4.0)
+    np.testing.assert_allclose(posterior(Changing(1.0)).variance[0], 4.0, rtol=1e-6)
+
+
+def test_traced_values_that_hide_in_a_kernel_are_differentiated():
+    def total(s):
+        return posterior(Changing(1.0, s)).variance.sum()
+
+    np.testing.assert_allclose(jax.grad(total)(2.0), 12.0, rtol=1e-6)
+
+
+def test_random_numbers_are_those_of_the_configuration():
+    key, found = jax.random.key(0), []
+    for partitionable in (True, False):
+        with jax.threefry_partitionable(partitionable):
+            found.append(posterior().sample(key, (3,)))
+    assert not np.allclose(*found)
+
+
+def test_programs_of_one_function_are_few(monkeypatch):
+    monkeypatch.setattr(_programs, "_FEW", 3)
+    run = shared(lambda x: 2.0 * x)
+    for rows in range(1, 8):
+        run(jnp.ones(rows))
+    assert len(run._programs) == 3 and run(jnp.ones(2)).shape == (2,)

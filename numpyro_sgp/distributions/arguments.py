@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 _NUMBERS = "biuf"  # kinds of dtypes
-_LARGEST = 2**31  # that 32 bits do not hold
 _WHAT = "numpyro_sgp argument"  # among the attributes of a frame
 _WHAT_TO_WRITE = {
     "M": "Give the time since a fixed one as a number: (t - t.min()) / np.timedelta64(1, "
@@ -165,11 +164,6 @@ def _leaf_as_data(leaf, what, rows):
         frame.attrs = {**leaf.attrs, _WHAT: what}
         return frame
     found = as_numbers(leaf, what)
-    if type(found) is int and abs(found) >= _LARGEST and not jax.config.jax_enable_x64:
-        raise ValueError(
-            f"{what} of the model is {found}, which JAX does not hold as a whole number in "
-            f"32 bits. Give {float(found):g}, or call numpyro.enable_x64() first."
-        )
     if not isinstance(found, np.ndarray):
         return found
     kind = _Series if _is_pandas(leaf) else _Data

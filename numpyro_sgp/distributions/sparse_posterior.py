@@ -38,7 +38,7 @@ def _by_one_program(method):
     """A method of :class:`SparsePosterior`, as one program (:class:`at_once`)."""
 
     @at_once
-    def of(posterior, factors, arrays, static):
+    def of(posterior, factors, arrays, *static):
         posterior._kept_factors = factors
         return method(posterior, *arrays, *static)
 
@@ -47,7 +47,7 @@ def _by_one_program(method):
         if type(self) is not SparsePosterior:
             return method(self, *arrays, *static)
         given = self, self._factors(), arrays
-        return of(*given, static=(static,), briefly=self._is_small)
+        return of(*given, static=static, briefly=self._is_small)
 
     return call
 

@@ -24,8 +24,8 @@ from numpyro_sgp.inducing import InducingVerdict
 from numpyro_sgp.tracing import checks, messages
 
 
-class _AllFound(Exception):
-    """All GP sites have been seen."""
+class _AllFound(BaseException):
+    """All GP sites have been seen; no error that a model might catch."""
 
 
 @methods_alone

@@ -6,12 +6,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.scipy.special import logsumexp
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_guide, check_key
 from numpyro_sgp._programs import (
     NEEDS_KNOWN_DATA,
+    NoHash,
     all_static,
     join_static,
     mapped,
@@ -62,6 +64,9 @@ def log_predictive_density(
     stay at the points of ``AutoDelta``), and GP sites that feed others (the inner layers of
     a deep GP), from their marginals. Rows then have the same draws.
 
+    It is compiled once for each guide, kind of arguments and rule: what a model reads
+    beside its arguments (a global number, say) is as it was then.
+
     A row whose observations are all masked (:class:`numpyro.handlers.mask`) has NaN, and
     one of which some are masked has the density of the others. So the NLPD of the data
     that are there is ``-jnp.nanmean(density)``.
@@ -107,31 +112,30 @@ def log_predictive_density(
     told = expectation, num_draws
     leaves = jax.tree.leaves((args, kwargs))
     if not any(is_frame(leaf) for leaf in leaves) and _has_hash(expectation):
-        arrays, static = split_static((args, kwargs))
-        with suppress(*NEEDS_KNOWN_DATA):  # a model that counts groups, say
+        with suppress(*NEEDS_KNOWN_DATA, NoHash):  # a model that counts groups, say
+            arrays, static = split_static((args, kwargs))
             run = program(guide, _by_row)
-            found = run(params, rng_key, arrays, static=(static, *told))
-            if _is_fine(found):
+            found, fine = run(params, rng_key, arrays, static=(static, *told))
+            if not not_jax_tracer(fine) or fine:
                 return found
     # Operation by operation: what is wrong with values is told where they are known.
     static = all_static((args, kwargs))
-    return _by_row(guide, params, rng_key, [], static=(static, *told))
+    return _by_row(guide, params, rng_key, [], static=(static, *told))[0]
 
 
-def _by_row(guide, params, rng_key, arrays, *, static) -> dict:
-    """The density of each row, NaN where all of it is masked."""
+def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, Array]:
+    """
+    The density of each row, NaN where all of it is masked; and whether those of the other
+    rows are finite.
+    """
     given, expectation, num_draws = static
     args, kwargs = join_static(arrays, given)
     density, observed = batch_log_density(
         guide, params, args, kwargs, expectation, rng_key, num_draws, whole=True
     )
-    return {name: jnp.where(observed[name], v, jnp.nan) for name, v in density.items()}
-
-
-def _is_fine(found) -> bool:
-    """Whether densities are finite, or not known."""
-    values = found.values()
-    return not all(map(not_jax_tracer, values)) or all(np.isfinite(v).all() for v in values)
+    found = {name: jnp.where(observed[name], v, jnp.nan) for name, v in density.items()}
+    fine = [jnp.all(jnp.isfinite(v) | ~observed[name]) for name, v in found.items()]
+    return found, jnp.all(jnp.stack(fine))
 
 
 def _has_hash(value) -> bool:

@@ -284,8 +284,8 @@ def _draws(fn_at, points, rng_key):
 
 def _sum(weights, values):
     """
-    The weighted sum over the first axis. Of exponentials of f squares may be infinite at
-    the outermost nodes, whose weights are next to nothing: these are left out.
+    The weighted sum over the first axis. Of exponentials of f squares may be infinite, or
+    NaN, at the outermost nodes, whose weights are next to nothing: these are left out.
     """
     info = jnp.finfo(values.dtype)
     nothing = jnp.expand_dims(weights < info.tiny / info.eps, range(1, values.ndim))

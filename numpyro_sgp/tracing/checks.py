@@ -177,6 +177,12 @@ def _check_finite(name, site):
     """Refuses known observations that are NaN and not masked."""
     what = f"The value of observed site '{name}'"
     value = as_numbers(site["value"], what)
+    too_large = type(value) is int and not -(2**31) <= value < 2**31
+    if too_large and not jax.config.jax_enable_x64:
+        raise ValueError(
+            f"{what} is {value}, which JAX does not hold as a whole number in 32 bits. "
+            f"Give {float(value):g}, or call numpyro.enable_x64() first."
+        )
     if not isinstance(value, np.ndarray):
         value = numbers(value, what)
     masked = isinstance(messages.unwrap(site["fn"])[0], dist.MaskedDistribution)

@@ -196,12 +196,18 @@ _NO_INDEX = "Indexer must have integer", "non-tuple sequence"
 def telling_arguments(args, kwargs):
     """
     Says what is wrong with a model's arguments where its code meets an error of JAX: arrays
-    of different numbers of rows that do not broadcast, or an index that is no integer.
+    of different numbers of rows that do not broadcast, an index that is no integer, or a
+    whole number that is too large.
 
     :raises ValueError: in the place of JAX's error.
     """
     try:
         yield
+    except OverflowError as error:
+        raise ValueError(
+            "A whole number in the model is too large for JAX's integers. Give it as a "
+            f"float (1e12, not 10**12), or call numpyro.enable_x64() first. ({error})"
+        ) from error
     except (TypeError, ValueError, IndexError) as error:
         told = str(error)
         if any(words in told for words in _NO_INDEX):
