@@ -136,6 +136,8 @@ class KeptPosterior(SparsePosterior):
     :param kept: of :func:`keep`, for the same parameters.
     """
 
+    in_programs = False  # which would not have what is kept
+
     def __init__(self, posterior: SparsePosterior, kept: Kept):
         self.__dict__ |= copy.copy(posterior).__dict__
         self.__dict__.pop("_kept_factors", None)

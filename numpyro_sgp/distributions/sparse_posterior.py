@@ -2,7 +2,7 @@
 
 import copy
 import math
-from functools import partial, wraps
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,43 +13,12 @@ from numpyro.distributions.kl import kl_divergence
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_key, check_sample_shape
-from numpyro_sgp._programs import at_once
-from numpyro_sgp.distributions import components, dependent
+from numpyro_sgp.distributions import components, dependent, posterior_programs
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior, gaussian_log_prob
-from numpyro_sgp.families import QU, Block, Factors
-from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
-from numpyro_sgp.linalg import jittered_cholesky, whitened_solve
-
-_SMALL = 2**18
-
-
-@at_once
-def _factors(kernel, X, inducing, q, jitter):
-    """See :meth:`SparsePosterior._factors`."""
-    # The block factorisation of Algorithm 1, lines 2-4, is that of the union.
-    Kuu = inducing_covariance(kernel, inducing)
-    cross = partial(cross_covariance, kernel, inducing)
-    chol, jitter, projection = whitened_solve(Kuu, cross(X), jitter)
-    return chol, jitter, projection, q.whitened(Factors(chol, cross, kernel))
-
-
-def _by_one_program(method):
-    """A method of :class:`SparsePosterior`, as one program (:class:`at_once`)."""
-
-    @at_once
-    def of(posterior, factors, arrays, *static):
-        posterior._kept_factors = factors
-        return method(posterior, *arrays, *static)
-
-    @wraps(method)
-    def call(self, *arrays, static=()):
-        if type(self) is not SparsePosterior:
-            return method(self, *arrays, *static)
-        given = self, self._factors(), arrays
-        return of(*given, static=static, briefly=self._is_small)
-
-    return call
+from numpyro_sgp.families import QU, Block
+from numpyro_sgp.inducing.covariances import cross_covariance
+from numpyro_sgp.linalg import jittered_cholesky
 
 
 class SparsePosterior(GPPosterior):
@@ -108,6 +77,7 @@ class SparsePosterior(GPPosterior):
 
     pytree_data_fields = ("prior", "inducing", "given_q", "relaxation")
     pytree_aux_fields = ("jitter", "joint_rows", "_sets", "_residual")
+    in_programs = True  # moments and draws, where all that they are of is known
 
     def __init__(
         self,
@@ -140,19 +110,12 @@ class SparsePosterior(GPPosterior):
         """
         factors = self.__dict__.get("_kept_factors")
         if factors is None:
-            given = self.prior.kernel, self.prior.X, self.inducing, self.given_q
-            factors = _factors(*given, static=(self.jitter,), briefly=self._is_small)
+            factors = posterior_programs.factors_of(self)
             made_of = self.prior, self.inducing, self.given_q
             known = map(not_jax_tracer, jax.tree.leaves(made_of))
             if not_jax_tracer(factors[2]) or not all(known):
                 self._kept_factors = factors
         return factors
-
-    @property
-    def _is_small(self) -> bool:
-        """Whether a program that computes A takes longer to compile than to run."""
-        rows = math.prod(jnp.shape(self.prior.X)[:-1])
-        return rows * sum(points.shape[-2] for points in self.inducing) < _SMALL
 
     def _cross(self, X) -> Array:
         """K_uf at some inputs."""
@@ -304,19 +267,19 @@ class SparsePosterior(GPPosterior):
         return combine(self.log_weights, *found)
 
     @property
-    @_by_one_program
+    @posterior_programs.in_one_program
     def mean(self) -> Array:
         """Marginal means, shape ``batch_shape + (N,)``."""
         return self._of_components(components.average, self._mean)
 
     @property
-    @_by_one_program
+    @posterior_programs.in_one_program
     def variance(self) -> Array:
         """Marginal variances, shape ``batch_shape + (N,)``."""
         return self._of_components(components.variance, self._mean, self._variance)
 
     @property
-    @_by_one_program
+    @posterior_programs.in_one_program
     def covariance_matrix(self) -> Array:
         """Joint covariance over X, shape ``batch_shape + (N, N)``."""
         moments = self._mean, self._covariance
@@ -389,7 +352,7 @@ class SparsePosterior(GPPosterior):
         check_key(key, "key")
         return self._sample(key, static=(check_sample_shape(sample_shape),))
 
-    @_by_one_program
+    @posterior_programs.in_one_program
     def _sample(self, key, sample_shape):
         key_u, key_f = jax.random.split(key)
         f = self.sample_parametric(key_u, sample_shape)
