@@ -10,7 +10,7 @@ from numpyro_sgp.families import Factors
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.linalg import whitened_solve
 
-_SMALL = 2**18
+_SMALL = 2**18  # numbers of A; its kernel matrix takes some hundredths of a second
 
 
 def factors_of(posterior) -> tuple:
