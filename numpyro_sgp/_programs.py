@@ -5,7 +5,9 @@ import hashlib
 import inspect
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,6 +20,7 @@ _COMPILED: OrderedDict = OrderedDict()  # by what they are compiled from
 _KEPT = 256  # of these, those used last
 _FEW = 64  # of the programs of one function
 _NUMBERS = jax.Array | np.ndarray | np.number | float
+_CONTAINERS = None, type(None), tuple, list, dict, jax.tree_util.Partial
 _BESIDE = ThreadPoolExecutor(2, "compile")
 _BY_OPERATION: ContextVar[bool] = ContextVar("by_operation", default=False)
 
@@ -185,12 +188,33 @@ def one_program(fn, *trees, briefly=True):
     :param briefly: whether it is to be compiled soon rather than to run fast.
     :return: what ``fn`` returns, which may have distributions and anything else in it.
     """
+    return begun(fn, *trees, briefly=briefly, beside=False)()
+
+
+def begun(fn, *trees, briefly=True, beside=True) -> Callable:
+    """
+    :func:`one_program`, to be called for what it returns; until then it is compiled beside
+    what else is done.
+    """
     if _BY_OPERATION.get():
-        return fn(*trees)
-    try:
-        return shared(lambda *trees: _Filled(fn(*trees)), briefly)(*trees).whole()
-    except NEEDS_KNOWN_DATA:
-        return fn(*trees)
+        return functools.partial(fn, *trees)
+    program = shared(lambda *trees: _Filled(fn(*trees)), briefly)
+
+    def finish():
+        try:
+            return program(*trees).whole()
+        except NEEDS_KNOWN_DATA:
+            return fn(*trees)
+
+    if beside:
+        with suppress(*NEEDS_KNOWN_DATA):
+            program.prepare(*trees)
+    return finish
+
+
+def split(key, number: int) -> list:
+    """Keys of ``jax.random.split``, by a program that is compiled soon."""
+    return one_program(lambda key: list(jax.random.split(key, number)), key)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -270,7 +294,7 @@ def _is_plain(part) -> bool:
     """Whether a part of a tree that is no array is of this package, or of Python's own."""
     if isinstance(part, jax.tree_util.PyTreeDef):
         kind, rest = part.node_data() or (None, None)
-        ours = kind in (None, type(None), tuple, list, dict) or _is_ours(kind)
+        ours = kind in _CONTAINERS or _is_ours(kind)
         return ours and _is_plain(rest) and all(map(_is_plain, part.children()))
     if isinstance(part, dict):
         return all(map(_is_plain, part.values()))
@@ -291,6 +315,11 @@ def on_data(fn, args, kwargs, *trees, briefly=True):
     ``fn(args, kwargs, *trees)`` by :func:`one_program`, where ``args`` and ``kwargs`` are a
     model's, of which arrays are arguments of the program and all else is as it is.
     """
+    return begun_on_data(fn, args, kwargs, *trees, briefly=briefly, beside=False)()
+
+
+def begun_on_data(fn, args, kwargs, *trees, briefly=True, beside=True) -> Callable:
+    """:func:`on_data`, to be called for what it returns, as :func:`begun`."""
     leaves, structure = jax.tree.flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if is_data(leaf)]
 
@@ -298,7 +327,8 @@ def on_data(fn, args, kwargs, *trees, briefly=True):
         filled = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
         return fn(*jax.tree.unflatten(structure, filled.values()), *trees)
 
-    return one_program(run, [leaves[i] for i in places], *trees, briefly=briefly)
+    arrays = [leaves[i] for i in places]
+    return begun(run, arrays, *trees, briefly=briefly, beside=beside)
 
 
 def _is_traced(leaf) -> bool:

@@ -9,10 +9,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import numpyro_sgp as sgp
 from numpyro_sgp import _programs
-from numpyro_sgp._programs import on_data, one_program, shared
+from numpyro_sgp._flat import Flat
+from numpyro_sgp._programs import begun, on_data, one_program, shared
 from numpyro_sgp.families import Block, BlockGaussian
 
 
@@ -80,6 +82,23 @@ def test_prepared_programs_are_compiled_beside(compiled):
     assert double(1.0) == 2.0 and len(compiled) == 1
 
 
+def test_what_is_begun_is_compiled_beside_and_computed_when_called(compiled):
+    seen = []
+
+    def double(x):
+        seen.append(x)
+        return {"fn": dist.Normal(2.0 * x, 1.0), "name": "f"}
+
+    finish = begun(double, jnp.ones(3))
+    assert len(seen) == len(compiled) == 1
+    found = finish()
+    assert np.array_equal(found["fn"].mean, 2.0 * np.ones(3)) and found["name"] == "f"
+    assert len(seen) == len(compiled) == 1
+    assert begun(lambda x: jnp.ones(int(x.max())), jnp.array([1, 3]))().shape == (3,)
+    with pytest.raises(ZeroDivisionError):
+        begun(lambda x: x / (1 // 0), jnp.ones(3))
+
+
 def test_anything_may_be_returned_and_values_may_be_asked_for():
     def model(X, scale):
         fn = dist.Normal(X.mean(), scale).expand([2]).to_event(1)
@@ -116,6 +135,23 @@ def test_other_data_of_the_same_shapes_compile_nothing(compiled):
     fit()
     # But for the one that looks for rows that the likelihood ties together.
     assert len(compiled) <= 1
+
+
+def test_flat_vectors_are_those_of_jax():
+    tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": (np.float32(2.0), np.zeros((0, 4)))}
+    for some in (tree, {}, {"a": tree["a"]}):
+        flat = Flat(some)
+        vector, unravel = ravel_pytree(some)
+        assert np.array_equal(flat.ravel(some), vector)
+        if some:
+            assert flat.dtype == vector.dtype
+        for moved in (vector + 1.0, np.asarray(vector) + 1.0):
+            found, wanted = flat.unravel(moved), unravel(vector + 1.0)
+            assert jax.tree.structure(found) == jax.tree.structure(wanted)
+            pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+            assert all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
+    out = jax.jit(lambda v: flat.unravel(v)["a"][1])(jnp.arange(6.0))
+    assert np.array_equal(out, [3.0, 4.0, 5.0])
 
 
 # ---- posteriors, whose parts are programs -----------------------------------------------
@@ -168,6 +204,22 @@ def test_moments_and_draws_of_a_posterior_are_a_program_each(compiled):
         plain = look(2.0)
     for one, other in zip(look(2.0), plain, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_whole_functions_are_drawn_by_a_program_and_looked_at_by_another(compiled):
+    rows = jnp.linspace(0.0, 1.0, 10)[:, None]  # a number that no other test has
+
+    def look(scale, key):
+        draws = posterior(sgp.kernels.Matern32(scale, 0.5), X=rows)
+        return draws.sample_functions(jax.random.key(key), (3,), 64)(rows)
+
+    look(1.0, 0)
+    assert len(compiled) == 3  # with the factors
+    other = look(2.0, 1)
+    assert len(compiled) == 3
+    with jax.disable_jit():
+        plain = look(2.0, 1)
+    np.testing.assert_allclose(other, plain, rtol=1e-8, atol=1e-8)  # of a solve by K_uu
 
 
 @functools.wraps(level)

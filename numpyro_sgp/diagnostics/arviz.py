@@ -20,7 +20,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_sgp._checks import check_whole
 from numpyro_sgp._numpyro import arguments_of
-from numpyro_sgp._programs import mapped, on_data
+from numpyro_sgp._programs import mapped, on_data, split
 from numpyro_sgp._threads import alone
 from numpyro_sgp.diagnostics.calibration import Calibration, calibration_attrs
 from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
@@ -172,7 +172,7 @@ def to_arviz(
     from xarray import DataTree
 
     rng_key = jax.random.key(0) if rng_key is None else rng_key
-    k_draws, k_sites, k_elbo = jax.random.split(rng_key, 3)
+    k_draws, k_sites, k_elbo = split(rng_key, 3)
     if isinstance(fit, MCMC):
         if result is not None:
             raise ValueError("result is for an SVI; an MCMC object has its own draws.")
@@ -360,15 +360,14 @@ def _elbo(svi, params, rng_key, args, kwargs, points) -> dict:
     what it is a bound of.
     """
 
-    def bounds_of(args, kwargs, params, keys):
+    def bounds_of(args, kwargs, params, key):
         def bound(key):
             loss = svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
             return -sum(jax.tree.leaves(loss))  # by site where the loss has sum_sites=False
 
-        return jax.lax.map(bound, keys)
+        return jax.lax.map(bound, jax.random.split(key, _NUM_ELBO_KEYS))
 
-    keys = jax.random.split(rng_key, _NUM_ELBO_KEYS)
-    bounds = np.asarray(on_data(bounds_of, args, kwargs, params, keys), dtype=float)
+    bounds = np.asarray(on_data(bounds_of, args, kwargs, params, rng_key), dtype=float)
     se = np.std(bounds, ddof=1) / np.sqrt(_NUM_ELBO_KEYS)
     if points:
         return {

@@ -1,5 +1,7 @@
 """Bounds of the log evidence from both sides, for regression with Gaussian noise."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -82,6 +84,13 @@ def evidence_bracket(guide, params: dict, *args, rng_key=None, **kwargs) -> Evid
         >>> bool(bracket.lower - 0.01 < evidence < bracket.upper + 0.01)
         True
     """
+    return begin_bracket(guide, params, args, kwargs, rng_key)()
+
+
+def begin_bracket(
+    guide, params, args, kwargs, rng_key=None
+) -> Callable[[], EvidenceBracket]:
+    """What is to be called for :func:`evidence_bracket`; compiles beside."""
     check_fitted(guide, params, "evidence_bracket")
     # Three nodes are exact for a quadratic, and no closed form hides it.
     bound = MovedBound(guide, TraceGP_ELBO(GaussHermite(3)), args, kwargs)
@@ -89,7 +98,10 @@ def evidence_bracket(guide, params: dict, *args, rng_key=None, **kwargs) -> Evid
     why = bound.why_unknown(params, MAX_ROWS)
     if not why and len(bound.shapes) > 1:
         why = f"there are {len(bound.shapes)} GP sites"
-    return EvidenceBracket(nan, nan, why) if why else bracket_of(bound, params, rng_key)
+    if why:
+        return partial(EvidenceBracket, nan, nan, why)
+    bound.prepare(params)
+    return partial(bracket_of, bound, params, rng_key)
 
 
 def bracket_of(bound: MovedBound, params, rng_key=None) -> EvidenceBracket:
@@ -120,7 +132,7 @@ def bracket_of(bound: MovedBound, params, rng_key=None) -> EvidenceBracket:
     # log p(y | f) = constant - sum of squares / 2; the rest of the normaliser cancels.
     terms = bound.terms(key, params)
     observed = bound.observed(params)
-    fit = sum(float(np.sum(term)) for k, term in terms.items() if k in observed)
+    fit = sum(float(np.asarray(term).sum()) for k, term in terms.items() if k in observed)
     constant = fit + 0.5 * np.sum(away**2 + precision * field.variance)
     residual = away + root * field.mean
     most = bound.most_points(field)
@@ -132,7 +144,7 @@ def bracket_of(bound: MovedBound, params, rng_key=None) -> EvidenceBracket:
         slack = 4 * np.finfo(bound.dtype).eps * field.prior[i]
         below, above = gaussian_bracket(A, left, slack, residual[i], root[i])
         lower, upper = lower + below, upper + above
-    at_hand = fit + float(np.sum(terms[name]))
+    at_hand = fit + float(np.asarray(terms[name]).sum())
     return EvidenceBracket(float(max(lower, at_hand)), float(upper))
 
 

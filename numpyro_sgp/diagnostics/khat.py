@@ -1,6 +1,7 @@
 """The Pareto k-hat of a guide: can its draws be reweighted to the posterior?"""
 
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ from jax import Array
 from numpyro import handlers
 from numpyro.infer.util import log_density
 
-from numpyro_sgp._programs import mapped, on_data
+from numpyro_sgp._programs import begun_on_data, mapped
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import messages
 
@@ -151,6 +152,13 @@ def weigh(
 
     :raises Exception: as the model and the guide do, where either has no density.
     """
+    return begin_weigh(rng_key, params, model, guide, args, kwargs, num_particles)()
+
+
+def begin_weigh(
+    rng_key, params, model, guide, args, kwargs, num_particles: int = NUM_DRAWS
+) -> Callable[[], Weighed]:
+    """What is to be called for :func:`weigh`; compiles beside."""
     rows, each = _size(params, model, guide, args, kwargs)
     chunk = num_particles
     if each:
@@ -162,9 +170,14 @@ def weigh(
 
         return mapped(of_draw, jax.random.split(key, num_particles), chunk)
 
-    found, values = on_data(log_weights, args, kwargs, params, rng_key)
-    values = {name: np.asarray(value, float) for name, value in values.items()}
-    return weighed(np.asarray(found, float), values)
+    program = begun_on_data(log_weights, args, kwargs, params, rng_key)
+
+    def finish():
+        found, values = program()
+        values = {name: np.asarray(value, float) for name, value in values.items()}
+        return weighed(np.asarray(found, float), values)
+
+    return finish
 
 
 def log_weight(

@@ -1,5 +1,6 @@
 """The bound of a fit as a function of the marginals of f, and what Z leaves of f."""
 
+from contextlib import suppress
 from typing import NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 from jax import Array
 from numpyro import handlers
 
-from numpyro_sgp._programs import shared
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, shared
 from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.families import QU
@@ -112,6 +113,13 @@ class MovedBound:
                 why.append("the likelihood ties rows together")
         return why[0] if why else ""
 
+    def prepare(self, params) -> None:
+        """Begins to compile beside, where :meth:`why_unknown` is empty."""
+        key = jax.random.key(0)
+        with suppress(*NEEDS_KNOWN_DATA):
+            self._slopes.prepare(key, params, self.as_shift(self.no_shift()))
+            self._fields.prepare(key, params)
+
     def _below(self, params, dtype):
         def trace_at(f):
             where = self.guide.model, self.args, self.kwargs
@@ -197,7 +205,7 @@ class MovedBound:
     def as_shift(self, moved: dict) -> dict:
         """From (means, variances) by site, ``(Q, N)``, to what :meth:`terms` takes."""
         return {
-            (kind, name): jnp.asarray(value, self.dtype).reshape(self.shapes[name])
+            (kind, name): np.asarray(value, self.dtype).reshape(self.shapes[name])
             for name, pair in moved.items()
             for kind, value in zip(("mean", "var"), pair, strict=True)
         }

@@ -1,11 +1,14 @@
 """Has a fit converged? What q(u) has left to gain, and whether the loss still falls."""
 
+from collections.abc import Callable
+from contextlib import suppress
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
-from numpyro_sgp._programs import shared
+from numpyro_sgp._flat import Flat
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, shared
 from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.families import Block
@@ -160,14 +163,21 @@ def check_fitted(guide, params: dict, what: str) -> None:
 
 def nats_left_and_why(guide, params, args, kwargs, loss, rng_key, max_rows=None):
     """Nats, and why they are NaN."""
+    return begin_nats_left(guide, params, args, kwargs, loss, rng_key, max_rows)()
+
+
+def begin_nats_left(guide, params, args, kwargs, loss, rng_key, max_rows=None) -> Callable:
+    """What is to be called for :func:`nats_left_and_why`; compiles beside."""
     check_fitted(guide, params, "nats_left")
     loss = TraceGP_ELBO() if loss is None else loss
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     still, why = _standing_still(guide, params, args, kwargs, max_rows)
     if why:
-        return float("nan"), why
+        return lambda: (float("nan"), why)
 
-    def objective(key, steps):
+    def objective(number, steps):
+        key = jax.random.fold_in(rng_key, number)
+
         def moved(*args, **kwargs):
             with _moving(steps):
                 return guide(*args, **kwargs)
@@ -176,25 +186,39 @@ def nats_left_and_why(guide, params, args, kwargs, loss, rng_key, max_rows=None)
         return sum(jax.tree.leaves(found))  # by site where it has sum_sites=False
 
     slopes = shared(jax.value_and_grad(objective, argnums=1), briefly=True)
-    keys = jax.random.split(rng_key, _NUM_KEYS)
-    (value, first), (other, second) = slopes(keys[0], still), slopes(keys[1], still)
-    if not (jnp.isfinite(value) and jnp.isfinite(other)):
-        return float("nan"), "the loss is not finite"
-    if value == other:
-        parts = _parts(first)
-        if len(parts) == 1 and parts[0][1].ndim == 2:
-            return _sum_of_steps(parts), ""
-        return _joint_step(objective, keys[0], still, first), ""
-    each = [first, second, *(slopes(key, still)[1] for key in keys[2:])]
+    numbers = [np.int32(i) for i in range(_NUM_KEYS)]
+    with suppress(*NEEDS_KNOWN_DATA):
+        slopes.prepare(numbers[0], still)
+
+    def finish():
+        pairs = (slopes(number, still) for number in numbers)
+        (value, first), (other, second) = next(pairs), next(pairs)
+        value, other = float(value), float(other)
+        if not (np.isfinite(value) and np.isfinite(other)):
+            return float("nan"), "the loss is not finite"
+        if value == other:
+            parts = _parts(first)
+            if len(parts) == 1 and parts[0][1].ndim == 2:
+                return _sum_of_steps(parts), ""
+            return _joint_step(objective, numbers[0], still, first), ""
+        return _extrapolated([first, second, *(found for _, found in pairs)]), ""
+
+    return finish
+
+
+def _extrapolated(each) -> float:
+    """
+    Nats by slopes averaged over keys: noise adds to them in proportion to 1 / keys, which
+    is extrapolated to none.
+    """
 
     def of_mean(each):
         mean = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *each)
         return _sum_of_steps(_parts(mean))
 
-    # Noise adds to it in proportion to 1 / keys: extrapolated to none.
-    half = _NUM_KEYS // 2
+    half = len(each) // 2
     whole, halves = of_mean(each), 0.5 * (of_mean(each[:half]) + of_mean(each[half:]))
-    return (max(2.0 * whole - halves, 0.0) if np.isfinite(halves) else whole), ""
+    return max(2.0 * whole - halves, 0.0) if np.isfinite(halves) else whole
 
 
 def _moving(steps):
@@ -310,7 +334,7 @@ def _sum_of_steps(parts) -> float:
     return float(total)
 
 
-def _joint_step(objective, key, still, slopes) -> float:
+def _joint_step(objective, number, still, slopes) -> float:
     """
     The covariances' share of that, and what all means gain together: half of r' H^-1 r with
     H the Hessian by all v, preconditioned by its blocks W.
@@ -328,13 +352,14 @@ def _joint_step(objective, key, still, slopes) -> float:
             name: [(v, T) for v, (_, T) in zip(v[name], pairs, strict=True)]
             for name, pairs in still.items()
         }
-        return means(jax.grad(objective, argnums=1)(key, steps))
+        return means(jax.grad(objective, argnums=1)(number, steps))
 
-    start, unravel = ravel_pytree(means(still))
+    zeros = means(still)
+    flat = Flat(zeros)
 
     def along(direction):
-        _, Hd = jax.jvp(slope, (means(still),), (unravel(direction),))
-        return ravel_pytree(Hd)[0]
+        _, Hd = jax.jvp(slope, (zeros,), (direction,))
+        return Hd
 
     times_hessian = shared(along)
 
@@ -344,13 +369,13 @@ def _joint_step(objective, key, still, slopes) -> float:
             solved.append(part / values if V is None else V @ (V.T @ part / values))
         return np.concatenate(solved)
 
-    r = np.asarray(ravel_pytree(means(slopes))[0], dtype=float)
+    r = flat.ravel(means(slopes)).astype(float)
     z = precondition(r)
     p, rz, gained = z, r @ z, 0.0
     for _ in range(_MOST_STEPS):
         if rz <= 1e-10 * max(gained, 1e-6):
             break
-        Hp = np.asarray(times_hessian(jnp.asarray(p, start.dtype)), dtype=float)
+        Hp = flat.ravel(times_hessian(flat.unravel(p))).astype(float)
         curvature = p @ Hp
         if curvature <= 0.0:
             return float("inf")

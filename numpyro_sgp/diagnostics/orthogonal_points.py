@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from numpyro_sgp._programs import split
 from numpyro_sgp.diagnostics.moved_bound import Field, MovedBound
 from numpyro_sgp.distributions.relaxation import Diagonal
 
@@ -156,7 +157,7 @@ def add_points(bound: MovedBound, params, rng_key, max_points=None) -> Added | N
     :param max_points: most points at each site; :meth:`MovedBound.most_points` if None.
     :return: None if the bound or its slopes are not finite.
     """
-    keys, still = jax.random.split(rng_key, 3 * _NUM_KEYS), bound.no_shift()
+    keys, still = split(rng_key, 3 * _NUM_KEYS), bound.no_shift()
     (value, slopes), (other, _) = (bound.look(key, params, still) for key in keys[:2])
     flat = [value, other, *(np.sum(s) for pair in slopes.values() for s in pair)]
     if not np.isfinite(flat).all():

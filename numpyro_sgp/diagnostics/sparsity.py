@@ -1,13 +1,15 @@
 """What the inducing points of a fit lose, in nats, and how many would do."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import numpy as np
 
 from numpyro_sgp._checks import check_whole
 from numpyro_sgp.diagnostics.moved_bound import MAX_ROWS, MovedBound
-from numpyro_sgp.diagnostics.optimality import check_fitted, nats_left_and_why
+from numpyro_sgp.diagnostics.optimality import begin_nats_left, check_fitted
 from numpyro_sgp.diagnostics.orthogonal_points import add_points
 from numpyro_sgp.distributions.relaxation import Diagonal, Scalar
 from numpyro_sgp.elbo import TraceGP_ELBO
@@ -134,19 +136,37 @@ def sparsity_curve(
     if max_points is not None:
         check_whole(max_points, "max_points", least=1)
     loss = TraceGP_ELBO() if loss is None else loss
+    return begin_curve(guide, params, args, kwargs, loss, rng_key, max_points)()
+
+
+def begin_curve(
+    guide, params, args, kwargs, loss, rng_key, max_points=None, left=None
+) -> Callable[[], SparsityCurve]:
+    """
+    What is to be called for :func:`sparsity_curve`; compiles beside.
+
+    :param left: what is to be called for :func:`nats_left_and_why`, if it is there already.
+    """
     bound = MovedBound(guide, loss, args, kwargs)
     if why := bound.why_unknown(params, MAX_ROWS):
-        return SparsityCurve(bound.num_inducing, unknown=why)
+        return partial(SparsityCurve, bound.num_inducing, unknown=why)
     if others := set(bound.relaxations.values()) - {Diagonal, Scalar}:
         why = f"the bound is tight by {others.pop().__name__}, not by rows"
-        return SparsityCurve(bound.num_inducing, unknown=why)
+        return partial(SparsityCurve, bound.num_inducing, unknown=why)
     if all(isinstance(a, VGP) for a in guide.approximations.values()):
-        return SparsityCurve(bound.num_inducing, lost=0.0, needed=bound.num_inducing)
-    left, why = nats_left_and_why(guide, params, args, kwargs, loss, rng_key)
-    if np.isinf(left):
-        why = "q(u) is far from its optimum (nats_left is infinite)"
-        return SparsityCurve(bound.num_inducing, nats_left=left, unknown=why)
-    return curve_of(bound, params, rng_key, max_points, left)
+        number = bound.num_inducing
+        return partial(SparsityCurve, number, lost=0.0, needed=number)
+    left = left or begin_nats_left(guide, params, args, kwargs, loss, rng_key)
+    bound.prepare(params)
+
+    def finish():
+        nats, _ = left()
+        if np.isinf(nats):
+            why = "q(u) is far from its optimum (nats_left is infinite)"
+            return SparsityCurve(bound.num_inducing, nats_left=nats, unknown=why)
+        return curve_of(bound, params, rng_key, max_points, nats)
+
+    return finish
 
 
 def curve_of(

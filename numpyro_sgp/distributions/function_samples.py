@@ -10,10 +10,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.tree_util import Partial
 
+from numpyro_sgp._programs import at_once
 from numpyro_sgp.distributions.gaussian_process import _as_inputs
 from numpyro_sgp.inducing.covariances import union
 from numpyro_sgp.kernels.base import features_of
 from numpyro_sgp.kernels.distances import PRECISION
+
+_SMALL = 2**22  # numbers that are made in some hundredths of a second
 
 
 @jax.tree_util.register_dataclass
@@ -59,13 +62,19 @@ class FunctionSamples:
         :raises ValueError: if X does not have the shape of a table.
         """
         X = _as_inputs(X)
-        K = self.kernel(self.points, X)
-        f = jnp.einsum("...mn,...m->...n", K, self.weights, precision=PRECISION)
-        if self.prior is not None:
-            f = f + self.prior(X)
-        if self.mean_function is not None:
-            f = f + self.mean_function(X)
-        return f
+        numbers = max(jnp.size(leaf) for leaf in jax.tree.leaves(self)) * X.shape[-2]
+        return _values(self, X, briefly=numbers < _SMALL)
+
+
+@at_once
+def _values(samples, X):
+    K = samples.kernel(samples.points, X)
+    f = jnp.einsum("...mn,...m->...n", K, samples.weights, precision=PRECISION)
+    if samples.prior is not None:
+        f = f + samples.prior(X)
+    if samples.mean_function is not None:
+        f = f + samples.mean_function(X)
+    return f
 
 
 def draw_functions(

@@ -13,6 +13,7 @@ from numpyro.distributions.util import validate_sample
 
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.function_samples import FunctionSamples, draw_functions
+from numpyro_sgp.distributions.posterior_programs import in_one_program
 from numpyro_sgp.linalg import diagonal_of, jittered_cholesky, solve_lower
 
 
@@ -33,6 +34,9 @@ class GPPosterior(dist.Distribution):
 
     #: Whether rows of different latent functions are independent under q.
     independent_latents: Any = True
+
+    #: Whether moments and draws are programs, where all that they are of is known.
+    in_programs = False
 
     #: Rows in each group of consecutive ones that :meth:`place` draws jointly.
     joint_rows = 1
@@ -230,7 +234,10 @@ class GPPosterior(dist.Distribution):
         """
         if isinstance(sample_shape, int):
             sample_shape = (sample_shape,)
-        return draw_functions(self, rng_key, tuple(sample_shape), num_features)
+        static = tuple(sample_shape), num_features
+        return self._draw_functions(rng_key, static=static)
+
+    _draw_functions = in_one_program(draw_functions)
 
     def _sample_whitened(self, key, sample_shape) -> Array:
         """

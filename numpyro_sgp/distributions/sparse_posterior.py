@@ -77,7 +77,7 @@ class SparsePosterior(GPPosterior):
 
     pytree_data_fields = ("prior", "inducing", "given_q", "relaxation")
     pytree_aux_fields = ("jitter", "joint_rows", "_sets", "_residual")
-    in_programs = True  # moments and draws, where all that they are of is known
+    in_programs = True
 
     def __init__(
         self,

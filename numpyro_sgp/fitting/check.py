@@ -1,5 +1,6 @@
 """What a fit misses: attempts to better it, each of which tells how much it gains."""
 
+import functools
 import warnings
 from collections.abc import Callable
 
@@ -7,10 +8,10 @@ import jax
 import numpy as np
 from numpyro.infer.svi import SVIState
 
-from numpyro_sgp.diagnostics.evidence import evidence_bracket
-from numpyro_sgp.diagnostics.khat import NUM_DRAWS, Weighed, good_k, is_cheap, weigh
-from numpyro_sgp.diagnostics.optimality import nats_left_and_why
-from numpyro_sgp.diagnostics.sparsity import sparsity_curve
+from numpyro_sgp.diagnostics.evidence import begin_bracket
+from numpyro_sgp.diagnostics.khat import NUM_DRAWS, Weighed, begin_weigh, good_k, is_cheap
+from numpyro_sgp.diagnostics.optimality import begin_nats_left
+from numpyro_sgp.diagnostics.sparsity import begin_curve
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.batches import gain_in_q
 from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, unconstrained
@@ -47,24 +48,51 @@ def check(
     points = sum(option.num_points for option in guide.approximations.values())
     small = problem.num_rows * points <= _LARGEST
     attempts = Attempts(problem, rng_key, descent)
+    left = weights = curve = bracket = None
+    # Their programs are compiled while the attempts go on.
+    if problem.natural and small:
+        left = functools.cache(_begun(begin_nats_left, *given, loss, rng_key))
+    if is_cheap(params, guide.model, guide, *args, **kwargs):
+        weights = _begun(begin_weigh, rng_key, params, guide.model, guide, args, kwargs)
+    if small:
+        curve = _begun(begin_curve, *given, loss, rng_key, left=left)
+    if small and len(guide.approximations) == 1:
+        bracket = _begun(begin_bracket, *given)
+    others = attempts.of_others(losses)
     found = [
-        _of_q(given, loss, rng_key, problem, small),
-        attempts.of_others(losses),
-        _of_points(given, loss, rng_key, points, small),
-        _of_family(given, rng_key),
+        _of_q(left, rng_key, problem),
+        others,
+        _of_points(curve, points),
+        _of_family(weights, given),
         _of_latents(given),
     ]
     found += attempts.of_optima()
     found += [cause for more in MORE_CAUSES if (cause := more(*given)) is not None]
-    bracket = None
-    if small and len(guide.approximations) == 1:
+    if bracket is not None:
+        try:
+            bracket = bracket()
+        except Exception:  # a likelihood without derivatives, for one
+            bracket = None
+    return Verdict({cause.name: cause for cause in found}, bracket, bound)
+
+
+def _begun(begin, *args, **kwargs) -> Callable:
+    """What ``begin`` returns, a function, with its own errors raised when it is called."""
+
+    def quietly(fn, *args, **kwargs):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
-                bracket = evidence_bracket(guide, params, *args, **kwargs)
-            except Exception:  # a likelihood without derivatives, for one
-                bracket = None
-    return Verdict({cause.name: cause for cause in found}, bracket, bound)
+            return fn(*args, **kwargs)
+
+    try:
+        return functools.partial(quietly, quietly(begin, *args, **kwargs))
+    except Exception as error:
+        failed = error
+
+    def fail():
+        raise failed
+
+    return fail
 
 
 def _check_observed(guide, args, kwargs):
@@ -93,16 +121,15 @@ def problem_at(svi, params, args, kwargs) -> Problem:
     return Problem(svi, state, args, kwargs)
 
 
-def _of_q(given, loss, rng_key, problem, small):
+def _of_q(left, rng_key, problem):
     """KL from q(u) to where a natural step leads."""
     name = "q(u)"
-    guide, params, args, kwargs = given
     if not problem.natural:
         return Cause(name, np.nan, told="is trained with the other parameters")
-    if not small:
+    if left is None:
         return Cause(name, np.nan, told="too many rows to tell", mend="check part of them")
     try:
-        nats, why = nats_left_and_why(guide, params, args, kwargs, loss, rng_key)
+        nats, why = left()
     except Exception as error:  # a likelihood without derivatives, for one
         return Cause(name, np.nan, told=unknown(error))
     if np.isnan(nats):
@@ -116,14 +143,13 @@ def _of_q(given, loss, rng_key, problem, small):
     return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
 
 
-def _of_points(given, loss, rng_key, points, small):
+def _of_points(curve, points):
     """What orthogonal points would gain."""
     name = "inducing points"
-    guide, params, args, kwargs = given
-    if not small:
+    if curve is None:
         return Cause(name, np.nan, told="unknown: too many rows")
     try:
-        curve = sparsity_curve(guide, params, *args, loss=loss, rng_key=rng_key, **kwargs)
+        curve = curve()
     except Exception as error:
         return Cause(name, np.nan, told=unknown(error))
     if curve.unknown:
@@ -136,21 +162,17 @@ def _of_points(given, loss, rng_key, points, small):
     return Cause(name, curve.lost, se, str(curve), mend)
 
 
-def _of_family(given, rng_key):
+def _of_family(weights, given):
     """All that is between q and the posterior, as importance weights see it."""
     name = "family"
-    guide, params, args, kwargs = given
-    if not is_cheap(params, guide.model, guide, *args, **kwargs):
+    if weights is None:
         told = "unknown: too many rows for the joint density of f(X)"
         return Cause(name, np.nan, told=told)
-    where = rng_key, params, guide.model, guide, *args
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = weigh(*where, **kwargs)
+        found = weights()
     except Exception as failed:  # a distribution without a density, for one
         return Cause(name, np.nan, told=unknown(failed))
-    return family(found, point_latents(guide, params, args, kwargs))
+    return family(found, point_latents(*given))
 
 
 def family(found: Weighed, points) -> Cause:

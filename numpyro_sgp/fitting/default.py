@@ -15,7 +15,7 @@ from numpyro.infer.svi import SVIState
 from tqdm import tqdm
 
 from numpyro_sgp._checks import check_key, check_model, check_positive
-from numpyro_sgp._programs import on_data
+from numpyro_sgp._programs import on_data, split
 from numpyro_sgp._threads import alone
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting.batches import train_batches
@@ -77,10 +77,10 @@ def fit(
     random ones) race for some hundred steps; and the best one is trained until less than
     ``tolerance`` is left to gain, or as little as can be told:
 
-    * on all rows, where the bound is not random and there are few (N M^2 up to 4e8): every
-      Gaussian q(u) is at its optimum for the other parameters, by natural gradients [1],
-      and L-BFGS goes over those (time after time where that is cheap, from the best starts
-      and with some inducing points drawn anew);
+    * on all rows, where the bound is not random and there are few (N M (M + D) up to 4e8,
+      D columns of the inputs): every Gaussian q(u) is at its optimum for the other
+      parameters, by natural gradients [1], and L-BFGS goes over those (time after time
+      where that is cheap, from the best starts and with some inducing points drawn anew);
     * else by natural gradients beside Adam, on batches of 1024 rows where there are more
       than 2048. Their rates go down, over two thirds of all steps, once the loss falls no
       more than its noise (or 1e-4 nats a row), and after 1000 steps (20 epochs, if more) at
@@ -242,7 +242,7 @@ def _train(
     :param start: values of parameters that are known already, in place of the race.
     :param before: a fit of this guide to go on from.
     """
-    for_init, for_guide, for_starts, for_race, for_training = jax.random.split(rng_key, 5)
+    for_init, for_guide, for_starts, for_race, for_training = split(rng_key, 5)
     if before is None:
         guide.take_natural_gradients(1.0)
         svi = SVI(guide.model, guide, optax.adam(0.01), loss)
@@ -257,6 +257,9 @@ def _train(
     stepper, race, settling, descent = Stepper(problem, size), None, None, None
     if before is not None and before.args is args:
         descent = before.descent
+    if whole and descent is None:  # what takes longest to compile before all else
+        descent = descent_of(problem, for_training)
+        descent.prepare()
     if before is not None:
         starts = [problem.free]
     elif start is not None:
@@ -268,15 +271,11 @@ def _train(
             race.prepare(for_race)
             if whole and Settling.wanted(problem, limits):
                 settling = Settling(stepper)
+                settling.prepare(problem.free, for_race)
         starts = lengthscale_starts(problem)
         starts += random_starts(problem, for_starts, restarts - 1)
         if race is not None:
             starts.append(with_drawn_means(problem, problem.free, generator(for_race)))
-    if whole and descent is None:
-        descent = descent_of(problem, for_training)
-        if settling is not None:
-            settling.prepare(problem.free, for_race)
-        descent.prepare()
     affordable = SEVERAL / problem.work(problem.num_rows)
     few = int(np.clip(affordable, 1, 3))
     if race is not None:

@@ -16,6 +16,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 
 from numpyro_sgp._checks import check_args
+from numpyro_sgp._programs import split
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics import to_arviz
 from numpyro_sgp.distributions import FunctionSamples, SparsePosterior
@@ -313,7 +314,7 @@ class Fitted:
             what = "posterior(X)['f'].sample_functions(key)"
             args, kwargs = self._arguments((), {}, what)
         posteriors = self.posterior(*args, **kwargs)
-        keys = jax.random.split(key, len(posteriors))
+        keys = split(key, len(posteriors))
         return {
             name: q.sample_functions(k, shape, num_features)
             for k, (name, q) in zip(keys, posteriors.items(), strict=True)

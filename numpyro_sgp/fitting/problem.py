@@ -149,7 +149,10 @@ class Problem:
         return array.ndim > 0 and array.shape[0] == self.num_rows
 
     def work(self, num_rows: int) -> float:
-        """Multiplications of M x M matrices with so many rows, of all latent functions."""
+        """
+        Multiplications of M x M matrices with so many rows, and of columns for kernel
+        matrices, of all latent functions.
+        """
         known = self.guide.known()
         if hasattr(known, "work"):  # one Gaussian over all sites
             return known.work(num_rows)
@@ -158,7 +161,7 @@ class Problem:
             fn = self.guide.prototype_trace[name]["fn"]
             size = sum(points_of(p).shape[-2] for p in site.points)
             functions = int(np.prod(fn.shape()[:-1]))
-            total += functions * (num_rows + size) * float(size) ** 2
+            total += functions * (num_rows + size) * float(size) * (size + site.X.shape[-1])
         return total
 
     def rows(self, arrays, index: Array) -> list[Array]:
@@ -172,7 +175,7 @@ class Problem:
         of the inputs, for all others one.
         """
         scales = {
-            name: jax.tree.map(jnp.ones_like, value)
+            name: jax.tree.map(lambda v: np.ones(v.shape, v.dtype), value)
             for name, value in self.free.items()
             if name not in self.profiled
         }
@@ -183,7 +186,7 @@ class Problem:
             for full in site.names.values():
                 if full not in scales or roles.get(full) != "inducing":
                     continue
-                ones = jnp.asarray(scales[full])
+                ones = np.asarray(scales[full])
                 if ones.shape[-1:] == sd.shape:
                     scales[full] = (ones * sd).astype(ones.dtype)
         return scales

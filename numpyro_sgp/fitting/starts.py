@@ -11,8 +11,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
+from numpyro_sgp._flat import Flat
 from numpyro_sgp._programs import on_data
 from numpyro_sgp.fitting.problem import unconstrained
 from numpyro_sgp.fitting.progress import Limits
@@ -240,10 +240,11 @@ def random_starts(problem, key, number: int) -> list[dict]:
     sizes, roles, found = problem.scales(), problem.guide.roles(), []
     inducing = {name: sizes[name] for name in sizes if roles.get(name) == "inducing"}
     sizes |= jax.tree.map(lambda sd: 0.1 * sd, inducing)
-    flat_sizes, unravel = ravel_pytree(sizes)
+    flat = Flat(sizes)
+    flat_sizes = flat.ravel(sizes)
     for own in jax.random.split(key, number) if number else ():
         draw = generator(own).normal(size=flat_sizes.shape)
-        moves = unravel(flat_sizes * draw.astype(flat_sizes.dtype))
+        moves = flat.unravel(flat_sizes * draw.astype(flat_sizes.dtype))
         start = with_drawn_means(problem, problem.free, generator(own))
         for name, move in moves.items():
             start[name] = jax.tree.map(

@@ -12,6 +12,7 @@ from numpyro_sgp._programs import shared
 from numpyro_sgp.training.natural_gradients import natural_update
 
 CHUNK = 50  # steps that the program does at most
+_FEW = 2e5  # products (Stepper.work) below which a race takes less than to compile
 _SMOOTH = 0.1  # weight of the latest loss in the running mean
 _ADAM = optax.scale_by_adam()
 
@@ -58,7 +59,8 @@ class Stepper:
         self.problem, self.num_rows = problem, num_rows
         self._data = problem.arrays, problem.scales()
         self._dtype = jnp.result_type(float)
-        self._steps = shared(self._several)
+        few = self.work < _FEW and not problem.random  # steps: those of the race
+        self._steps = shared(self._several, briefly=few)
 
     @property
     def work(self) -> float:
@@ -99,11 +101,11 @@ class Stepper:
         def filled(values, dtype):
             full = np.zeros((CHUNK, *values.shape[1:]), dtype)
             full[:count] = values
-            return jnp.asarray(full)
+            return full
 
         rates = filled(natural, self._dtype), filled(others, self._dtype)
         rows = None if index is None else filled(index, np.int32)
-        return state, *self._data, rows, *rates, jnp.asarray(count, jnp.int32)
+        return state, *self._data, rows, *rates, np.int32(count)
 
     def _several(self, state, arrays, scales, index, natural, others, count):
         def one(i, carry):

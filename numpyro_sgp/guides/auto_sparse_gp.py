@@ -302,23 +302,23 @@ class AutoSparseGP(PreparedGuide):
                 if name in latents or site["type"] == "deterministic"
             }
 
-        def several(args, kwargs, params, keys):
+        def several(args, kwargs, params, key):
+            keys = jax.random.split(key, int(np.prod(sample_shape)))
             one = functools.partial(draw, args, kwargs, params)
             shapes = jax.eval_shape(one, keys[0])
             rows = max(shapes[name].shape[-1] for name in self.approximations)
             # Draws share a joint covariance of N x N numbers unless hyperparameters are
             # random; a chunk of them is kept near 3e7 numbers.
             chunk = int(np.clip(3e7 // rows**2, 1, len(keys)))
-            return mapped(one, keys, chunk)
+            draws = mapped(one, keys, chunk)
+            return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
 
         with handlers.block():
             if not sample_shape:
                 return on_data(draw, args, kwargs, params, rng_key)
-            keys = jax.random.split(rng_key, int(np.prod(sample_shape)))
             # Random hyperparameters have a kernel matrix of all rows for each draw.
             briefly = isinstance(self.base_guide, autoguide.AutoDelta | None)
-            draws = on_data(several, args, kwargs, params, keys, briefly=briefly)
-        return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
+            return on_data(several, args, kwargs, params, rng_key, briefly=briefly)
 
     def median(self, params, *args, **kwargs) -> dict:
         """

@@ -31,7 +31,7 @@ class PointGuide(AutoDelta):
         sampled = messages.latents(trace)
         frames = {f.name: f for s in sampled.values() for f in s["cond_indep_stack"]}
         sizes = {k: s["args"][0] for k, s in trace.items() if s["type"] == "plate"}
-        fine = not_jax_tracer(valid) and np.all(valid)
+        fine = not_jax_tracer(valid) and np.asarray(valid).all()
         if not fine or any(sizes[k] != f.size for k, f in frames.items()):
             try:
                 with _Key(key):

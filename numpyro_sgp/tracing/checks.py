@@ -74,7 +74,7 @@ def check_arguments(trace, valid) -> None:
     """
     for name, of_site in valid.items():
         for argument, is_valid in of_site.items():
-            if not_jax_tracer(is_valid) and not np.all(is_valid):
+            if not_jax_tracer(is_valid) and not np.asarray(is_valid).all():
                 fn = messages.innermost(trace[name]["fn"])
                 raise ValueError(
                     f"Site '{name}': the {argument} of {type(fn).__name__} is not in its "

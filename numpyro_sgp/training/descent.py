@@ -6,11 +6,11 @@ from contextlib import suppress
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro.primitives import Messenger
 from scipy.optimize import OptimizeResult, minimize
 
+from numpyro_sgp._flat import Flat
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA, is_data, shared
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.tracing import checks
@@ -58,20 +58,20 @@ class Descent:
         self.svi, self.args, self.kwargs = svi, args, kwargs
         _check_fixed(svi.guide, natural)
         self.free = svi.optim.get_params(state.optim_state)
-        flat, self._unravel = ravel_pytree(self.free)
-        if flat.size == 0:
+        self._flat = Flat(self.free)
+        self.x = self._flat.ravel(self.free).astype(np.float64)
+        if self.x.size == 0:
             raise ValueError("Model and guide have no parameters to train.")
-        self._dtype = flat.dtype
-        self.x, self.loss, self.gradient = np.asarray(flat, np.float64), np.inf, None
+        self._dtype, self.loss, self.gradient = self._flat.dtype, np.inf, None
         self.losses, self.mutable, self.rng_key = [], state.mutable_state, state.rng_key
         #: Number of evaluations, those in natural steps counted.
         self.work = 0
         self._rejected = False
         #: Whether L-BFGS ended next to parameters at which the loss is not finite.
         self.at_edge = False
-        sizes = {**jax.tree.map(jnp.ones_like, self.free), **(scales or {})}
+        ones = jax.tree.map(lambda p: np.ones(p.shape, p.dtype), self.free)
         #: What a step of length one is, in the order of ``x``.
-        self.step_scale = np.asarray(ravel_pytree(sizes)[0], np.float64)
+        self.step_scale = self._ravelled({**ones, **(scales or {})})
         # As svi.evaluate does, so that it gives the same number.
         _, loss_key = jax.random.split(state.rng_key)
 
@@ -102,7 +102,7 @@ class Descent:
             self.profiled, to_optimum = self._profile(loss_key, families, filled)
 
         def loss(flat, data):
-            free, q, count = self._unravel(flat), {}, 0
+            free, q, count = self._flat.unravel(flat), {}, 0
             if natural:
                 # At the optimum of q(u) the derivative by it is zero.
                 q, count = to_optimum(jax.lax.stop_gradient(free), data)
@@ -159,7 +159,7 @@ class Descent:
             name: jax.tree.map(lambda v, name=name: np.full(np.shape(v), name in names), p)
             for name, p in self.free.items()
         }
-        return np.flatnonzero(np.asarray(ravel_pytree(chosen)[0]))
+        return np.flatnonzero(self._ravelled(chosen))
 
     def start(self):
         """The first evaluation, with its errors."""
@@ -171,7 +171,7 @@ class Descent:
             self._value_and_grad = shared(lambda x, _: traced(x, data))
             value, gradient = self.evaluate(self.x)
         if self.gradient is None:
-            parts = self._unravel(jnp.asarray(gradient, self._dtype))
+            parts = self._flat.unravel(gradient)
             bad = [
                 name
                 for name, part in parts.items()
@@ -187,7 +187,7 @@ class Descent:
 
     def start_at(self, free: dict):
         """Begins anew elsewhere, with the same program."""
-        self.x = np.asarray(ravel_pytree(free)[0], np.float64)
+        self.x = self._ravelled(free)
         self.loss, self.gradient, self.losses = np.inf, None, []
         self.start()
 
@@ -200,8 +200,8 @@ class Descent:
         value, gradient = float(value), np.asarray(gradient, np.float64)
         if np.isfinite(value) and np.isfinite(gradient).all() and value < self.loss:
             if q:
-                x = ravel_pytree({**self._unravel(jnp.asarray(x)), **q})[0]
-            self.x, self.loss, self.gradient = np.asarray(x, np.float64), value, gradient
+                x = self._ravelled({**self._flat.unravel(x), **q})
+            self.x, self.loss, self.gradient = np.array(x, np.float64), value, gradient
             self.mutable = mutable
         return value, gradient
 
@@ -243,7 +243,11 @@ class Descent:
 
     def free_now(self) -> dict:
         """Unconstrained parameters at the best point."""
-        return self._unravel(jnp.asarray(self.x, self._dtype))
+        free = self._flat.unravel(self.x.astype(self._dtype))
+        return jax.tree.map(jnp.asarray, free)
+
+    def _ravelled(self, tree) -> np.ndarray:
+        return self._flat.ravel(tree).astype(np.float64)
 
     def _along(self, index):
         """What SciPy minimises: the loss as a function of some entries."""
