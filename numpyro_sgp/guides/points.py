@@ -1,5 +1,6 @@
 """How inducing points are given, checked and chosen at the start."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -7,6 +8,7 @@ from jax import Array
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.inducing import InducingVariables, initial_inducing
 from numpyro_sgp.inducing.variables import PointKernel
+from numpyro_sgp.kernels.stationary import Stationary
 
 METHODS = ("kmeans", "greedy", "random")
 #: The number of points that :func:`~numpyro_sgp.fit` chooses by itself.
@@ -139,6 +141,13 @@ class MeanKernel:
 
     def __init__(self, kernel):
         self.kernel = kernel
+
+    @property
+    def is_isotropic(self) -> bool:
+        """Whether all stationary parts have one lengthscale for all columns."""
+        parts = jax.tree.leaves(self.kernel, is_leaf=lambda k: isinstance(k, Stationary))
+        found = [part for part in parts if isinstance(part, Stationary)]
+        return bool(found) and all(part.is_isotropic for part in found)
 
     def __call__(self, X1, X2=None):
         """Matrix of shape ``(N1, N2)``."""

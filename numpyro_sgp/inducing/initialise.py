@@ -82,9 +82,11 @@ def initial_inducing(
 
     * ``"kmeans"``: the centres of a joint K-means with :math:`M + \sum M_2` centres,
       split at random into ``Z`` and the sets of ``O``, as SOLVE-GP starts [1]. Columns
-      are standardised inside. K-means++ seeding and at most 20 iterations of Lloyd's
-      algorithm; a centre that is left without rows, or that repeats another, is
-      replaced by a random input. Costs :math:`O(N M D)` an iteration.
+      are standardised inside, unless ``kernel`` has one lengthscale for all of them
+      (``kernel.is_isotropic``), to which their scales matter. K-means++ seeding and at
+      most 20 iterations of Lloyd's algorithm; a centre that is left without rows, or
+      that repeats another, is replaced by a random input. Costs :math:`O(N M D)` an
+      iteration.
     * ``"greedy"``: each point is the input of the largest prior variance given the
       points before it [2], by a pivoted Cholesky factorisation that costs
       :math:`O(N M^2)` time and :math:`O(N M)` memory and needs ``kernel``. The sets
@@ -130,8 +132,9 @@ def initial_inducing(
     :param X: concrete inputs, shape ``(N, D)``.
     :param num_inducing: number of inducing points M.
     :param method: ``"kmeans"``, ``"greedy"`` or ``"random"``.
-    :param kernel: kernel at concrete hyperparameters, for the greedy method and for
-        verdicts; ``kernel(X1, X2)`` is the matrix, ``kernel.diag(X)`` its diagonal.
+    :param kernel: kernel at concrete hyperparameters, for the greedy method, units of
+        K-means and verdicts; ``kernel(X1, X2)`` is the matrix, ``kernel.diag(X)`` its
+        diagonal.
     :param num_orthogonal: number of orthogonal inducing points: one for each set, or a
         number for one set (0 for none).
     :param seed: seed of NumPy's generator.
@@ -163,7 +166,8 @@ def initial_inducing(
     elif method == "random":
         chosen = rows[rng.choice(len(rows), total, replace=False)]
     else:
-        chosen = _kmeans(rows, counts, total, dtype, rng)
+        scaled = _standardise(rows, alike=getattr(kernel, "is_isotropic", False))
+        chosen = _kmeans(rows, scaled, counts, total, dtype, rng)
     Z, *O = np.split(chosen.astype(dtype), np.cumsum(sizes)[:-1])
     return InducingStart(Z, tuple(O), method, verdict_rows(X), kernel)
 
@@ -212,15 +216,21 @@ def _rows_not_in(rows: NDArray, others: NDArray) -> NDArray:
     return rows[np.sort(first[first >= len(others)]) - len(others)]
 
 
-def _standardise(rows: NDArray) -> NDArray:
-    """Columns of mean zero and standard deviation one, or of zeros where constant."""
+def _standardise(rows: NDArray, alike: bool = False) -> NDArray:
+    """
+    Columns of mean zero and standard deviation one, or of zeros where constant.
+
+    :param alike: whether all columns have the same factor: the largest deviation is one.
+    """
     # Scaled by the largest entry first, so that squares neither overflow nor underflow
     # and a constant column becomes exactly constant.
-    largest = np.abs(rows).max(axis=0)
+    largest = np.abs(rows).max(axis=None if alike else 0)
     Y = rows / np.where(largest > 0.0, largest, 1.0)
     Y = Y - Y.mean(axis=0)
-    deviation = np.where(np.ptp(rows, axis=0) > 0.0, Y.std(axis=0), np.inf)
-    return Y / deviation
+    varies, deviation = np.ptp(rows, axis=0) > 0.0, Y.std(axis=0)
+    if alike:
+        deviation = deviation.max()
+    return Y / np.where(varies, deviation, np.inf)
 
 
 def _greedy(kernel: Any, rows: NDArray, num: int) -> NDArray:
@@ -278,19 +288,25 @@ def _farthest(Y: NDArray, chosen: NDArray, num: int) -> NDArray:
 
 
 def _kmeans(
-    rows: NDArray, counts: NDArray, num: int, dtype: np.dtype, rng: np.random.Generator
+    rows: NDArray,
+    scaled: NDArray,
+    counts: NDArray,
+    num: int,
+    dtype: np.dtype,
+    rng: np.random.Generator,
 ) -> NDArray:
     """
     Centres of K-means, distinct also in ``dtype``, in random order.
 
     :param rows: distinct inputs, shape ``(N, D)``.
+    :param scaled: the same in units in which distances are taken.
     :param counts: their multiplicities, shape ``(N,)``.
     :param num: number of centres, at most N.
     :return: centres in float64, shape ``(num, D)``.
     """
     if num == len(rows):
         return rng.permutation(rows)
-    labels = _lloyd(_standardise(rows), counts, num, rng)
+    labels = _lloyd(scaled, counts, num, rng)
     occupied, labels, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     lowest, highest = rows.min(axis=0), rows.max(axis=0)
     means = _label_means(rows - lowest, counts, labels, len(occupied)) + lowest

@@ -126,6 +126,8 @@ def _by_products(X1, X2, inverse):
         # The distances do not depend on the centre, so its gradient may be dropped. A mean
         # may be far from all points but an outlier; of some rows, since this is a sort.
         some = few[..., :: max(1, few.shape[-2] // _CENTRE_ROWS), :]
+        # Of known points it is not for the compiler, which takes seconds for a sort.
+        some = jax.lax.optimization_barrier(jax.lax.stop_gradient(some))
         centre = jax.lax.stop_gradient(jnp.median(some, axis=-2, keepdims=True))
         X1, X2 = X1 - centre, X2 - centre
     X1, X2 = X1 * inverse, X2 * inverse

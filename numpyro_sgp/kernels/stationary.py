@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
@@ -62,6 +63,13 @@ class Stationary(InputKernel):
     def _of_r2(self, r2: Array) -> Array:
         """:math:`g(r^2)`, with :math:`g(0) = 1`; ``r2`` ends in two axes of points."""
         raise NotImplementedError(f"{type(self).__name__} does not define _of_r2.")
+
+    @property
+    def is_isotropic(self) -> bool:
+        """Whether all columns are seen, with one lengthscale."""
+        return self.active_dims is None and np.ndim(self.lengthscale) <= np.ndim(
+            self.variance
+        )
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
         if X2 is None or X2 is X1:

@@ -12,6 +12,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.cluster.vq import kmeans2, vq
 
+import numpyro_sgp as sgp
+from numpyro_sgp.guides.points import MeanKernel
 from numpyro_sgp.inducing import assess_inducing, initial_inducing, initialise
 
 METHODS = ["kmeans", "greedy", "random"]
@@ -234,6 +236,31 @@ def test_kmeans_of_inputs_of_extreme_scales():
     # Both columns count: each centre has one value of the first, some of the second.
     assert set(np.round(Z[:, 0] / 1e200, 9)) == {0.0, 1.0}
     assert len(row_set(Z[:, 1:])) > 1
+
+
+def test_kmeans_takes_columns_as_a_kernel_with_one_lengthscale_does():
+    """Four groups in two columns of other scales; two centres tell which column counts."""
+    rng = np.random.default_rng(0)
+    groups = np.stack([np.repeat([0.0, 100.0], 40), np.tile([0.0, 1.0], 40)], axis=1)
+    X = groups + [1.0, 0.01] * rng.normal(size=groups.shape)
+    one, each = sgp.kernels.RBF(1.0, 2.0), sgp.kernels.RBF(1.0, jnp.ones(2))
+    for kernel in (one, MeanKernel(2.0 * one + sgp.kernels.White(0.1))):
+        for seed in range(5):
+            Z = start(X, 2, kernel=kernel, seed=seed).Z
+            assert np.ptp(Z[:, 0]) > 90.0 and np.ptp(Z[:, 1]) < 0.5
+    # Of one column it is the same to the last bit.
+    X = X[:, :1]
+    assert np.array_equal(start(X, 5, kernel=one).Z, start(X, 5).Z)
+    dims = sgp.kernels.RBF(active_dims=(0,))
+    for kernel in (
+        each,
+        MeanKernel(one * each),
+        MeanKernel(dims),
+        MeanKernel(sgp.kernels.White()),
+    ):
+        assert not kernel.is_isotropic
+    batch = sgp.kernels.Matern32(jnp.ones(3), jnp.ones(3))
+    assert MeanKernel(batch).is_isotropic and batch.is_isotropic
 
 
 @pytest.mark.slow
