@@ -140,8 +140,9 @@ def to_arviz(
         ``calibration`` is something else.
     :raises ValueError: if an MCMC was not run, an SVI comes without its result or an
         MCMC with one, with k-hat or a calibration, ``result`` is of another guide, draws
-        do not fit the arguments or are NaN, the arguments have no data or make the model
-        take a minibatch, or ``dims`` names a site that is not there.
+        do not fit the arguments or are NaN, the arguments have no data, so many rows that
+        covariances of f cannot fit into memory, or make the model take a minibatch, or
+        ``dims`` names a site that is not there.
 
     **Example:**
 

@@ -16,6 +16,7 @@ from numpyro_sgp._programs import mapped, on_data
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions import KeptPosterior, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
+from numpyro_sgp.guides.memory import check_joint
 from numpyro_sgp.guides.messengers import Drawn, FirstRows, Params, Plates, run_model
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.guides.prepared import PreparedGuide
@@ -282,6 +283,7 @@ class AutoSparseGP(PreparedGuide):
             out.
         :param sample_shape: shape of the sample.
         :return: values by site, each of shape ``sample_shape + site shape``.
+        :raises ValueError: if covariances of all rows of f cannot fit into memory.
         """
         check_key(rng_key)
         sample_shape = check_sample_shape(sample_shape)
@@ -293,6 +295,8 @@ class AutoSparseGP(PreparedGuide):
             guide_key, model_key = jax.random.split(key)
             guide = handlers.substitute(handlers.seed(self, guide_key), data=params)
             guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
+            for name in self.approximations:
+                check_joint(name, guide_trace[name]["value"])
             model = handlers.substitute(handlers.seed(self.model, model_key), data=params)
             model = Drawn(handlers.replay(model, guide_trace))
             model_trace = handlers.trace(model).get_trace(*args, **kwargs)

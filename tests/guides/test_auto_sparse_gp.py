@@ -20,6 +20,7 @@ from numpyro.infer.autoguide import (
 )
 
 import numpyro_sgp as sgp
+from numpyro_sgp.guides import memory
 from tests import helpers
 
 
@@ -780,3 +781,27 @@ def test_a_subsampled_plate_made_twice_is_refused():
     X, y = helpers.regression_data(12)
     with pytest.raises(ValueError, match="'data' twice"):
         sgp.AutoSparseGP(model, sgp.SVGP(3)).setup(X, y)
+
+
+def test_joint_draws_of_too_many_rows_are_refused_before_they_are_tried(monkeypatch):
+    """As 60,000 rows are on most machines: 43 GB."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    X = jnp.linspace(0.0, 1.0, 1000)[:, None]
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    guide.setup(X[:20], X[:20, 0])
+    params, key = guide.known().starts, jax.random.key(0)
+    assert guide.sample_posterior(key, params, X)["f"].shape == (1000,)
+    monkeypatch.setattr(memory, "memory", lambda: 2e7)
+    assert guide.sample_posterior(key, params, X[:500])["f"].shape == (500,)
+    for shape in ((), (2,)):
+        with pytest.raises(ValueError, match="'f': joint draws at 1000 rows .* fewer rows"):
+            guide.sample_posterior(key, params, X, sample_shape=shape)
+
+
+def test_there_is_memory():
+    assert memory.memory() > 1e8
