@@ -320,15 +320,44 @@ def on_data(fn, args, kwargs, *trees, briefly=True):
 
 def begun_on_data(fn, args, kwargs, *trees, briefly=True, beside=True) -> Callable:
     """:func:`on_data`, to be called for what it returns, as :func:`begun`."""
-    leaves, structure = jax.tree.flatten((args, kwargs))
-    places = [i for i, leaf in enumerate(leaves) if is_data(leaf)]
+    data = Data(args, kwargs)
 
     def run(arrays, *trees):
-        filled = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
-        return fn(*jax.tree.unflatten(structure, filled.values()), *trees)
+        return fn(*data.filled(arrays), *trees)
 
-    arrays = [leaves[i] for i in places]
-    return begun(run, arrays, *trees, briefly=briefly, beside=beside)
+    return begun(run, data.arrays, *trees, briefly=briefly, beside=beside)
+
+
+class Data:
+    """
+    Arguments of a model, of which arrays are arguments of programs too: as constants they
+    take long to compile, and the program is of these numbers only.
+
+    :param args: positional ones.
+    :param kwargs: those by name.
+    :param known: whether arrays are constants all the same, for models that look at them.
+    """
+
+    def __init__(self, args, kwargs, known=False):
+        self._leaves, self._structure = jax.tree.flatten((args, kwargs))
+        pairs = enumerate(self._leaves)
+        self._places = [] if known else [i for i, leaf in pairs if is_data(leaf)]
+
+    @property
+    def arrays(self) -> list:
+        """What a program is given."""
+        return [self._leaves[i] for i in self._places]
+
+    @property
+    def size(self) -> int:
+        """How many numbers they have."""
+        return sum(map(np.size, self.arrays))
+
+    def filled(self, arrays):
+        """The arguments, ``(args, kwargs)``, with these arrays in them."""
+        values = dict(enumerate(self._leaves))
+        values |= dict(zip(self._places, arrays, strict=True))
+        return jax.tree.unflatten(self._structure, values.values())
 
 
 def _is_traced(leaf) -> bool:

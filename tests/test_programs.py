@@ -15,6 +15,8 @@ import numpyro_sgp as sgp
 from numpyro_sgp import _programs
 from numpyro_sgp._flat import Flat
 from numpyro_sgp._programs import begun, on_data, one_program, shared
+from numpyro_sgp.diagnostics.optimality import nats_left
+from numpyro_sgp.diagnostics.sparsity import sparsity_curve
 from numpyro_sgp.families import Block, BlockGaussian
 
 
@@ -152,6 +154,45 @@ def test_flat_vectors_are_those_of_jax():
             assert all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
     out = jax.jit(lambda v: flat.unravel(v)["a"][1])(jnp.arange(6.0))
     assert np.array_equal(out, [3.0, 4.0, 5.0])
+
+
+def test_a_check_of_other_data_of_the_same_shapes_compiles_next_to_nothing(compiled):
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.4), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    rng = np.random.default_rng(0)
+
+    def check():
+        X = rng.normal(size=(31, 1))
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=np.zeros((1, 1))))
+        return sgp.fit(model, guide, (X, np.sin(X[:, 0])), progress_bar=False).check()
+
+    found = check()
+    assert found.causes["inducing points"].nats > 1.0 and found.evidence.upper < 0.0
+    compiled.clear()
+    check()
+    assert len(compiled) <= 1  # that of rows that the likelihood ties together
+
+
+def test_diagnostics_of_a_model_that_looks_at_its_data():
+    def model(X, y=None, looks=True):
+        if looks and y is not None and np.max(np.asarray(y)) > 1e6:
+            raise ValueError("too large")
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.4), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    X = np.linspace(0.0, 3.0, 31)[:, None]
+    data = X, np.sin(X[:, 0])
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    guide.setup(*data)
+    params = guide.known().starts
+    for told in (nats_left, lambda *given: sparsity_curve(*given).gained[-1]):
+        plain = told(guide, params, *data, False)
+        assert 1.0 < plain < np.inf
+        np.testing.assert_allclose(told(guide, params, *data), plain, rtol=1e-6)
 
 
 # ---- posteriors, whose parts are programs -----------------------------------------------

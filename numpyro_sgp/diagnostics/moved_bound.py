@@ -1,6 +1,5 @@
 """The bound of a fit as a function of the marginals of f, and what Z leaves of f."""
 
-from contextlib import suppress
 from typing import NamedTuple
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 from jax import Array
 from numpyro import handlers
 
-from numpyro_sgp._programs import NEEDS_KNOWN_DATA, shared
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, Data, shared
 from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.families import QU
@@ -19,6 +18,7 @@ from numpyro_sgp.tracing.coupling import feeding
 
 #: Rows up to which points are added.
 MAX_ROWS = 100_000
+_FEW_NUMBERS = 2e5  # of the data, with which a program is compiled briefly
 _CHEAP = 2e5  # rows times points up to which more points are tried
 _NOTHING = 1e-3  # nats for the sake of which no point is added
 
@@ -59,14 +59,16 @@ class MovedBound:
     def __init__(self, guide, loss, args, kwargs):
         self.guide, self.loss = guide, loss
         self.args, self.kwargs = as_arrays(guide.model, args, kwargs)
+        self._data = Data(self.args, self.kwargs)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.relaxations: dict[str, type] = {}
         self.num_inducing = 0
         self._sites: dict = {}
         self._terms = jax.jit(self._terms_of)  # traced once, for looks and for slopes
-        slopes = jax.value_and_grad(self._value, argnums=2, has_aux=True)
-        self._slopes = shared(slopes, briefly=True)
-        self._fields = shared(self._fields_of, briefly=True)
+        slopes = jax.value_and_grad(self._value, argnums=3, has_aux=True)
+        few = self._data.size < _FEW_NUMBERS
+        self._slopes = shared(slopes, briefly=few)
+        self._fields = shared(self._fields_of, briefly=few)
         self._columns = shared(self._columns_of, briefly=True)
 
     def why_unknown(self, params, max_rows: int) -> str:
@@ -78,7 +80,7 @@ class MovedBound:
         why: list[str] = []
 
         def run(params):
-            posteriors = self._posteriors(jax.random.key(0), params, why)
+            posteriors = self._posteriors(self._data.arrays, jax.random.key(0), params, why)
             for name, posterior in posteriors.items():
                 self.shapes[name] = posterior.shape()
                 self.num_inducing += sum(p.shape[-2] for p in posterior.inducing)
@@ -108,17 +110,21 @@ class MovedBound:
         self.dtype = dtype
         if not why:
             still = self.as_shift(self.no_shift())
-            jax.eval_shape(self._terms, jax.random.key(0), params, still)
+            given = jax.random.key(0), params, still
+            try:
+                jax.eval_shape(self._terms, self._data.arrays, *given)
+            except NEEDS_KNOWN_DATA:  # a model that looks at its data
+                self._data = Data(self.args, self.kwargs, known=True)
+                jax.eval_shape(self._terms, self._data.arrays, *given)
             if any(site.coupling.couples for site in self._sites.values()):
                 why.append("the likelihood ties rows together")
         return why[0] if why else ""
 
     def prepare(self, params) -> None:
         """Begins to compile beside, where :meth:`why_unknown` is empty."""
-        key = jax.random.key(0)
-        with suppress(*NEEDS_KNOWN_DATA):
-            self._slopes.prepare(key, params, self.as_shift(self.no_shift()))
-            self._fields.prepare(key, params)
+        given = self._data.arrays, jax.random.key(0), params
+        self._slopes.prepare(*given, self.as_shift(self.no_shift()))
+        self._fields.prepare(*given)
 
     def _below(self, params, dtype):
         def trace_at(f):
@@ -127,7 +133,7 @@ class MovedBound:
 
         return feeding(trace_at, self.shapes, dtype)
 
-    def _posteriors(self, key, params, why=None):
+    def _posteriors(self, arrays, key, params, why=None):
         """The posteriors at GP sites, for the draws that the loss makes with this key."""
         found = {}
 
@@ -142,11 +148,12 @@ class MovedBound:
         run = handlers.substitute(handlers.seed(self.guide, guide_key), data=dict(params))
         at_sites = messages.AtGPSites(at_site, are=messages.is_sparse_posterior)
         with handlers.block(), handlers.trace() as trace, at_sites:
-            run(*self.args, **self.kwargs)
+            args, kwargs = self._data.filled(arrays)
+            run(*args, **kwargs)
         checks.check_whole_plates(trace, "what inducing points lose is of all rows")
         return found
 
-    def _fields_of(self, key, params):
+    def _fields_of(self, arrays, key, params):
         def field(posterior):
             prior, shape = posterior.prior, posterior.shape()
             A = posterior.projection
@@ -164,22 +171,23 @@ class MovedBound:
                 factor, q = posterior.relaxation.factor, posterior.bound_marginals()[1]
             return Field(A, variance, left, prior.X, *map(by_row, (mean, q, factor)))
 
-        return {name: field(p) for name, p in self._posteriors(key, params).items()}
+        found = self._posteriors(arrays, key, params)
+        return {name: field(posterior) for name, posterior in found.items()}
 
-    def _columns_of(self, key, params, name_points):
+    def _columns_of(self, arrays, key, params, name_points):
         ((name, points),) = name_points.items()
-        posterior = self._posteriors(key, params)[name]
+        posterior = self._posteriors(arrays, key, params)[name]
         shape = posterior.shape()
         K = posterior.prior.kernel(points.reshape(*shape[:-1], 1, -1), posterior.prior.X)
         return jnp.broadcast_to(K[..., 0, :], shape).reshape(-1, shape[-1])
 
-    def _terms_of(self, key, params, shift):
-        where = self.guide.model, self.guide, self.args, self.kwargs
+    def _terms_of(self, arrays, key, params, shift):
+        where = self.guide.model, self.guide, *self._data.filled(arrays)
         terms, self._sites = self.loss.moved(key, shift, params, *where)
         return terms
 
-    def _value(self, key, params, shift):
-        terms = self._terms(key, params, shift)
+    def _value(self, arrays, key, params, shift):
+        terms = self._terms(arrays, key, params, shift)
         return sum(jnp.sum(term) for term in terms.values()), terms
 
     def observed(self, params) -> set[str]:
@@ -200,7 +208,7 @@ class MovedBound:
 
     def fields(self, key, params) -> dict[str, Field]:
         """By site, in NumPy."""
-        return jax.tree.map(np.asarray, self._fields(key, params))
+        return jax.tree.map(np.asarray, self._fields(self._data.arrays, key, params))
 
     def as_shift(self, moved: dict) -> dict:
         """From (means, variances) by site, ``(Q, N)``, to what :meth:`terms` takes."""
@@ -216,7 +224,8 @@ class MovedBound:
 
     def terms(self, key, params) -> dict[str, Array]:
         """Contributions to the bound by site, nothing moved."""
-        (_, terms), _ = self._slopes(key, params, self.as_shift(self.no_shift()))
+        where = self._data.arrays, key, params
+        (_, terms), _ = self._slopes(*where, self.as_shift(self.no_shift()))
         return terms
 
     def look(self, key, params, moved) -> tuple[float, dict]:
@@ -224,7 +233,8 @@ class MovedBound:
         The bound with marginals moved, and its slopes by site: those by the means, and
         minus twice those by the variances, ``(Q, N)``.
         """
-        (value, _), slopes = self._slopes(key, params, self.as_shift(moved))
+        where = self._data.arrays, key, params
+        (value, _), slopes = self._slopes(*where, self.as_shift(moved))
         slopes = {k: np.asarray(slope, dtype=float) for k, slope in slopes.items()}
         by_site = {
             name: tuple(
@@ -270,6 +280,7 @@ class MovedBound:
         jitter = default_jitter(self.dtype) * np.mean(field.prior, axis=-1)
         R = np.zeros((Q, most, N), self.dtype)
         chosen: list[np.ndarray] = []
+        where = self._data.arrays, key, params
         free = np.ones((Q, N))
         for j in range(most):
             if order is None:
@@ -289,7 +300,7 @@ class MovedBound:
                 X = np.broadcast_to(X, batch).reshape(Q, N, -1)[each, at]
             else:
                 X = X[at]
-            K = np.asarray(self._columns(key, params, {name: X}))
+            K = np.asarray(self._columns(*where, {name: X}))
             a = A[0][:, at].T if shared else A[each, :, at]
             column = K - np.matmul(a[:, None, :], A)[:, 0]
             column = column - np.einsum("qjn,qj->qn", R[:, :j], R[each, :j, at])

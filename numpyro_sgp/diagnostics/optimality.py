@@ -1,14 +1,14 @@
 """Has a fit converged? What q(u) has left to gain, and whether the loss still falls."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgp._flat import Flat
-from numpyro_sgp._programs import NEEDS_KNOWN_DATA, shared
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, Data, shared
 from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.families import Block
@@ -175,33 +175,41 @@ def begin_nats_left(guide, params, args, kwargs, loss, rng_key, max_rows=None) -
     if why:
         return lambda: (float("nan"), why)
 
-    def objective(number, steps):
+    data = Data(args, kwargs)
+
+    def objective(given, steps):
+        params, rng_key, number, arrays = given
         key = jax.random.fold_in(rng_key, number)
 
         def moved(*args, **kwargs):
             with _moving(steps):
                 return guide(*args, **kwargs)
 
+        args, kwargs = data.filled(arrays)
         found = loss.loss(key, params, guide.model, moved, *args, **kwargs)
         return sum(jax.tree.leaves(found))  # by site where it has sum_sites=False
 
     slopes = shared(jax.value_and_grad(objective, argnums=1), briefly=True)
-    numbers = [np.int32(i) for i in range(_NUM_KEYS)]
-    with suppress(*NEEDS_KNOWN_DATA):
-        slopes.prepare(numbers[0], still)
+    first = params, rng_key, np.int32(0), data.arrays
+    try:
+        slopes.prepare(first, still)
+    except NEEDS_KNOWN_DATA:  # a model that looks at its data
+        data = Data(args, kwargs, known=True)
+        first = *first[:3], data.arrays
 
     def finish():
-        pairs = (slopes(number, still) for number in numbers)
-        (value, first), (other, second) = next(pairs), next(pairs)
+        numbers = map(np.int32, range(_NUM_KEYS))
+        pairs = (slopes((*first[:2], i, first[3]), still) for i in numbers)
+        (value, slope), (other, second) = next(pairs), next(pairs)
         value, other = float(value), float(other)
         if not (np.isfinite(value) and np.isfinite(other)):
             return float("nan"), "the loss is not finite"
         if value == other:
-            parts = _parts(first)
+            parts = _parts(slope)
             if len(parts) == 1 and parts[0][1].ndim == 2:
                 return _sum_of_steps(parts), ""
-            return _joint_step(objective, numbers[0], still, first), ""
-        return _extrapolated([first, second, *(found for _, found in pairs)]), ""
+            return _joint_step(objective, first, still, slope), ""
+        return _extrapolated([slope, second, *(found for _, found in pairs)]), ""
 
     return finish
 
@@ -334,7 +342,7 @@ def _sum_of_steps(parts) -> float:
     return float(total)
 
 
-def _joint_step(objective, number, still, slopes) -> float:
+def _joint_step(objective, given, still, slopes) -> float:
     """
     The covariances' share of that, and what all means gain together: half of r' H^-1 r with
     H the Hessian by all v, preconditioned by its blocks W.
@@ -347,18 +355,18 @@ def _joint_step(objective, number, still, slopes) -> float:
     def means(steps):
         return {name: [v for v, _ in pairs] for name, pairs in steps.items()}
 
-    def slope(v):
+    def slope(given, v):
         steps = {
             name: [(v, T) for v, (_, T) in zip(v[name], pairs, strict=True)]
             for name, pairs in still.items()
         }
-        return means(jax.grad(objective, argnums=1)(number, steps))
+        return means(jax.grad(objective, argnums=1)(given, steps))
 
     zeros = means(still)
     flat = Flat(zeros)
 
-    def along(direction):
-        _, Hd = jax.jvp(slope, (zeros,), (direction,))
+    def along(given, direction):
+        _, Hd = jax.jvp(partial(slope, given), (zeros,), (direction,))
         return Hd
 
     times_hessian = shared(along)
@@ -375,7 +383,7 @@ def _joint_step(objective, number, still, slopes) -> float:
     for _ in range(_MOST_STEPS):
         if rz <= 1e-10 * max(gained, 1e-6):
             break
-        Hp = flat.ravel(times_hessian(flat.unravel(p))).astype(float)
+        Hp = flat.ravel(times_hessian(given, flat.unravel(p))).astype(float)
         curvature = p @ Hp
         if curvature <= 0.0:
             return float("inf")

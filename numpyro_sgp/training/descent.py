@@ -11,7 +11,7 @@ from numpyro.primitives import Messenger
 from scipy.optimize import OptimizeResult, minimize
 
 from numpyro_sgp._flat import Flat
-from numpyro_sgp._programs import NEEDS_KNOWN_DATA, is_data, shared
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, Data, shared
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.tracing import checks
 from numpyro_sgp.training.natural_gradients import (
@@ -75,14 +75,8 @@ class Descent:
         # As svi.evaluate does, so that it gives the same number.
         _, loss_key = jax.random.split(state.rng_key)
 
-        # Data are arguments of the compiled program: as constants they slow compilation.
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        places = [i for i, leaf in enumerate(leaves) if is_data(leaf)]
-        self._data = [leaves[i] for i in places]
-
-        def filled(data):
-            values = dict(enumerate(leaves)) | dict(zip(places, data, strict=True))
-            return jax.tree.unflatten(structure, values.values())
+        given = Data(args, kwargs)
+        self._data, filled = given.arrays, given.filled
 
         def at(free, data):
             args, kwargs = filled(data)
