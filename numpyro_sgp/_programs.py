@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import inspect
+import re
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -41,13 +42,13 @@ def program(owner, fn):
         def call(*arrays, static):
             return fn(itself(), *arrays, static=static)
 
-        options = _options(briefly=False)
+        options = _options(briefly=False, batches=True)
         programs[fn] = jax.jit(call, static_argnames="static", compiler_options=options)
     return programs[fn]
 
 
 # Compiles in half of the time on a CPU what then runs as fast.
-_PLAIN: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+_PLAIN = "xla_cpu_use_fusion_emitters", False
 # Programs that run once, or a few times for a moment, are compiled in a quarter of that.
 _QUICK: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
@@ -55,21 +56,32 @@ _QUICK: dict[str, Any] = {
 }
 
 
-def _options(briefly: bool) -> dict[str, Any] | None:
-    """Options of the compiler, None for none."""
+# Calls of LAPACK for a batch of matrices wait in a thread of a pool for tasks that the same
+# pool has: side by side, as many of them as it has threads wait for ever (jaxlib 0.10).
+_IN_TURN = "xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+_BATCH = re.compile(r"custom_call @lapack_[^\n]*: \(tensor<\d+x\d+x\d+x")
+
+
+def _options(briefly: bool, batches: bool) -> dict[str, Any] | None:
+    """
+    Options of the compiler, None for none.
+
+    :param batches: whether LAPACK may be called for batches of matrices.
+    """
     if jax.default_backend() != "cpu":
         return None
-    return (_plain() | (_QUICK if briefly else {})) or None
+    found = _if_known(_PLAIN) | (_if_known(_IN_TURN) if batches else {})
+    return (found | (_QUICK if briefly else {})) or None
 
 
 @functools.cache
-def _plain() -> dict[str, Any]:
-    """:data:`_PLAIN`, if this jaxlib has it (those before 0.12 do)."""
+def _if_known(options: tuple) -> dict[str, Any]:
+    """One option, if this jaxlib has it (not all versions do)."""
     try:
-        jax.jit(lambda: 0).lower().compile(_PLAIN)
+        jax.jit(lambda: 0).lower().compile(dict([options]))
     except jax.errors.JaxRuntimeError:
         return {}
-    return _PLAIN
+    return dict([options])
 
 
 class shared:  # noqa: N801, as jax.jit
@@ -84,7 +96,7 @@ class shared:  # noqa: N801, as jax.jit
 
     def __init__(self, fn, briefly=False):
         self._fn = fn
-        self._options = _options(briefly)
+        self._briefly = briefly
         self._programs = OrderedDict()
 
     def __call__(self, *args):
@@ -118,16 +130,17 @@ class shared:  # noqa: N801, as jax.jit
 
         lowered = jax.jit(run, keep_unused=True).lower(*leaves)
         text = lowered.as_text()
+        options = _options(self._briefly, bool(_BATCH.search(text)))
         main = text[text.index("@main(") :].split("->")[0]
         # What is not in the text cannot be told apart by it.
         if "callback" in text or "__elided__" in text or main.count("%arg") != len(leaves):
-            return _start(lowered, self._options, beside), out
+            return _start(lowered, options, beside), out
         seen = [_seen(leaf) for leaf in leaves]
-        told = text, seen, self._options, jax.config.jax_default_device
+        told = text, seen, options, jax.config.jax_default_device
         key = hashlib.sha256(repr(told).encode()).digest()
         known = _COMPILED.pop(key, None)
         if known is None or (known.done() and known.exception() is not None):
-            known = _start(lowered, self._options, beside)
+            known = _start(lowered, options, beside)
         _COMPILED[key] = known  # as the one used last
         while len(_COMPILED) > _KEPT:
             _COMPILED.popitem(last=False)

@@ -19,6 +19,12 @@ _ALONE = threading.RLock()
 _CHOSEN = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 
 
+def few_cores() -> bool:
+    """Whether JAX runs on a CPU with up to :data:`FEW_CORES`."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return jax.default_backend() == "cpu" and (cores or os.cpu_count() or 1) <= FEW_CORES
+
+
 @functools.cache
 def one_thread() -> bool:
     """
@@ -31,11 +37,7 @@ def one_thread() -> bool:
 
     :return: whether it was done.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    many = (cores or os.cpu_count() or 1) > FEW_CORES
-    if many or any(name in os.environ for name in _CHOSEN):
-        return False
-    if jax.default_backend() != "cpu":
+    if any(name in os.environ for name in _CHOSEN) or not few_cores():
         return False
     found = [
         library

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.tree_util import Partial
 
 from numpyro_sgp._programs import at_once
@@ -15,6 +15,7 @@ from numpyro_sgp.distributions.gaussian_process import _as_inputs
 from numpyro_sgp.inducing.covariances import union
 from numpyro_sgp.kernels.base import features_of
 from numpyro_sgp.kernels.distances import PRECISION
+from numpyro_sgp.linalg.batches import triangular_solve
 
 _SMALL = 2**22  # numbers that are made in some hundredths of a second
 
@@ -135,7 +136,5 @@ def _solve(L, values, sample_ndim, transpose=False):
     columns = values.reshape(-1, *values.shape[sample_ndim:])
     columns = jnp.moveaxis(columns, 0, -1)
     L = jnp.broadcast_to(L, (*batch_shape, *L.shape[-2:]))
-    out = lax.linalg.triangular_solve(
-        L, columns, left_side=True, lower=True, transpose_a=transpose
-    )
+    out = triangular_solve(L, columns, left_side=True, lower=True, transpose_a=transpose)
     return jnp.moveaxis(out, -1, 0).reshape(*sample_shape, *values.shape[sample_ndim:])

@@ -14,6 +14,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro_sgp.families.base import QU, Factors, Family, Param, Sets, Shape, Start
 from numpyro_sgp.families.constraint import lower_triangular
 from numpyro_sgp.linalg import diagonal_of, solve_lower, triangular_product
+from numpyro_sgp.linalg.batches import cholesky, triangular_solve
 
 _HALVINGS = 20
 _MOST_GROWTH = 4.0  # of a variance in one natural step
@@ -363,10 +364,8 @@ def gaussian_step(mu, free, to_mu, to_free, rate):
     def stepped(rate):
         """P U^-T with upper U U' = I + rate (phi + phi'): lower triangular again."""
         flipped = jnp.flip(eye + rate * phi, (-2, -1))
-        U = jnp.flip(lax.linalg.cholesky(flipped, symmetrize_input=False), (-2, -1))
-        return lax.linalg.triangular_solve(
-            U, P, left_side=False, lower=False, transpose_a=True
-        )
+        U = jnp.flip(cholesky(flipped), (-2, -1))
+        return triangular_solve(U, P, left_side=False, lower=False, transpose_a=True)
 
     rate, new = _safe(rate, P, stepped, lambda P: jnp.sum(P**2, axis=-1))
     to_mu = to_mu.reshape(free.shape[:-1])

@@ -11,6 +11,7 @@ from jax import Array, lax
 from numpyro_sgp.families.base import QU, Factors, Family, Param, Start
 from numpyro_sgp.families.blocks import Block, BlockGaussian
 from numpyro_sgp.linalg import matmul, solve_lower
+from numpyro_sgp.linalg.batches import cholesky
 
 _MOST_VARIANCE = 10.0  # of whitened variables, in units of the prior's
 _MOST_GROWTH = 4.0  # of a variance in one step
@@ -113,7 +114,7 @@ def _values(L, linear, precision):
     given = eye + _symmetric(matmul(L.mT, root))
 
     def factors(B):
-        C = lax.linalg.cholesky(B, symmetrize_input=False)
+        C = cholesky(B)
         return C, solve_lower(C, jnp.broadcast_to(eye, C.shape)).mT
 
     C, P = factors(given)
@@ -180,9 +181,7 @@ def _share(G, rate):
 
     def fits(share):
         step = 2.0 * rate * share[..., None, None] * G
-        C = lax.linalg.cholesky(
-            (1.0 - 1.0 / _MOST_GROWTH) * eye + step, symmetrize_input=False
-        )
+        C = cholesky((1.0 - 1.0 / _MOST_GROWTH) * eye + step)
         return jnp.all(jnp.isfinite(C), axis=(-2, -1))
 
     def go_on(carry):

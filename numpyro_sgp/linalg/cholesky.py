@@ -9,6 +9,7 @@ from jax import Array, lax
 from jax.sharding import AxisType, PartitionSpec
 from jax.typing import DTypeLike
 
+from numpyro_sgp.linalg.batches import cholesky
 from numpyro_sgp.linalg.triangular import (
     diagonal_of,
     half_congruence,
@@ -244,7 +245,7 @@ def _search(K, scale, jitter, largest):
 
     def factor(level):
         A = K + (level * scale)[..., None, None] * eye
-        return lax.linalg.cholesky(_T(A), symmetrize_input=False)
+        return cholesky(_T(A))
 
     def failed(L):
         return ~jnp.all(jnp.isfinite(diagonal_of(L)), axis=-1)

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_sgp.linalg.batches import triangular_solve
+
 # On a CPU, larger matrices are taken in blocks, at most four a side and, but for those,
 # no larger than `_BLOCK`. Measured on one core at 1024, in units of one product of two
 # dense matrices, in float32 (float64): the transpose of `half_congruence` 1.6 (1.5),
@@ -55,7 +57,7 @@ def solve_lower(L: Array, B: Array, transpose: bool = False) -> Array:
     else:
         L = jnp.broadcast_to(L, (*batch, *L.shape[-2:]))
         rows = jnp.broadcast_to(B, (*batch, *B.shape[-2:])).mT
-    out = lax.linalg.triangular_solve(L.mT, rows, left_side=False, transpose_a=transpose)
+    out = triangular_solve(L.mT, rows, left_side=False, transpose_a=transpose)
     return out.reshape(*batch, B.shape[-1], B.shape[-2]).mT
 
 
@@ -142,7 +144,7 @@ def _half_congruence(L, K, size):
     """
     if L.shape[-1] <= size:
         # The order of sides and transposes that needs no copies, as in `solve_lower`.
-        solve = partial(lax.linalg.triangular_solve, L.mT)
+        solve = partial(triangular_solve, L.mT)
         G = solve(solve(K.mT, left_side=False), left_side=True, transpose_a=True).mT
         return (jnp.triu(G) - 0.5 * G * jnp.eye(L.shape[-1], dtype=L.dtype)).mT
     (L1, _, L21, L2), (K1, K12, _, K2) = _quarters(L), _quarters(K)
