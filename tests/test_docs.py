@@ -53,7 +53,7 @@ def test_a_page_is_what_its_script_prints(script, name):
 
 
 def test_the_page_of_papers_is_what_its_script_prints(script):
-    studies = map(results, ("savigp", "regression", "mining"))
+    studies = map(results, ("savigp", "savigp_large", "regression", "mining"))
     page = script("papers").page(*studies)
     assert text(f"{RECORDS}/papers.md") == page + "\n"
 
