@@ -191,6 +191,7 @@ def test_a_row_has_the_density_of_the_outputs_that_are_not_masked(kind):
     assert_allclose(got, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base_guide", [AutoNormal, AutoMultivariateNormal])
 def test_random_latents_are_averaged(base_guide):
     def model(X, y=None):

@@ -17,7 +17,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .* values of a GaussianProce
 
 
 @pytest.mark.parametrize(
-    "kind", ["density", "handlers", pytest.param("draws", marks=pytest.mark.slow)]
+    "kind",
+    [
+        pytest.param("density", marks=pytest.mark.slow),
+        "handlers",
+        pytest.param("draws", marks=pytest.mark.slow),
+    ],
 )
 def test_programs_are_their_dense_twins(kind):
     found = programs.look(f"{kind}, 1000", each=1)

@@ -187,6 +187,7 @@ def two_sites_and_a_level(X, noise, y=None):
         numpyro.sample("y", dist.Normal(level + f + g, noise), obs=y)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.sampled_from([3, 12]), st.floats(0.05, 1.0))
 def test_the_bound_is_one(seed, number, noise):
     """Below the evidence with any number of inducing points, of two sites and an effect."""

@@ -310,6 +310,7 @@ def test_rows_in_blocks(few, both, monkeypatch):
     np.testing.assert_allclose(sd, both[1].posterior(*NEW)["eta"].sd, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_joint_guide_has_the_bound_of_dense_products():
     """And its slope, at any q(w), whose numbers are in another order."""
 
@@ -397,6 +398,7 @@ def test_rows_of_several_groups_are_dense(of_groups, few):
     assert field.groups is None and field.row_size == field.size == 17
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [False, True])
 def test_slopes_of_other_groups_are_told_apart_at_any_scale(x64, few):
     """A covariate of 60,000 does not hide that intercepts are of other groups."""

@@ -143,6 +143,7 @@ def test_draws_have_its_moments(data, trained):
         assert np.all(np.abs(draws.std(0) / q.sd - 1.0) < 4.5 / np.sqrt(2 * 4000))
 
 
+@pytest.mark.slow
 def test_float32_hyperparameters_and_subsampling(data):
     """Trained on batches of a plate, with a distribution of the noise and a parameter."""
     X, day, y = (jnp.asarray(a, jnp.float32 if a.ndim == 2 else None) for a in data)

@@ -185,6 +185,7 @@ def test_a_frame_of_inputs():
     assert found.predict(frame[:3], num_draws=64)["y"].mean.shape == (3,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2])
 def test_few_nodes_still_answer(number):
     def model(X, y=None):
@@ -222,6 +223,7 @@ def test_the_verdict(posterior):
     assert verdict.causes["point estimates"].nats == 0.0
 
 
+@pytest.mark.slow
 def test_draws_of_which_few_count_have_not_converged():
     """Whose number is no power of two, of which SciPy would warn."""
 
@@ -247,6 +249,7 @@ def test_the_number_of_draws_does_not_change_the_first_ones():
     assert _student_draws(np.zeros(2), np.eye(2), 1, seed=1).shape == (1, 2)
 
 
+@pytest.mark.slow
 def test_the_verdict_on_one_node_names_what_is_held_at_a_point():
     found = run(counts, (X, COUNTS), sgp.SVGP(2), max_nodes=1)
     tree = as_tree(found.to_arviz(num_samples=20))
@@ -310,6 +313,7 @@ def test_time_that_is_used_up_is_told():
     assert "more nodes are needed" in repr(found)
 
 
+@pytest.mark.slow
 def test_float32(posterior):
     with jax.enable_x64(False):
         single = run(counts, (X.astype(np.float32), COUNTS))
@@ -323,6 +327,7 @@ def test_float32(posterior):
 # ---- likelihoods ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_noise_that_is_a_function():
     """Two predictors in a row, one of them with an intercept of its own."""
     y = np.sin(X[:, 0]) + 0.3 * RNG.normal(size=30)
@@ -439,6 +444,7 @@ def test_predictors_of_several_rows():
     assert np.isfinite(dense.log_evidence)
 
 
+@pytest.mark.slow
 def test_options_that_are_no_arrays():
     def model(X, y=None, kind="normal"):
         f = site(X)
@@ -490,6 +496,7 @@ def test_handlers_around_latents(handler):
         run(model, (X, np.sin(X[:, 0])))
 
 
+@pytest.mark.slow
 def test_local_effects_at_other_rows():
     def model(X, y=None):
         with numpyro.plate("data", X.shape[0]):
