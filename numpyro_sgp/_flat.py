@@ -24,8 +24,10 @@ class Flat:
 
     def ravel(self, tree) -> np.ndarray:
         """The vector of another tree like the first."""
-        parts = [np.ravel(leaf) for leaf in jax.tree.leaves(tree)]
-        return np.concatenate([np.zeros(0, self.dtype), *parts]).astype(self.dtype)
+        leaves = map(np.ravel, jax.tree.leaves(tree))
+        # Of one type first: NumPy does not join all that JAX does.
+        parts = [leaf.astype(self.dtype) for leaf in leaves]
+        return np.concatenate([np.zeros(0, self.dtype), *parts])
 
     def unravel(self, vector):
         """The tree of a vector, which may be traced."""

@@ -152,6 +152,9 @@ def test_flat_vectors_are_those_of_jax():
             assert jax.tree.structure(found) == jax.tree.structure(wanted)
             pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
             assert all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
+    kinds = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(1, jnp.float16)}
+    mixed = Flat(kinds)  # which NumPy does not join
+    assert np.array_equal(mixed.ravel(kinds), np.ones(3)) and mixed.dtype == jnp.float32
     out = jax.jit(lambda v: flat.unravel(v)["a"][1])(jnp.arange(6.0))
     assert np.array_equal(out, [3.0, 4.0, 5.0])
 
@@ -224,6 +227,19 @@ class Changing:
         return LEVEL["now"] * self.variance * self.fixed * jnp.ones(A.shape[0])
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["function"], meta_fields=[]
+)
+@dataclasses.dataclass
+class Leafy:
+    """A mean function with a leaf that is no array."""
+
+    function: object
+
+    def __call__(self, X):
+        return self.function(X[:, 0])
+
+
 def posterior(kernel=None, mean=None, X=X):
     kernel = sgp.kernels.RBF(1.0, 0.5) if kernel is None else kernel
     q = BlockGaussian((Block(jnp.ones(4), jnp.eye(4)),))
@@ -261,6 +277,27 @@ def test_whole_functions_are_drawn_by_a_program_and_looked_at_by_another(compile
     with jax.disable_jit():
         plain = look(2.0, 1)
     np.testing.assert_allclose(other, plain, rtol=1e-8, atol=1e-8)  # of a solve by K_uu
+
+
+def test_sizes_of_drawn_functions_are_whole_numbers_of_any_kind():
+    q, key = posterior(), jax.random.key(0)
+    wanted = q.sample_functions(key, (2,), 16)(X)
+    for shape, number in (((jnp.array(2),), np.array(16)), (2, np.int64(16))):
+        assert np.array_equal(q.sample_functions(key, shape, number)(X), wanted)
+    for shape, number in (((2.0,), 16), ((2,), 16.0)):
+        with pytest.raises(TypeError):
+            q.sample_functions(key, shape, number)
+    with pytest.raises(TypeError, match="one random key"):
+        q.sample_functions(3, (2,), 16)
+
+
+@pytest.mark.filterwarnings("error::DeprecationWarning")
+def test_functions_with_a_mean_that_has_a_function_in_it():
+    mean = jax.tree_util.Partial(lambda f, X: f(X[:, 0]), jax.tree_util.Partial(jnp.sin))
+    tree = functools.partial(jax.tree.map, lambda x: x)
+    samples = tree(posterior(mean=mean).sample_functions(jax.random.key(0), (2,), 16))
+    leafy = dataclasses.replace(samples, mean_function=Leafy(jnp.sin))
+    np.testing.assert_allclose(leafy(X), samples(X), rtol=1e-12, atol=1e-12)
 
 
 @functools.wraps(level)

@@ -18,7 +18,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, SVI
 from numpyro.primitives import Messenger
 
-from numpyro_sgp._checks import check_whole
+from numpyro_sgp._checks import check_key, check_whole
 from numpyro_sgp._numpyro import arguments_of
 from numpyro_sgp._programs import mapped, on_data, split
 from numpyro_sgp._threads import alone
@@ -173,6 +173,7 @@ def to_arviz(
     from xarray import DataTree
 
     rng_key = jax.random.key(0) if rng_key is None else rng_key
+    check_key(rng_key)
     k_draws, k_sites, k_elbo = split(rng_key, 3)
     if isinstance(fit, MCMC):
         if result is not None:

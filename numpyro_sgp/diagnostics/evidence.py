@@ -100,7 +100,7 @@ def begin_bracket(
         why = f"there are {len(bound.shapes)} GP sites"
     if why:
         return partial(EvidenceBracket, nan, nan, why)
-    bound.prepare(params)
+    bound.prepare(params, rng_key)
     return partial(bracket_of, bound, params, rng_key)
 
 

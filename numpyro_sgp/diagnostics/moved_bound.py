@@ -120,9 +120,10 @@ class MovedBound:
                 why.append("the likelihood ties rows together")
         return why[0] if why else ""
 
-    def prepare(self, params) -> None:
+    def prepare(self, params, rng_key=None) -> None:
         """Begins to compile beside, where :meth:`why_unknown` is empty."""
-        given = self._data.arrays, jax.random.key(0), params
+        rng_key = jax.random.key(0) if rng_key is None else rng_key
+        given = self._data.arrays, rng_key, params
         self._slopes.prepare(*given, self.as_shift(self.no_shift()))
         self._fields.prepare(*given)
 

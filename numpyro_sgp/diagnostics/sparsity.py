@@ -157,7 +157,7 @@ def begin_curve(
         number = bound.num_inducing
         return partial(SparsityCurve, number, lost=0.0, needed=number)
     left = left or begin_nats_left(guide, params, args, kwargs, loss, rng_key)
-    bound.prepare(params)
+    bound.prepare(params, rng_key)
 
     def finish():
         nats, _ = left()

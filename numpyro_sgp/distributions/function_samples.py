@@ -63,7 +63,8 @@ class FunctionSamples:
         :raises ValueError: if X does not have the shape of a table.
         """
         X = _as_inputs(X)
-        numbers = max(jnp.size(leaf) for leaf in jax.tree.leaves(self)) * X.shape[-2]
+        arrays = [leaf for leaf in jax.tree.leaves(self) if hasattr(leaf, "shape")]
+        numbers = max((leaf.size for leaf in arrays), default=1) * X.shape[-2]
         return _values(self, X, briefly=numbers < _SMALL)
 
 

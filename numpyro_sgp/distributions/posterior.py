@@ -1,6 +1,7 @@
 """What every variational posterior at a GP site offers."""
 
 import copy
+import operator
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 
+from numpyro_sgp._checks import check_key, check_sample_shape
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.function_samples import FunctionSamples, draw_functions
 from numpyro_sgp.distributions.posterior_programs import in_one_program
@@ -234,7 +236,8 @@ class GPPosterior(dist.Distribution):
         """
         if isinstance(sample_shape, int):
             sample_shape = (sample_shape,)
-        static = tuple(sample_shape), num_features
+        check_key(rng_key)
+        static = check_sample_shape(sample_shape), operator.index(num_features)
         return self._draw_functions(rng_key, static=static)
 
     _draw_functions = in_one_program(draw_functions)

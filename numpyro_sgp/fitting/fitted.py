@@ -15,7 +15,7 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 
-from numpyro_sgp._checks import check_args
+from numpyro_sgp._checks import check_args, check_key
 from numpyro_sgp._programs import split
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics import to_arviz
@@ -308,6 +308,7 @@ class Fitted:
         :raises ValueError: if the fit has no arguments of the model at all.
         :raises TypeError: for kernels without random features.
         """
+        check_key(key, "key")
         if self.args is None and self.examples is not None:
             args, kwargs = self.examples
         else:
