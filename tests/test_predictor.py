@@ -103,6 +103,19 @@ def test_batches_have_all_rows_once():
         assert all(batch[1] is other or num_rows == 2 for batch, *_ in parts)
 
 
+def test_batches_of_arrays_on_the_host_are_no_copies_and_compile_nothing(count_compiled):
+    X, keys = jnp.arange(600.0), jax.random.split(jax.random.key(0), 600)
+    whole = np.asarray(X)
+    count_compiled()
+    first, second, last = (batch[0] for batch, *_ in row_batches([X, 3.0], 256))
+    assert count_compiled() == 0
+    assert np.shares_memory(first, whole) and np.shares_memory(second, whole)
+    assert np.array_equal(last[:88], whole[512:]) and (last[88:] == 599.0).all()
+    # Keys of random numbers have no array on the host.
+    batches = [batch[1] for batch, *_ in row_batches([X, keys], 256)]
+    assert all(batch.dtype == keys.dtype and len(batch) == 256 for batch in batches)
+
+
 def test_a_plate_with_a_size_of_its_own_gets_rows_as_they_are():
     def fixed(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

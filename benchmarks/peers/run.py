@@ -588,7 +588,7 @@ def main(args):
 
         write(args.results, args.docs)
         return
-    args.results.mkdir(parents=True, exist_ok=True)
+    args.results.parent.mkdir(parents=True, exist_ok=True)
     with open(os.devnull if args.log is None else args.log, "a") as args.log:
         for name in args.parts:
             globals()[name](args)

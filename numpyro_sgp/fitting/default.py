@@ -257,7 +257,14 @@ def _train(
     stepper, race, settling, descent = Stepper(problem, size), None, None, None
     if before is not None and before.args is args:
         descent = before.descent
-    if whole and descent is None:  # what takes longest to compile before all else
+    if before is None and start is None and problem.natural:
+        # Fast steps of Adam make components of a mixture, which has none, collapse.
+        race = Race(stepper, whole)
+        race.prepare(for_race)
+        if whole and Settling.wanted(problem, limits):
+            settling = Settling(stepper)
+            settling.prepare(problem.free, for_race)
+    if whole and descent is None:  # in the order in which they are needed
         descent = descent_of(problem, for_training)
         descent.prepare()
     if before is not None:
@@ -266,12 +273,6 @@ def _train(
         known = {name: v for name, v in start.items() if name in problem.free}
         starts = [{**problem.free, **unconstrained(svi, known)}]
     else:
-        if problem.natural:  # fast steps of Adam make components of a mixture collapse
-            race = Race(stepper, whole)
-            race.prepare(for_race)
-            if whole and Settling.wanted(problem, limits):
-                settling = Settling(stepper)
-                settling.prepare(problem.free, for_race)
         starts = lengthscale_starts(problem)
         starts += random_starts(problem, for_starts, restarts - 1)
         if race is not None:

@@ -60,7 +60,7 @@ class Problem:
         self.free: dict = svi.optim.get_params(state.optim_state)
         arrays, self._static = split_static((args, {**kwargs, **svi.static_kwargs}))
         #: Arrays among the arguments.
-        self.arrays: list[Array] = [jnp.asarray(a) for a in arrays]
+        self.arrays: list[Array] = jax.device_put(arrays)
         self.args, self.kwargs = args, kwargs
         #: Number N of rows, and the plates whose rows a batch may be of (or none).
         self.num_rows, self.plates = data_plates(self.guide, self.arrays, args, kwargs)

@@ -159,7 +159,7 @@ def lengthscale_starts(problem) -> list[dict]:
                 ratio = target / lengthscale
             else:
                 ratio = np.exp(np.mean(np.log(target)) - np.mean(np.log(lengthscale)))
-            moved[name] = jnp.asarray(value * ratio, free[name].dtype)
+            moved[name] = np.asarray(value * ratio, free[name].dtype)
         start = {**free, **unconstrained(problem.svi, moved)}
         if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(start)):
             found.append(start)
@@ -222,7 +222,7 @@ def with_drawn_means(problem, free: dict, rng) -> dict:
     for name in problem.profiled:
         if name.endswith("_mu"):
             draw = rng.normal(size=free[name].shape)
-            free[name] = jnp.asarray(draw.astype(free[name].dtype))
+            free[name] = jax.device_put(draw.astype(free[name].dtype))
     return free
 
 

@@ -43,7 +43,7 @@ class State(NamedTuple):
 
 
 def _zeros(like) -> Array:
-    return jnp.asarray(np.zeros(like.shape, like.dtype))
+    return jax.device_put(np.zeros(like.shape, like.dtype))
 
 
 class Stepper:

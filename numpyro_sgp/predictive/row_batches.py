@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
@@ -36,10 +37,27 @@ def row_batches(arrays: list, batch_size: int) -> Iterator[tuple[list, int, int]
     if size == num_rows:
         yield arrays, num_rows, num_rows
         return
+    arrays = [_on_host(a) if np.shape(a)[:1] == (num_rows,) else a for a in arrays]
     for start in range(0, num_rows, size):
-        rows = np.minimum(np.arange(start, start + size), num_rows - 1)
+        count = min(size, num_rows - start)
+        rows: Any = slice(start, start + size)
+        if count < size:
+            rows = np.minimum(np.arange(start, start + size), num_rows - 1)
         batch = [a[rows] if np.shape(a)[:1] == (num_rows,) else a for a in arrays]
-        yield batch, min(size, num_rows - start), size
+        yield batch, count, size
+
+
+def _on_host(array):
+    """
+    As NumPy's where JAX has it on the host too, which copies nothing: a part of an array of
+    JAX takes a program, and some tenths of a millisecond.
+    """
+    known = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
+    if not known or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return array
+    devices = array.devices()
+    here = len(devices) == 1 and all(device.platform == "cpu" for device in devices)
+    return np.asarray(array) if here else array
 
 
 def by_batches(

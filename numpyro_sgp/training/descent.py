@@ -11,7 +11,7 @@ from numpyro.primitives import Messenger
 from scipy.optimize import OptimizeResult, minimize
 
 from numpyro_sgp._flat import Flat
-from numpyro_sgp._programs import NEEDS_KNOWN_DATA, Data, shared
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, Data, shared, split
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.tracing import checks
 from numpyro_sgp.training.natural_gradients import (
@@ -73,7 +73,7 @@ class Descent:
         #: What a step of length one is, in the order of ``x``.
         self.step_scale = self._ravelled({**ones, **(scales or {})})
         # As svi.evaluate does, so that it gives the same number.
-        _, loss_key = jax.random.split(state.rng_key)
+        _, loss_key = split(state.rng_key, 2)
 
         given = Data(args, kwargs)
         self._data, filled = given.arrays, given.filled
@@ -238,7 +238,7 @@ class Descent:
     def free_now(self) -> dict:
         """Unconstrained parameters at the best point."""
         free = self._flat.unravel(self.x.astype(self._dtype))
-        return jax.tree.map(jnp.asarray, free)
+        return jax.device_put(free)
 
     def _ravelled(self, tree) -> np.ndarray:
         return self._flat.ravel(tree).astype(np.float64)
