@@ -216,8 +216,9 @@ def weighed(
     gap = np.log(weights.mean()) + top - log_weights.mean()
     if weights.sum() ** 2 < _FEWEST * np.sum(weights**2):  # too few in the tail to fit it
         khat = np.inf
-    variances = np.var(weights / weights.mean(), ddof=1) + np.var(log_weights, ddof=1)
-    error = float(np.sqrt(variances / len(log_weights)))
+    # By first derivatives of both means, which are of the same draws and move together.
+    terms = weights / weights.mean() - log_weights
+    error = float(np.std(terms, ddof=1) / np.sqrt(len(log_weights)))
     moments = {k: moments_of(smoothed, v) for k, v in (values or {}).items()}
     spread = float(np.std(log_weights))
     return Weighed(float(khat), float(gap), error, moments, spread)

@@ -262,6 +262,14 @@ def test_weights_that_one_draw_has_all_of_have_no_k_and_may_be_rounding():
     assert "enable_x64" in cause.mend
 
 
+@pytest.mark.parametrize("sd", [0.1, 0.5])
+def test_the_error_of_the_gap_is_its_spread_over_other_draws(sd):
+    found = sd * np.random.default_rng(0).normal(size=(200, 400))
+    gaps, errors = zip(*(khat.weighed(w)[1:3] for w in found), strict=True)
+    # The sd of 200 numbers has a standard error of 5 %, of some more with heavy tails.
+    assert_allclose(np.mean(errors), np.std(gaps), rtol=0.25)
+
+
 def test_a_number_that_is_the_same_in_all_draws_has_no_moments_to_compare():
     rng = np.random.default_rng(0)
     values = np.stack([np.ones(100), rng.normal(size=100)], axis=1)
