@@ -243,9 +243,10 @@ def random_starts(problem, key, number: int) -> list[dict]:
     flat = Flat(sizes)
     flat_sizes = flat.ravel(sizes)
     for own in jax.random.split(key, number) if number else ():
-        draw = generator(own).normal(size=flat_sizes.shape)
+        rng = generator(own)  # one of both, for numbers that are independent
+        draw = rng.normal(size=flat_sizes.shape)
         moves = flat.unravel(flat_sizes * draw.astype(flat_sizes.dtype))
-        start = with_drawn_means(problem, problem.free, generator(own))
+        start = with_drawn_means(problem, problem.free, rng)
         for name, move in moves.items():
             start[name] = jax.tree.map(
                 lambda p, m: p + m.astype(p.dtype), start[name], move

@@ -10,7 +10,7 @@ import pytest
 import numpyro_sgp as sgp
 from numpyro_sgp.fitting.batches import _FEWEST, _HASTE, _NATURAL, _RATE, _keep_rates, _Run
 from numpyro_sgp.fitting.progress import Limits
-from numpyro_sgp.fitting.starts import Race, Settling
+from numpyro_sgp.fitting.starts import Race, Settling, random_starts
 from tests.helpers import gaussian_model
 
 NO_LIMITS = Limits(0.1, None, None)
@@ -88,6 +88,20 @@ def test_rates_are_higher_where_there_is_time_for_few_steps(most, factor):
     assert np.allclose(natural, max(_NATURAL * factor, 0.1))
     assert others[-1] == pytest.approx(_RATE * factor, rel=0.5)
     assert run.rate == _RATE * factor
+
+
+def test_random_starts_have_other_numbers_for_means_than_for_hyperparameters():
+    free = {"hyper": np.zeros(4), "f_auto_qu_mu": np.zeros(4)}
+    guide = SimpleNamespace(roles=lambda: {"f_auto_qu_mu": "mean"})
+    problem = SimpleNamespace(
+        free=free,
+        guide=guide,
+        profiled=["f_auto_qu_mu"],
+        scales=lambda: {"hyper": np.ones(4)},
+    )
+    starts = random_starts(problem, jax.random.key(0), 2)
+    drawn = [np.asarray(start[name]) for start in starts for name in free]
+    assert len(np.unique(drawn)) == 16
 
 
 # ---- steps on all rows between the race and L-BFGS ---------------------------------------
