@@ -20,7 +20,7 @@ from numpyro_sgp._threads import alone
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting.batches import train_batches
 from numpyro_sgp.fitting.fitted import Fitted
-from numpyro_sgp.fitting.grow import grow, with_points
+from numpyro_sgp.fitting.grow import grow, most_points, with_points
 from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, constrained, unconstrained
 from numpyro_sgp.fitting.progress import AT_EDGE, Limits
 from numpyro_sgp.fitting.starts import (
@@ -205,15 +205,19 @@ def fit(
     elif isinstance(approximation, AutoSparseGP):
         fitted = train(approximation)
     elif any(option.is_auto for option in check_approximations(approximation)):
+        first = make(with_points(approximation, 1))
+        first.setup(*data, **kwargs)
+        allowed = most_points(approximation, first)
 
-        def begin(number, start, most):
-            guide = make(with_points(approximation, number))
-            return train(guide, start, steps=most if steps is None else min(most, steps))
+        def begin(number, start, few):
+            guide = make(with_points(approximation, number, allowed))
+            return train(guide, start, steps=few if steps is None else min(few, steps))
 
         def go_on(fitted):
             return train(fitted.guide, before=fitted)
 
-        fitted = grow(begin, go_on, data, kwargs, until, progress_bar)
+        most = max(allowed.values())
+        fitted = grow(begin, go_on, most, data, kwargs, until, progress_bar)
     else:
         fitted = train(make(approximation))
     fitted.seconds = time.monotonic() - started

@@ -6,6 +6,7 @@ import numpy as np
 from tqdm import tqdm
 
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
+from numpyro_sgp.guides.checks import assigned
 
 FIRST, LARGEST = 32, 512
 _ENOUGH_NATS = 1.0
@@ -13,14 +14,42 @@ _MOST_GROWTH = 4
 _FEW_STEPS = 60  # with each number before it is known whether that is enough
 
 
-def with_points(approximation, number: int):
-    """An approximation, or a dict of them, with a number in the place of ``"auto"``."""
+def with_points(approximation, number: int, most: dict[str, int] | None = None):
+    """
+    An approximation, or a dict of them, with a number in the place of ``"auto"``.
+
+    :param most: of :func:`most_points`: a dict by site then, with no more than that.
+    """
+    if most is not None:
+        options = assigned(approximation, [*most])
+        numbers = {name: min(number, limit) for name, limit in most.items()}
+        return {name: with_points(options[name], numbers[name]) for name in most}
     if isinstance(approximation, dict):
         return {name: with_points(option, number) for name, option in approximation.items()}
     return approximation.with_points(number) if approximation.is_auto else approximation
 
 
-def grow(begin, go_on, args: tuple, kwargs: dict, until: float | None, progress_bar):
+def most_points(approximation, guide) -> dict[str, int]:
+    """
+    The most inducing points that ``"auto"`` may be at each GP site; 0 where a number is
+    given already.
+
+    :param guide: one with any number of them, which is set up.
+    """
+    # Rows of the sites' own inputs, which the model may make of any of its arguments.
+    inputs = {name: site.X for name, site in guide.known().sites.items()}
+    options = assigned(approximation, [*inputs])
+    return {
+        name: options[name].most_points(len(np.unique(X, axis=0)))
+        if options[name].is_auto
+        else 0
+        for name, X in inputs.items()
+    }
+
+
+def grow(
+    begin, go_on, most: int, args: tuple, kwargs: dict, until: float | None, progress_bar
+):
     """
     Trains with more and more inducing points, until those that there are lose less than a
     nat (or a further one gains less than 0.1), 512 are reached, or time is up; a few steps
@@ -30,13 +59,13 @@ def grow(begin, go_on, args: tuple, kwargs: dict, until: float | None, progress_
 
     :param begin: from a number, starting parameters and a number of steps to a fit.
     :param go_on: from a fit to one that has converged.
+    :param most: points that there may be, 512 excepted.
     :param until: time on the monotonic clock.
     :return: the last fit; its ``grown`` has number of points, nats lost and seconds of each
         number.
     """
-    # There cannot be more points than distinct rows.
-    rows = len(np.unique(next(a for a in args if np.ndim(a)), axis=0))
-    number, start, grown = min(FIRST, rows), None, []
+    most = min(LARGEST, most)
+    number, start, grown = min(FIRST, most), None, []
     while True:
         begun = time.monotonic()
         fitted = begin(number, start, _FEW_STEPS)
@@ -46,13 +75,13 @@ def grow(begin, go_on, args: tuple, kwargs: dict, until: float | None, progress_
         if progress_bar:
             tqdm.write(f"{number} inducing points: {curve}")
         enough = not curve.lost > _ENOUGH_NATS or curve.needed == curve.num_inducing
-        if enough or number >= min(LARGEST, rows):
+        if enough or number >= most:
             break
         if until is not None and time.monotonic() >= until:
             break
         sites = max(1, len(guide.approximations))
         wanted = curve.needed // sites if curve.needed else _MOST_GROWTH * number
-        number = int(min(max(wanted, 2 * number), _MOST_GROWTH * number, LARGEST, rows))
+        number = int(min(max(wanted, 2 * number), _MOST_GROWTH * number, most))
         roles = guide.roles()
         start = {name: value for name, value in params.items() if name not in roles}
     if until is None or time.monotonic() < until:

@@ -166,6 +166,16 @@ class Approximation:
                 chosen[name] = number
         return replace(self, **chosen)
 
+    def most_points(self, rows: int) -> int:
+        """
+        The largest number in the place of ``"auto"``, in each set that has it.
+
+        :param rows: distinct rows of the inputs, among which sets are chosen that differ.
+        """
+        sizes = [size for size, at in self._sets() if isinstance(points_of(at), str)]
+        known = [size for size in sizes if size != AUTO]
+        return max((rows - sum(known)) // max(len(sizes) - len(known), 1), 1)
+
     @property
     def inter_domain(self) -> bool:
         """Whether a set is of inducing variables that are not values of f."""

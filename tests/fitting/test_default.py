@@ -345,6 +345,26 @@ def test_auto_grows_until_nothing_is_lost():
     assert exact - 2.0 < fitted.bound < exact + 1e-3
 
 
+def test_auto_has_at_most_the_distinct_inputs_of_each_gp_site():
+    def model(group, table, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.3), table["X"]))
+        days = group[:, None] * 1.0
+        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(), days))
+        with numpyro.plate("data", len(days)):
+            numpyro.sample("y", dist.Normal(f + g, 0.3), obs=y)
+
+    given = {"group": np.arange(20) % 3, "table": {"X": X[:20]}, "y": Y[:20]}
+    fitted = fit(model, sgp.SVGP("auto"), (), steps=2, **given)
+    found = {k: a.num_points for k, a in fitted.guide.approximations.items()}
+    assert found == {"f": 20, "g": 3} and fitted.grown[-1][0] == 20
+
+
+def test_auto_in_several_sets_is_what_rows_are_left_for():
+    kinds = sgp.SVGP("auto"), sgp.SOLVEGP("auto", ("auto",)), sgp.SOLVEGP("auto", 6)
+    assert [kind.most_points(21) for kind in kinds] == [21, 10, 15]
+    assert sgp.SOLVEGP("auto", orthogonal=X).most_points(21) == 21
+
+
 def test_auto_is_for_fit():
     guide = sgp.AutoSparseGP(known, sgp.SVGP("auto"))
     with pytest.raises(ValueError, match="'auto', which sgp.fit"):
