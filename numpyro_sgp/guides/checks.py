@@ -52,6 +52,7 @@ def checked_trace(model, args, kwargs) -> dict:
     for site in gp_sites:
         checks.check_inputs(site["name"], messages.unwrap(site["fn"])[0])
     checks.check_plates(trace)
+    checks.check_imputed(trace)
     if not any(s["is_observed"] for s in sample_sites):
         raise ValueError(
             "The model has no observed site. A guide is set up when it first runs, "

@@ -199,6 +199,28 @@ def _check_finite(name, site):
             )
 
 
+def check_imputed(trace) -> None:
+    """
+    :raises ValueError: if a response has an ``obs_mask``: NumPyro makes missing values
+        latents, which q takes to be independent of f, or of which it has the best value
+        only. They then count as data, and there is no observed site to be predicted.
+    """
+    kinds = {name: site["type"] for name, site in trace.items()}
+    after_gp = False  # what is before f, such as inputs, does not depend on it
+    for latent, site in messages.latents(trace).items():
+        after_gp = after_gp or messages.is_latent_gp(site)
+        name = latent.removesuffix("_unobserved")
+        made = {name: "deterministic", f"{name}_observed": "sample"}
+        if after_gp and name != latent and made.items() <= kinds.items():
+            raise ValueError(
+                f"Site '{name}' has an obs_mask, which makes its missing values a latent "
+                f"site '{latent}', and a guide would take them for data. Mask the site "
+                "instead, with any number in place of a missing one:\n"
+                "    with numpyro.handlers.mask(mask=mask):\n"
+                f"        numpyro.sample('{name}', ..., obs=y)"
+            )
+
+
 def check_latents(trace) -> None:
     """
     :raises ValueError: if a latent site is discrete.

@@ -468,6 +468,16 @@ def test_discrete_latents():
         start(model, sgp.SVGP(3), X, y)
 
 
+def test_a_response_with_an_obs_mask():
+    def model(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 1.0), obs=y, obs_mask=y > 0)
+
+    with pytest.raises(ValueError, match="'y' has an obs_mask"):
+        start(model, sgp.SVGP(3), *helpers.regression_data())
+
+
 def test_a_masked_gp_site():
     def model(X, y):
         with handlers.mask(mask=False):

@@ -31,6 +31,12 @@ def black_box(X, y=None):
     observe(sgp.BlackBox(log_prob, site("f", X)), y)
 
 
+def imputed(X, y=None):
+    f = site("f", X)
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y, obs_mask=np.arange(12) % 4 != 0)
+
+
 def deep(X, y=None):
     h = site("h", X)
     observe(dist.Normal(site("f", h[:, None]), 0.3), y)
@@ -42,6 +48,7 @@ def deep(X, y=None):
     [
         (black_box, sgp.SVGP(4), r"'y' is a BlackBox.*ScoreFunction\(1000\)"),
         (deep, sgp.SVGP(4), "Site 'f'.*on GP site 'h'.*sgp.fit without joint"),
+        (imputed, sgp.SVGP(4), "(?s)Site 'y' has an obs_mask.*handlers.mask.mask=mask"),
         (plain, sgp.MixtureSVGP(4), "GP site 'f'.*MixtureSVGP.*covariance='full'"),
         (plain, sgp.SVGP(4, covariance="diagonal"), "GP site 'f'.*'diagonal'"),
         (plain, sgp.SVGP(4, tight="diagonal"), "GP site 'f': tight bounds"),

@@ -209,6 +209,25 @@ def test_continuous_latents_are_accepted():
     checks.check_latents(trace_of(model))
 
 
+@pytest.mark.parametrize("kind", [dist.Normal, dist.Bernoulli])
+def test_an_imputed_response_is_refused_and_an_imputed_input_is_not(kind):
+    missing = jnp.arange(N) == 1
+
+    def model(response):
+        known = {"obs": jnp.ones(N), "obs_mask": ~missing}
+        with numpyro.plate("inputs", N):
+            numpyro.sample("x", dist.Normal(), **known)
+        f = numpyro.sample("f", gp())
+        with numpyro.plate("data", N):
+            if response:
+                numpyro.sample("y", kind(jnp.abs(f)), **known)
+
+    checks.check_imputed(trace_of(model, False))
+    match = r"(?s)Site 'y' has an obs_mask.*handlers.mask\(mask=mask\):.*sample\('y'"
+    with pytest.raises(ValueError, match=match):
+        checks.check_imputed(trace_of(model, True))
+
+
 def test_a_discrete_latent_is_refused():
     def model():
         f = numpyro.sample("f", gp())
