@@ -12,7 +12,16 @@ from numpy.testing import assert_allclose
 from numpyro.infer.autoguide import AutoNormal
 from scipy.integrate import quad
 from scipy.optimize import brentq
-from scipy.stats import nbinom, norm, poisson
+from scipy.stats import (
+    gamma,
+    halfnorm,
+    nbinom,
+    norm,
+    pareto,
+    poisson,
+    randint,
+    uniform,
+)
 
 import numpyro_sgp as sgp
 from numpyro_sgp.predictive import responses
@@ -230,6 +239,59 @@ def test_a_mixture_of_gaussians_has_the_quantiles_of_its_parts():
         )
         assert_allclose(total, [[0.2] * 3, [0.7] * 3], atol=tolerance)
     assert_allclose(found["f"].mean, q.mean, rtol=1e-12)
+
+
+def shifted(f):
+    transform = dist.transforms.AffineTransform(f, 2.0)
+    return dist.TransformedDistribution(dist.Gamma(2.0, 1.0), [transform])
+
+
+def of_two_parts(f):
+    """A mixture of which one part has no values below 0."""
+    parts = [dist.HalfNormal(jnp.ones_like(f)), dist.Normal(f, 1.0)]
+    halves = dist.Categorical(jnp.full(2, 0.5))
+    return dist.MixtureGeneral(halves, parts, support=dist.constraints.real)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "known", "observed"),
+    [
+        (
+            lambda f: dist.Uniform(f - 0.1, f + 0.1),
+            lambda y, f: uniform(f - 0.1, 0.2).cdf(y),
+            0.0,
+        ),
+        (
+            lambda f: dist.Pareto(jnp.exp(f), 3.0),
+            lambda y, f: pareto(3.0, scale=np.exp(f)).cdf(y),
+            9.0,
+        ),
+        (shifted, lambda y, f: gamma(2.0, f, 2.0).cdf(y), 3.0),
+        (of_two_parts, lambda y, f: 0.5 * (halfnorm.cdf(y) + norm(f, 1.0).cdf(y)), 1.0),
+        (
+            lambda f: dist.DiscreteUniform(jnp.floor(f), jnp.floor(f) + 3),
+            lambda y, f: randint(np.floor(f), np.floor(f) + 4).cdf(y),
+            1,
+        ),
+    ],
+    ids=["uniform", "pareto", "shifted", "of two parts", "discrete"],
+)
+def test_quantiles_where_the_support_depends_on_f(likelihood, known, observed):
+    guide = guide_of(likelihood, y=jnp.full(4, observed))
+    mean, sd = moments(guide)
+    levels = np.array([0.05, 0.5, 0.95])
+    found = sgp.predict(guide, PARAMS, X_NEW, quantiles=levels)["y"].quantiles
+    grid = np.linspace(-9.0, 9.0, 4001)  # fine: integrands have kinks and steps
+    f = mean[:, None] + sd[:, None] * grid
+
+    def cdf(y):
+        return known(y[..., None], f) @ norm.pdf(grid) * (grid[1] - grid[0])
+
+    levels = np.broadcast_to(levels[:, None], found.shape)
+    if isinstance(observed, int):
+        assert (cdf(found) >= levels).all() and (cdf(found - 1.0) < levels).all()
+    else:
+        assert_allclose(cdf(found), levels, atol=2e-3)
 
 
 def test_what_has_no_cdf_is_drawn():

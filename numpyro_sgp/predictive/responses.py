@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import ndtr, ndtri
+from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._programs import join_static
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.likelihoods import RobustMax
+from numpyro_sgp.predictive import cumulative
 from numpyro_sgp.predictive.mixture import MixtureParts, components, shapes_and_dtype
 from numpyro_sgp.tracing.messages import can_draw, innermost
 from numpyro_sgp.tracing.rows import sites_on_f
@@ -134,7 +136,7 @@ def _of_gp(weights, means, variances, levels):
     if len(means) == 1 or not levels.size:
         quantiles = mean + sd * ndtri(levels).reshape(-1, *(1,) * mean.ndim)
     else:
-        quantiles = _solved(cdf, levels, mean, sd, dist.constraints.real)
+        quantiles = _solved(cdf, levels, mean, sd)
     return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
 
 
@@ -218,7 +220,7 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
         has_moments = False
     has_cdf = not fn.event_shape or fn is not innermost(fn)
     try:
-        innermost(fn).cdf(jnp.zeros(fn.shape()))
+        cumulative.cdf(fn, jnp.zeros(fn.shape()))
     except NotImplementedError:
         has_cdf = False
     draws = None
@@ -244,9 +246,11 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
     elif has_cdf:
 
         def cdf(y):
-            return _average(lambda point: innermost(fn_at(point)).cdf(y), for_quantiles)
+            return _average(lambda point: cumulative.cdf(fn_at(point), y), for_quantiles)
 
-        quantiles = _solved(cdf, levels, mean, sd, fn.support)
+        bounds = _widest(fn_at, fn, for_quantiles)
+        is_discrete = bool(fn.support.is_discrete)
+        quantiles = _solved(cdf, levels, mean, sd, bounds, is_discrete)
     else:
         order = jnp.argsort(draws, axis=0)
         reached = jnp.cumsum(weights[order], axis=0)
@@ -294,6 +298,43 @@ def _sum(weights, values):
 
 def _average(of, points):
     """The weighted sum of ``of(point)``, a chunk of the points at a time."""
+
+    def add(total, values, weights):
+        sums = jax.tree.map(partial(_sum, weights), values)
+        return jax.tree.map(jnp.add, total, sums)
+
+    return _over_chunks(of, points, add, 0.0)
+
+
+def _widest(fn_at, fn, points) -> tuple:
+    """
+    What values of a response lie between, whatever the point.
+
+    :param fn: its distribution at some point.
+    """
+    known = cumulative.bounds(fn)
+    if all(map(not_jax_tracer, known)):
+        return known
+
+    def of(point):
+        lower, upper = (jnp.asarray(v, float) for v in cumulative.bounds(fn_at(point)))
+        return -lower, upper
+
+    def widen(found, values, weights):
+        del weights  # of a last point that is repeated too
+        return jax.tree.map(lambda f, v: jnp.fmax(f, v.max(axis=0)), found, values)
+
+    lower, upper = _over_chunks(of, points, widen, -jnp.inf)
+    return -lower, upper
+
+
+def _over_chunks(of, points, add, start):
+    """
+    What is made of ``of(point)``, a chunk of the points at a time.
+
+    :param add: from what there is, values of a chunk and its weights to what there is then.
+    :param start: what there is at first, everywhere.
+    """
     weights = points["weight"]
     shapes = jax.eval_shape(of, jax.tree.map(lambda v: v[0], points))
     numbers = max(int(np.prod(s.shape)) for s in jax.tree.leaves(shapes))
@@ -302,27 +343,28 @@ def _average(of, points):
     rows = jnp.minimum(jnp.arange(num_chunks * chunk), len(weights) - 1)
     weights = jnp.where(jnp.arange(num_chunks * chunk) < len(weights), weights[rows], 0.0)
 
-    def add(total, inputs):
+    def go_on(total, inputs):
         rows, weights = inputs
         values = jax.vmap(of)(jax.tree.map(lambda v: v[rows], points))
-        sums = jax.tree.map(partial(_sum, weights), values)
-        return jax.tree.map(jnp.add, total, sums), None
+        return add(total, values, weights), None
 
-    total = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    total = jax.tree.map(lambda s: jnp.full(s.shape, start, s.dtype), shapes)
     inputs = rows.reshape(-1, chunk), weights.reshape(-1, chunk)
-    return jax.lax.scan(add, total, inputs)[0]
+    return jax.lax.scan(go_on, total, inputs)[0]
 
 
-def _solved(cdf, levels, mean, sd, support):
+def _solved(cdf, levels, mean, sd, bounds=(-jnp.inf, jnp.inf), discrete=False):
     """
     Smallest y with ``cdf(y) >= level``, by bisection.
 
     :param cdf: from values of shape ``(levels, *shape)``.
     :param mean: where to begin to look, of shape ``shape``; where it is not finite, at 0.
     :param sd: how far at first, likewise.
+    :param bounds: what values lie between.
+    :param discrete: whether they are whole numbers.
     :return: shape ``(levels, *shape)``.
     """
-    if discrete := bool(support.is_discrete):
+    if discrete:
         of_numbers = cdf  # NumPyro's may be continuous between whole numbers
 
         def cdf(y):
@@ -332,7 +374,6 @@ def _solved(cdf, levels, mean, sd, support):
     centre = jnp.where(jnp.isfinite(mean), mean, 0.0)
     width = jnp.where(jnp.isfinite(sd) & (sd > 0), sd, 1.0)
     shape = (len(levels), *mean.shape)
-    bounds = _bounds(support)
     lowest = bounds[0] - 1 if discrete else bounds[0]  # where the cdf is 0
 
     def go_on(state):
@@ -369,10 +410,3 @@ def _solved(cdf, levels, mean, sd, support):
         low, high = jnp.floor(low), jnp.floor(high)
     high = jax.lax.while_loop(apart, halve, (0, low, high))[2]
     return high + 0.0  # no -0
-
-
-def _bounds(support):
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
-    lower = getattr(support, "lower_bound", -jnp.inf)
-    return lower, getattr(support, "upper_bound", jnp.inf)
