@@ -21,6 +21,7 @@ from scipy.stats import (
     poisson,
     randint,
     uniform,
+    vonmises,
 )
 
 import numpyro_sgp as sgp
@@ -292,6 +293,21 @@ def test_quantiles_where_the_support_depends_on_f(likelihood, known, observed):
         assert (cdf(found) >= levels).all() and (cdf(found - 1.0) < levels).all()
     else:
         assert_allclose(cdf(found), levels, atol=2e-3)
+
+
+def test_angles_have_the_moments_of_numbers():
+    guide = guide_of(lambda f: dist.VonMises(f, 2.0))
+    mean, sd = moments(guide)
+    found = sgp.predict(guide, PARAMS, X_NEW, quantiles=())["y"]
+    y = np.linspace(-np.pi, np.pi, 2001)
+    f = mean[:, None, None] + sd[:, None, None] * GRID
+    density = vonmises(2.0, f).pdf(y[:, None]) @ WEIGHTS
+    density /= density.sum(axis=1, keepdims=True)
+    known = density @ y
+    spread = np.sqrt(density @ y**2 - known**2)
+    # 2048 draws or so: five standard errors.
+    assert_allclose(found.mean, known, atol=5 * spread.max() / 45)
+    assert_allclose(found.sd, spread, rtol=0.07)
 
 
 def test_what_has_no_cdf_is_drawn():

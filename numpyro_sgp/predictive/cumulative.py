@@ -37,6 +37,11 @@ def bounds(fn) -> tuple:
     return lower, getattr(support, "upper_bound", jnp.inf)
 
 
+def is_circular(fn) -> bool:
+    """Whether values are angles, whose moments are none of numbers in NumPyro."""
+    return isinstance(_of_numbers(fn), type(dist.constraints.circular))
+
+
 def _of_numbers(fn):
     """The support of single numbers."""
     support = innermost(fn).support

@@ -215,7 +215,7 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
         return {"mean": mean, "sd": sd, "quantiles": None, "probs": probs}
     try:
         centre = fn.mean
-        has_moments = fn.variance is not None
+        has_moments = fn.variance is not None and not cumulative.is_circular(fn)
     except NotImplementedError:
         has_moments = False
     has_cdf = not fn.event_shape or fn is not innermost(fn)
