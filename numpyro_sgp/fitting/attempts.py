@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from numpyro_sgp.diagnostics.optimality import loss_drop
-from numpyro_sgp.fitting.progress import Limits, Trained
+from numpyro_sgp.fitting.progress import INTERRUPTED, Limits, Trained
 from numpyro_sgp.fitting.stepper import CHUNK, Stepper
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, OTHER_OPTIMA, Cause, unknown
 from numpyro_sgp.fitting.whole import remaining, train_whole
@@ -73,7 +73,11 @@ class Attempts:
     def _train(self, problem, free, seed=None) -> Trained:
         limits = Limits(1e-3, self.steps, None, in_all=False)
         given = [free], self._for_training, limits, lambda *_: None
-        return train_whole(problem, *given, seed=seed, descent=self.descent)
+        found = train_whole(problem, *given, seed=seed, descent=self.descent)
+        if found.stopped == INTERRUPTED:
+            # An attempt that was cut short would be told as one that gained little.
+            raise KeyboardInterrupt
+        return found
 
     def _gain(self):
         """

@@ -6,6 +6,7 @@ import numpy as np
 from tqdm import tqdm
 
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
+from numpyro_sgp.fitting.progress import INTERRUPTED
 from numpyro_sgp.guides.checks import assigned
 
 FIRST, LARGEST = 32, 512
@@ -53,7 +54,8 @@ def grow(
     """
     Trains with more and more inducing points, until those that there are lose less than a
     nat (or a further one gains less than 0.1), 512 are reached, or time is up; a few steps
-    with each number, and with the last one to the end.
+    with each number, and with the last one to the end. Where the user stops one of these
+    trainings, its fit is the last.
 
     Hyperparameters and other latents go on from the training before.
 
@@ -69,6 +71,9 @@ def grow(
     while True:
         begun = time.monotonic()
         fitted = begin(number, start, _FEW_STEPS)
+        if fitted.stopped == INTERRUPTED:
+            fitted.grown = tuple(grown)
+            return fitted
         guide, params = fitted.guide, fitted.params
         curve = sparsity_curve(guide, params, *args, loss=fitted.loss, **kwargs)
         grown.append((number, curve.lost, time.monotonic() - begun))

@@ -90,6 +90,7 @@ def train_whole(
             if descent.loss <= near:
                 found, limited = train()
                 best = max(best, found, key=lambda trained: trained.bound)
+                best = _told(best, found)
     if limited or seed is None or not problem.all_natural:
         return best
     most = descent.work + ANEW / problem.work(problem.num_rows) - _FEWEST
@@ -106,9 +107,14 @@ def train_whole(
             if found.bound > best.bound:
                 losses = np.append(best.losses, found.losses)
                 best = replace(found, first_loss=best.first_loss, losses=losses)
-            best = replace(best, others=others)
+            best = _told(replace(best, others=others), found)
         most += (descent.work - before) * is_of_means
     return best
+
+
+def _told(best: Trained, last: Trained) -> Trained:
+    """The best training, which tells of a Ctrl-C in a later one that did not better it."""
+    return replace(best, stopped=INTERRUPTED) if last.stopped == INTERRUPTED else best
 
 
 def _begin(descent, starts) -> list[dict]:

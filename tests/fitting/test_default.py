@@ -19,7 +19,7 @@ from numpyro_sgp.diagnostics.optimality import nats_left
 from numpyro_sgp.fitting import batches, problem
 from numpyro_sgp.fitting.check import problem_at
 from numpyro_sgp.fitting.grow import FIRST
-from numpyro_sgp.fitting.progress import AT_EDGE, Limits
+from numpyro_sgp.fitting.progress import AT_EDGE, INTERRUPTED, Limits
 from numpyro_sgp.fitting.starts import with_other_points
 from numpyro_sgp.fitting.stepper import Stepper
 from numpyro_sgp.fitting.whole import remaining, train_whole
@@ -365,6 +365,37 @@ def test_auto_in_several_sets_is_what_rows_are_left_for():
     assert sgp.SOLVEGP("auto", orthogonal=X).most_points(21) == 21
 
 
+def interrupt(monkeypatch, run):
+    """Has the user interrupt L-BFGS when it runs for that time, and each time from then."""
+    real, calls = Descent.run, []
+
+    def run_or_not(*given):
+        calls.append(given)
+        if len(calls) >= run:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(Descent, "run", run_or_not)
+    return calls
+
+
+def test_auto_grows_no_more_once_the_user_interrupts(monkeypatch):
+    calls = interrupt(monkeypatch, run=1)
+    fitted = fit(poisson, sgp.SVGP("auto"), (X, COUNTS))
+    assert fitted.stopped == INTERRUPTED and len(calls) == 1
+    assert fitted.grown == () and fitted.guide.approximations["f"].num_points == FIRST
+
+
+def test_an_interrupt_of_a_later_training_is_told_with_the_best(poisson_fit, monkeypatch):
+    there = problem_at(poisson_fit.svi, poisson_fit.params, (X, COUNTS), {})
+    given = there, [there.free], KEY, Limits(0.1, None, None), lambda *_: None
+    # From an optimum one round of L-BFGS is enough; then points are drawn anew.
+    calls = interrupt(monkeypatch, run=2)
+    found = train_whole(*given, seed=0, descent=poisson_fit.descent)
+    assert found.stopped == INTERRUPTED and len(calls) == 2
+    assert found.bound > poisson_fit.bound - 0.1
+
+
 def test_auto_is_for_fit():
     guide = sgp.AutoSparseGP(known, sgp.SVGP("auto"))
     with pytest.raises(ValueError, match="'auto', which sgp.fit"):
@@ -470,6 +501,13 @@ def test_verdict_holds_the_evidence(learned_fit):
     assert verdict.evidence.lower - 1e-3 < exact < verdict.evidence.upper + 1e-3
     lost = exact - collapsed(Y, 1.0, float(ell), float(noise))
     assert verdict.causes["inducing points"].nats <= lost + 1e-3
+
+
+def test_an_interrupted_check_gives_no_verdict(learned_fit, monkeypatch):
+    calls = interrupt(monkeypatch, run=1)
+    with pytest.raises(KeyboardInterrupt):
+        learned_fit.check()
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("falls", [0.7, 0.9])
