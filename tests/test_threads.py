@@ -7,10 +7,15 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
 import pytest
 
 import numpyro_sgp as sgp
-from numpyro_sgp._threads import alone, methods_alone
+from numpyro_sgp._threads import _ALONE, alone, methods_alone
 
 CODE = """
 import os
@@ -65,6 +70,35 @@ def test_one_thread_at_a_time_is_in_what_is_marked():
         tasks += [pool.submit(Second().method), pool.submit(first, 0)]
     assert not any(task.exception() for task in tasks)
     assert max(most) == 2 and not inside
+
+
+def test_a_loader_may_run_models_beside_a_training():
+    """Its threads find the lock free, but never while the training runs its model."""
+    X = np.linspace(0.0, 1.0, 5)[:, None]
+
+    def is_free(seconds):
+        free = _ALONE.acquire(timeout=seconds)
+        if free:
+            _ALONE.release()
+        return free
+
+    def batches():
+        for _ in range(12):
+            assert pool.submit(is_free, 10.0).result()
+            yield X, X[:, 0]
+
+    def model(X, y):
+        assert not pool.submit(is_free, 0.01).result()
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    svi = numpyro.infer.SVI(model, guide, optax.adam(0.02), sgp.TraceGP_ELBO())
+    options = {"init_rows": 5, "chunk": 2, "progress_bar": False}
+    with ThreadPoolExecutor(2) as pool:
+        result = sgp.train(svi, jax.random.key(0), batches(), 12, **options)
+    assert len(result.losses) == 12
 
 
 def test_what_is_marked_keeps_its_signature():

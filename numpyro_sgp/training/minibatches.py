@@ -2,8 +2,7 @@
 
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +47,6 @@ _MEND = (
 _SMOOTH = 0.1  # weight of the latest block in the ELBO shown
 
 
-@alone
 def train(
     svi: SVI,
     rng_key: Array,
@@ -111,7 +109,8 @@ def train(
         (a grain ``DataLoader``, say), which is begun again at its end unless it is an
         iterator. Its owner sees to the order; to resume, as many batches as were trained
         on are left out. Up to three chunks that were read ahead are lost when training
-        stops early.
+        stops early, and one that is being read is waited for three seconds, or until
+        Ctrl-C. It may ask fits, for the responses of a teacher, say.
     :param num_steps: number of steps, those before a resumption too.
     :param args: further arguments of the model, such as the number of rows.
     :param batch_size: rows of a batch; None for an iterable.
@@ -247,9 +246,8 @@ def _run(training, plan, checkpoints):
             checkpoints.save(training.step, training.record())
             saved = training.step
 
-    pool = ThreadPoolExecutor(1)
     try:
-        _go(training, plan, pool, save)
+        _go(training, plan, save)
         save()
     except (Exception, KeyboardInterrupt) as error:
         if training.step == begin and not isinstance(error, FloatingPointError):
@@ -267,12 +265,10 @@ def _run(training, plan, checkpoints):
             f"error{kept}; {how}",
             result(f"interrupted by {type(error).__name__}"),
         ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
     return result()
 
 
-def _go(training, plan, pool, save):
+def _go(training, plan, save):
     """Steps, a block of them at a time, while the next rows are read."""
     begin, num_steps, validation = training.step, plan.num_steps, training.validation
     source, last = training.source, time.monotonic()
@@ -282,21 +278,27 @@ def _go(training, plan, pool, save):
     with tqdm(total=num_steps, initial=begin, disable=hidden) as bar:
         until = plan.every if validation else num_steps
         steps = steps_between(begin, num_steps, plan.chunk, until)
-        for start, stop, block in read_ahead(pool, source, steps, plan.chunk):
-            training.run(start, stop, block)
-            if validation and (stop % plan.every == 0 or stop == num_steps):
-                training.validate()
-            bar.update(stop - start)
-            bar.set_postfix_str(training.summary(), refresh=False)
-            if training.out_of_patience(plan.patience):
-                break
-            if time.monotonic() - last >= plan.save_every:
-                save()
-                last = time.monotonic()
+        with closing(read_ahead(source, steps, plan.chunk)) as blocks:
+            for start, stop, block in blocks:
+                training.run(start, stop, block)
+                if validation and (stop % plan.every == 0 or stop == num_steps):
+                    training.validate()
+                bar.update(stop - start)
+                bar.set_postfix_str(training.summary(), refresh=False)
+                if training.out_of_patience(plan.patience):
+                    break
+                if time.monotonic() - last >= plan.save_every:
+                    save()
+                    last = time.monotonic()
 
 
 class _Training:
-    """State, losses and validations of a training, and how to go on."""
+    """
+    State, losses and validations of a training, and how to go on.
+
+    What runs the model is :func:`alone`, and not all of :func:`train`: a loader may ask a
+    fit in the reader's thread, which would wait for the training that waits for it.
+    """
 
     def __init__(self, svi, source, arrays, static, state, validation, devices):
         self.svi, self.source, self.validation = svi, source, validation
@@ -313,6 +315,7 @@ class _Training:
     def step(self):
         return len(self.losses)
 
+    @alone
     def run(self, start, stop, block):
         """Steps with the batches of a block, until one is not finite."""
         train = program(self.svi, _train)
@@ -341,6 +344,7 @@ class _Training:
         old = mean if self._smooth is None else self._smooth
         self._smooth = old + _SMOOTH * (mean - old)
 
+    @alone
     def validate(self):
         """The held-out NLPD now; keeps the best parameters."""
         params = self.svi.get_params(self.state)
@@ -454,11 +458,18 @@ def _held_out(svi, params, batch, counts, arrays, *, static):
 def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwargs):
     """The state to start from, of a guide that is set up and a model that scales."""
     check_keywords(svi.model, kwargs)
-    guide = svi.guide
+    guide, rows = svi.guide, None
     if isinstance(guide, AutoSparseGP) and guide.prototype_trace is None:
         rows = source.sample(max(init_rows, source.batch_size))
-        guide.setup(*rows, *args, **kwargs, **svi.static_kwargs)
     batch = tuple(a[: source.batch_size] for a in source.sample(source.batch_size))
+    return _begin(svi, rng_key, source, init_params, init_state, rows, batch, args, kwargs)
+
+
+@alone
+def _begin(svi, rng_key, source, init_params, init_state, rows, batch, args, kwargs):
+    """The same from a batch, and from rows for the guide if there was no set-up."""
+    if rows is not None and svi.guide.prototype_trace is None:
+        svi.guide.setup(*rows, *args, **kwargs, **svi.static_kwargs)
     check_scale(svi, source, batch, args, kwargs)
     if init_state is not None and svi.constrain_fn is not None:
         return init_state

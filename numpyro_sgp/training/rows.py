@@ -5,6 +5,9 @@ import mmap
 import zlib
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Thread
 
 import jax
 import numpy as np
@@ -19,6 +22,7 @@ _WINDOW = 256  # blocks whose rows are mixed
 _READ_ROWS = 4096  # of a file between two releases of its pages
 _SAMPLE = 8  # rows that tell data apart
 _AHEAD = 2  # blocks of batches that are read while the device works
+_GRACE = 3.0  # seconds for a block that is being read when training stops
 _END = object()  # of an iterable
 
 
@@ -440,8 +444,11 @@ def steps_between(begin, end, chunk, every):
         begin = stop
 
 
-def read_ahead(pool, source, steps, chunk):
-    """Blocks of batches, which a thread reads before they are needed."""
+def read_ahead(source, steps, chunk):
+    """
+    Blocks of batches, which a thread reads before they are needed. When this generator is
+    closed, what is being read is waited for a moment only: a loader may hang.
+    """
     # Where they are set for a block of code, they are set for its thread alone.
     x64, device = jax.config.jax_enable_x64, jax.config.jax_default_device
 
@@ -449,10 +456,31 @@ def read_ahead(pool, source, steps, chunk):
         with jax.enable_x64(x64), jax.default_device(device):
             return source.block(start, stop, chunk)
 
-    waiting = deque()
-    for step in itertools.chain(steps, [None] * _AHEAD):
-        if step is not None:
-            waiting.append((*step, pool.submit(read, *step)))
-        if len(waiting) > _AHEAD or (step is None and waiting):
-            start, stop, block = waiting.popleft()
-            yield start, stop, block.result()
+    waiting, tasks = deque(), SimpleQueue()
+    # A daemon: the process can end while it hangs, which the threads of a pool prevent.
+    reader = Thread(target=_work, args=(tasks,), name="read", daemon=True)
+    reader.start()
+    try:
+        for step in itertools.chain(steps, [None] * _AHEAD):
+            if step is not None:
+                waiting.append((*step, Future()))
+                tasks.put((waiting[-1][-1], read, step))
+            if len(waiting) > _AHEAD or (step is None and waiting):
+                start, stop, block = waiting.popleft()
+                yield start, stop, block.result()
+    finally:
+        for *_, block in waiting:
+            block.cancel()
+        tasks.put(None)
+        reader.join(_GRACE)
+
+
+def _work(tasks: SimpleQueue) -> None:
+    """Does tasks, in order, until there is a None."""
+    while (task := tasks.get()) is not None:
+        future, fn, args = task
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(fn(*args))
+            except BaseException as error:  # raised where the result is asked for
+                future.set_exception(error)

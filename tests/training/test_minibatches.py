@@ -18,6 +18,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpyro.infer import SVI, Trace_ELBO
 
 import numpyro_sgp as sgp
+from numpyro_sgp.training.minibatches import _Training
 from numpyro_sgp.training.rows import Order, Rows, permuted
 from tests.helpers import regression_data
 
@@ -478,10 +479,32 @@ def test_the_user_may_interrupt(plain, data, tmp_path, monkeypatch):
     assert "by the user (Ctrl-C).\nThe last good state" in told
     assert "in the newest checkpoint); go on by the same call, or with init_state" in told
     assert_same(caught.value.result, fit(plain, data, 8))
-    assert not any(thread.is_alive() for thread in calls)
+    assert calls and not any(thread.is_alive() for thread in calls)
     assert_same(fit(plain, data, 40, checkpoint=tmp_path), fit(plain, data, 40))
     go_on = fit(plain, data, 3, init_state=caught.value.result.state)
     assert go_on.losses[0] < caught.value.result.losses[0]
+
+
+def test_a_loader_that_hangs_holds_no_interrupt_up(plain, data, monkeypatch):
+    real, go_on, ended = _Training.run, threading.Event(), []
+
+    def hangs():
+        for _ in range(8):
+            yield tuple(a[:7] for a in data)
+        go_on.wait(20.0)
+        ended.append(True)
+
+    def run(self, start, stop, block):
+        real(self, start, stop, block)
+        if stop == 8:  # the reader is at the next block
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Training, "run", run)
+    monkeypatch.setattr("numpyro_sgp.training.rows._GRACE", 0.05, raising=False)
+    with pytest.raises(sgp.FitInterrupted, match="after 8 of 40 steps") as caught:
+        fit(plain, hangs(), 40)
+    assert not ended and len(caught.value.result.losses) == 8
+    go_on.set()
 
 
 @pytest.mark.parametrize(("num_steps", "every"), [(20, 10), (10, 100)])
