@@ -18,6 +18,8 @@ def check_scale(svi, source, batch, args, kwargs):
     """
     Refuses a model that takes a batch for all of the data: its sum of expected log
     likelihoods must count N / B times (eq. 33 of Bonilla, Krauth and Dezfouli 2018).
+
+    A plate that does so is enough: a likelihood in it may have weights too, or be tempered.
     """
     if source.total_rows is None:
         return
@@ -27,22 +29,33 @@ def check_scale(svi, source, batch, args, kwargs):
         with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
             with GivenRows(source.batch_size, source.total_rows):
                 svi.model(*batch, *args, **kwargs, **svi.static_kwargs)
+        sizes = {k: site["args"][0] for k, site in trace.items() if site["type"] == "plate"}
         for name, site in trace.items():
             if site["type"] == "sample" and site["is_observed"]:
                 found[name] = 1.0 if site["scale"] is None else site["scale"]
-                if isinstance(site["fn"], Unit):  # a factor may be scaled by hand
+                frames = site["cond_indep_stack"]
+                times = [sizes.get(frame.name, 0) / frame.size for frame in frames]
+                # A factor may be scaled by hand.
+                if isinstance(site["fn"], Unit) or np.isclose(times, wanted).any():
                     found[name] = wanted
 
     jax.eval_shape(run, batch)
-    known = {name: float(s) for name, s in found.items() if not_jax_tracer(s)}
-    if len(known) == len(found) and not np.isclose([*known.values()], wanted).any():
+    known = {name: np.asarray(s) for name, s in found.items() if not_jax_tracer(s)}
+    right = [np.isclose(scale, wanted).all() for scale in known.values()]
+    if len(known) == len(found) and not any(right):
+        told = {name: _in_words(scale) for name, scale in known.items()}
         raise ValueError(
             f"A batch has {source.batch_size} of {source.total_rows} rows, so the model "
             f"has to multiply their likelihood by {wanted:g}, but its observed sites are "
-            f"scaled by {known}. Write the likelihood inside numpyro.plate('data', "
+            f"scaled by {told}. Write the likelihood inside numpyro.plate('data', "
             "num_rows, subsample_size=X.shape[0]), and give train the model's argument "
             f"num_rows={source.total_rows}."
         )
+
+
+def _in_words(scale) -> float | str:
+    low, high = float(scale.min()), float(scale.max())
+    return low if low == high else f"{low:g} to {high:g}"
 
 
 def check_keywords(model, kwargs) -> None:

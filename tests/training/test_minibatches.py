@@ -542,6 +542,21 @@ def test_a_factor_may_be_scaled_by_hand(data):
     assert_allclose(fit(svi, data, 8).losses, fit(known, data, 8).losses)
 
 
+@pytest.mark.parametrize("weights", [0.5, np.linspace(0.2, 0.8, 7)])
+def test_a_likelihood_in_the_right_plate_may_have_weights(plain, data, weights):
+    def weighted(X, y, num_rows):
+        with numpyro.handlers.scale(scale=weights):
+            line(X, y, num_rows)
+
+    data = data[0], np.ones(NUM_ROWS)  # all rows have the same density at first
+    svi = SVI(weighted, no_latents, optax.adam(0.05), Trace_ELBO())
+    first = fit(plain, data, 1).losses[0]
+    assert_allclose(fit(svi, data, 1).losses[0], 0.5 * first)
+    told = "scaled by {'y': 0.5}" if np.ndim(weights) == 0 else "{'y': '0.2 to 0.8'}"
+    with pytest.raises(ValueError, match=f"by 8.57143, but .*{told}"):
+        fit(svi, data, 1, num_rows=None)
+
+
 def test_errors_of_a_model_are_raised_as_they_are(data):
     def broken(X, y, num_rows):
         line(X, y, num_rows)
