@@ -13,6 +13,7 @@ import numpyro_sgp as sgp
 from numpyro_sgp.distributions import keep
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.predictive.row_batches import row_batches
+from numpyro_sgp.tracing.row_axes import RowAxes
 
 RNG = np.random.default_rng(0)
 M, D = 300, 4
@@ -95,24 +96,27 @@ def test_any_number_of_rows_takes_few_programs():
 def test_batches_have_all_rows_once():
     for num_rows in (0, 1, 5, 127, 128, 129, 200, 256, 1000, 1001):
         X, other = np.arange(num_rows)[:, None], np.zeros((2, 2))
-        parts = list(row_batches([X, other, 3.0], 256))
+        rows = RowAxes((0, None, None), {})
+        parts = list(row_batches([X, other, 3.0], 256, rows))
         rows = np.concatenate([batch[0][:count] for batch, count, _ in parts])
         assert np.array_equal(rows, X)
         assert len({size for *_, size in parts}) == 1
         assert all(len(batch[0]) == size for batch, _, size in parts)
-        assert all(batch[1] is other or num_rows == 2 for batch, *_ in parts)
+        assert all(batch[1] is other for batch, *_ in parts)
 
 
 def test_batches_of_arrays_on_the_host_are_no_copies_and_compile_nothing(count_compiled):
     X, keys = jnp.arange(600.0), jax.random.split(jax.random.key(0), 600)
     whole = np.asarray(X)
     count_compiled()
-    first, second, last = (batch[0] for batch, *_ in row_batches([X, 3.0], 256))
+    rows = RowAxes((0, 0), {})
+    told = row_batches([X, np.zeros(600)], 256, rows)
+    first, second, last = (batch[0] for batch, *_ in told)
     assert count_compiled() == 0
     assert np.shares_memory(first, whole) and np.shares_memory(second, whole)
     assert np.array_equal(last[:88], whole[512:]) and (last[88:] == 599.0).all()
     # Keys of random numbers have no array on the host.
-    batches = [batch[1] for batch, *_ in row_batches([X, keys], 256)]
+    batches = [batch[1] for batch, *_ in row_batches([X, keys], 256, rows)]
     assert all(batch.dtype == keys.dtype and len(batch) == 256 for batch in batches)
 
 
@@ -175,3 +179,72 @@ def test_a_q_that_is_wider_in_some_directions_is_split():
     root, more = np.asarray(kept.root), np.asarray(kept.more)
     assert more.shape == (1, 3)
     assert_allclose(root.T @ root - more.T @ more, W, atol=1e-11)
+
+
+def test_sites_with_rows_of_their_own_are_whole():
+    def two(X, X2, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(), X2))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+        with numpyro.plate("others", X2.shape[0]):
+            numpyro.sample("y2", dist.Normal(g, 0.2), obs=y)
+
+    guide = sgp.AutoSparseGP(two, sgp.SVGP(5))
+    given = jnp.asarray(X_NEW[:140]), jnp.asarray(X_NEW[140:160])
+    guide.setup(*given, 0.0)
+    params = guide.known().starts
+    found = sgp.Predictor(guide, params)(*given)
+    assert (found["f"].mean.shape, found["g"].mean.shape) == ((140,), (20,))
+    predicted = sgp.predict(guide, params, *given, quantiles=(), batch_size=50)
+    shapes = {name: p.mean.shape for name, p in predicted.items()}
+    assert shapes == {"f": (140,), "y": (140,), "g": (20,), "y2": (20,)}
+
+
+def test_a_table_of_groups_before_the_inputs_is_no_row():
+    def grouped(effect, X, group, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + effect[group], 0.2), obs=y)
+
+    guide = sgp.AutoSparseGP(grouped, sgp.SVGP(5))
+    effect, group = jnp.arange(200.0), jnp.arange(150) % 7
+    given = effect, jnp.asarray(X_NEW[:150]), group
+    guide.setup(*given, jnp.zeros(150))
+    params = guide.known().starts
+    assert sgp.Predictor(guide, params)(*given)["f"].mean.shape == (150,)
+    y = sgp.predict(guide, params, *given, quantiles=(), batch_size=40)["y"]
+    assert_allclose(y.mean, effect[group], atol=1e-6)  # q(f) starts at the prior
+
+
+def test_inputs_that_a_model_standardises_are_not_cut_or_filled_up():
+    def standardising(X, y=None):
+        inputs = (X - X.mean(axis=0)) / X.std(axis=0)
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), inputs))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+    guide = sgp.AutoSparseGP(standardising, sgp.SVGP(6))
+    X = jnp.asarray(np.exp(X_NEW[:140, :1]))
+    guide.setup(X, jnp.zeros(140))
+    params = {**guide.known().starts, "f_auto_qu_mu": jnp.arange(6.0)}
+    want = guide.posterior(params, X)["f"].mean
+    assert_allclose(sgp.Predictor(guide, params)(X)["f"].mean, want, atol=1e-9)
+    found = sgp.predict(guide, params, X, quantiles=(), batch_size=50)
+    assert_allclose(found["f"].mean, want, atol=1e-9)
+
+
+def test_as_many_outputs_as_rows_stay_apart():
+    def outputs(X, y=None):
+        with numpyro.plate("latent", 2):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("output", 2, dim=-2), numpyro.plate("data", X.shape[0], dim=-1):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    guide = sgp.AutoSparseGP(outputs, sgp.SVGP(4))
+    guide.setup(jnp.asarray(X_NEW[:10]), jnp.zeros((2, 10)))
+    params = guide.known().starts
+    for num_rows, batch_size in ((2, 100), (5, 2), (3, 3)):
+        X = jnp.asarray(X_NEW[:num_rows])
+        y = sgp.predict(guide, params, X, quantiles=(), batch_size=batch_size)["y"]
+        assert y.mean.shape == (2, num_rows) and y.row_axis == 1

@@ -351,12 +351,14 @@ def _initial_state(svi, init_key, guide_key, args, kwargs) -> SVIState:
 def _batch_size(problem, batch_size) -> int | None:
     """Rows of a batch; None for all rows."""
     N = problem.num_rows
-    if batch_size is not None and not problem.plates and batch_size < N:
+    if batch_size is not None and batch_size < N and not problem.plates:
         raise ValueError(
             f"batch_size={batch_size}, but the model has no plate of the {N} rows of the "
             "data that has all observations (with one row of each GP site for each, and no "
-            "other latents), so that a batch cannot stand for all. Write the likelihood "
-            "inside numpyro.plate('data', X.shape[0]), or leave batch_size out."
+            "other latents), so that a batch cannot stand for all; or its GP sites have "
+            "other inputs in a batch, as where it standardises X by X.mean(). Write the "
+            "likelihood inside numpyro.plate('data', X.shape[0]), give inputs that are "
+            "standardised, or leave batch_size out."
         )
     if batch_size is not None:
         return batch_size if batch_size < N else None

@@ -26,6 +26,7 @@ from numpyro_sgp.fitting.bound import bound_of
 from numpyro_sgp.fitting.check import check
 from numpyro_sgp.fitting.files import write
 from numpyro_sgp.fitting.log_score import LogScore
+from numpyro_sgp.fitting.problem import rows_of_sites
 from numpyro_sgp.fitting.summary import summary
 from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.guides import AutoSparseGP
@@ -36,7 +37,6 @@ from numpyro_sgp.predictive import (
     log_predictive_density,
     predict,
 )
-from numpyro_sgp.predictive.row_batches import count_rows
 from numpyro_sgp.training.descent import Descent
 from numpyro_sgp.training.padding import Padded
 
@@ -145,7 +145,9 @@ class Fitted:
         self._verdict: str | None = None
         self._attrs: dict[str, float | str] = {}
         if self.args is not None:
-            self.num_rows = count_rows(*as_arrays(self.model, self.args, self.kwargs))
+            self.num_rows = rows_of_sites(
+                guide, *as_arrays(self.model, self.args, self.kwargs)
+            )
             if isinstance(self.model, Padded) and "rows_that_count" in self.kwargs:
                 self.num_rows = int(np.sum(self.kwargs["rows_that_count"]))
 

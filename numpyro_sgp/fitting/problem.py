@@ -2,6 +2,8 @@
 
 import copy
 import functools
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,9 +17,11 @@ from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.families import Family
 from numpyro_sgp.guides.points import points_of
+from numpyro_sgp.predictive.row_batches import count_rows
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import feeding
 from numpyro_sgp.tracing.given_rows import GivenRows
+from numpyro_sgp.tracing.row_axes import RowAxes, has_rows_apart, row_axes, site_shapes
 
 
 def as_plain_arrays(model, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -37,7 +41,7 @@ def constrained(svi: SVI, free: dict) -> dict:
 
 def unconstrained(svi: SVI, params: dict) -> dict:
     """The inverse of :func:`constrained`, of some parameters."""
-    return shared(functools.partial(svi.constrain_fn, invert=True), briefly=True)(params)
+    return shared(partial(svi.constrain_fn, invert=True), briefly=True)(params)
 
 
 #: Work of all rows (:meth:`Problem.work`) below which programs are compiled briefly.
@@ -62,8 +66,8 @@ class Problem:
         #: Arrays among the arguments.
         self.arrays: list[Array] = jax.device_put(arrays)
         self.args, self.kwargs = args, kwargs
-        #: Number N of rows, and the plates whose rows a batch may be of (or none).
-        self.num_rows, self.plates = data_plates(self.guide, self.arrays, args, kwargs)
+        #: Number N of rows.
+        self.num_rows: int = rows_of_sites(self.guide, args, kwargs)
         self._trace_once()
         #: Families of q(u) that natural steps train, with names of what they are for.
         self.natural: list[tuple[Family, dict[str, str]]] = _natural(self)
@@ -78,6 +82,15 @@ class Problem:
     def params(self) -> dict:
         """Constrained starting values."""
         return constrained(self.svi, self.free)
+
+    @functools.cached_property
+    def _data_rows(self) -> tuple[frozenset[str], RowAxes | None]:
+        return data_plates(self.guide, self.arrays, self._static, self.num_rows)
+
+    @property
+    def plates(self) -> frozenset[str]:
+        """The plates whose rows a batch may be of, or none."""
+        return self._data_rows[0]
 
     @property
     def is_small(self) -> bool:
@@ -110,7 +123,9 @@ class Problem:
         def loss(free, key, arrays):
             args, kwargs = join_static(arrays, self._static)
             params = svi.constrain_fn(free)
-            with GivenRows(self._batch_size(arrays), self.num_rows, self.plates):
+            size = self._batch_size(arrays)
+            plates = self.plates if size < self.num_rows else frozenset()
+            with GivenRows(size, self.num_rows, plates):
                 return svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
 
         self._traced = jax.jit(loss)
@@ -142,11 +157,8 @@ class Problem:
     def _batch_size(self, arrays) -> int:
         """Rows of what is in the place of the data."""
         pairs = zip(self.arrays, arrays, strict=True)
-        rows = (a.shape[0] for full, a in pairs if self._has_rows(full))
-        return next(rows, self.num_rows)
-
-    def _has_rows(self, array) -> bool:
-        return array.ndim > 0 and array.shape[0] == self.num_rows
+        axes = self._data_rows[1] if any(a.shape != b.shape for a, b in pairs) else None
+        return self.num_rows if axes is None else axes.count(arrays)
 
     def work(self, num_rows: int) -> float:
         """
@@ -166,7 +178,8 @@ class Problem:
 
     def rows(self, arrays, index: Array) -> list[Array]:
         """Arrays with some rows of the data only."""
-        return [a[index] if self._has_rows(a) else a for a in arrays]
+        axes = self._data_rows[1]
+        return list(arrays) if axes is None else axes.take(arrays, index)
 
     def scales(self) -> dict[str, Any]:
         """
@@ -237,29 +250,51 @@ def _inner_layers(problem) -> frozenset[str]:
     return feeding(trace_at, shapes, dtype)
 
 
-def data_plates(guide, arrays, args, kwargs) -> tuple[int, frozenset[str]]:
+def rows_of_sites(guide, args: tuple, kwargs: dict) -> int:
     """
-    Number of rows, and the plates of which a batch may be taken: none unless each
-    observation is in one of them, each row of the data has one of each GP site, and no
-    other latent is in them.
+    Rows of the GP site that has most with these arguments of the model; where it cannot be
+    traced, of the first array.
     """
-    num_rows = next((a.shape[0] for a in arrays if a.ndim), 0)
-    setup, none = guide.known(), (num_rows, frozenset())
+    with suppress(Exception):  # of the model's code, which it raises in earnest too
+        arrays, static = split_static((args, kwargs))
+        shapes = site_shapes(partial(_trace, guide, static), arrays)
+        return max(shapes[name][-1] for name in guide.known().sites)
+    return count_rows(args, kwargs) or 0
+
+
+def _trace(guide, static, arrays) -> dict:
+    """The model's trace."""
+    where = guide.model, *join_static(arrays, static)
+    return messages.trace_of(*where, at_site=messages.at_prior_mean)
+
+
+def data_plates(
+    guide, arrays, static, num_rows: int
+) -> tuple[frozenset[str], RowAxes | None]:
+    """
+    The plates of which a batch may be taken, and where their rows are: none unless each
+    observation is in one of them, each row of the data has one of each GP site, with the
+    same inputs in a batch, and no other latent is in them.
+
+    :param arrays: arrays among the model's arguments.
+    :param static: what else there is.
+    :param num_rows: of :func:`rows_of_sites`.
+    """
+    setup, none = guide.known(), (frozenset(), None)
     if setup.coupling.couples or setup.coupling.combines or setup.arguments is None:
         return none
     if any(site.approximation.needs_all_rows for site in setup.sites.values()):
         return none
-    sizes, sites = {}, []
+    sizes, sites, trace = {}, [], partial(_trace, guide, static)
 
-    def run():
-        where = guide.model, args, kwargs
-        for name, site in messages.trace_of(*where, at_site=messages.at_prior_mean).items():
+    def run(arrays):
+        for name, site in trace(arrays).items():
             if site["type"] == "plate":
                 sizes[name] = site["args"][0]
             elif site["type"] == "sample":
                 sites.append((name, site))
 
-    jax.eval_shape(run)
+    jax.eval_shape(run, arrays)
     plates = frozenset(name for name, size in sizes.items() if size == num_rows)
     for name, site in sites:
         inside = any(frame.name in plates for frame in site["cond_indep_stack"])
@@ -269,4 +304,7 @@ def data_plates(guide, arrays, args, kwargs) -> tuple[int, frozenset[str]]:
             fits = inside == site["is_observed"]
         if not fits:
             return none
-    return num_rows, plates
+    axes = row_axes(trace, arrays, setup.sites)
+    if axes is None or not has_rows_apart(trace, axes, arrays, setup.sites):
+        return none
+    return plates, axes

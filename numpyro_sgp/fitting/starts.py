@@ -44,7 +44,8 @@ class Race:
 
     def __init__(self, stepper: Stepper, whole: bool):
         problem, size, self._rows = stepper.problem, stepper.num_rows, None
-        if problem.plates and (whole or (size is not None and size < _ROWS)):
+        more = problem.num_rows > _ROWS if whole else size is not None and size < _ROWS
+        if more and problem.plates:
             stepper = Stepper(problem, _ROWS if problem.num_rows > _ROWS else None)
         self.stepper = stepper
         if stepper.num_rows is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_sgp._programs import join_static, shared, split_static
-from numpyro_sgp.fitting.problem import data_plates
+from numpyro_sgp.fitting.problem import data_plates, rows_of_sites
 from numpyro_sgp.integrated.field import Field, Terms
 from numpyro_sgp.integrated.groups import candidates, generic, limit, others
 from numpyro_sgp.integrated.placing import check_size
@@ -53,7 +53,9 @@ class RowParts:
         rows = max(layout.num_rows for layout in field.candidates)
         if rows * each <= LARGEST:
             return
-        self.num_rows, self._plates = data_plates(field.guide, self.arrays, args, kwargs)
+        guide = field.guide
+        self.num_rows = N = rows_of_sites(guide, args, kwargs)
+        self._plates, self._axes = data_plates(guide, self.arrays, self._static, N)
         if self._plates:
             self.size = int(np.clip(_BLOCK // each, 1, self.num_rows - 1))
             self.size = self.size if self._runs_on_blocks() else None
@@ -83,7 +85,7 @@ class RowParts:
         return join_static(self._rows(self.arrays, index), self._static)
 
     def _rows(self, arrays, index):
-        return [a[index] if a.ndim and a.shape[0] == self.num_rows else a for a in arrays]
+        return arrays if self._axes is None else self._axes.take(arrays, index)
 
     def terms(self, free, points: dict, arrays: list) -> Terms:
         """:meth:`Field.terms` of all rows at once."""

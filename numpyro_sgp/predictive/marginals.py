@@ -16,7 +16,7 @@ from numpyro_sgp._programs import (
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions import Kept, SparsePosterior, keep
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
-from numpyro_sgp.predictive.row_batches import by_batches
+from numpyro_sgp.predictive.row_batches import by_batches, rows_of
 
 
 class Marginals(NamedTuple):
@@ -117,7 +117,8 @@ class Predictor:
             return program_of_rows(self.params, batch, self.kept, static=static)
 
         try:
-            found = by_batches(run, arrays, self.batch_size)
+            rows = rows_of(self.guide, arrays, static, self.batch_size)
+            found = by_batches(run, arrays, self.batch_size, rows)
         except NEEDS_KNOWN_DATA:  # a model that counts groups, say
             return self._one_by_one(args, kwargs)
         for each, count, size in found:

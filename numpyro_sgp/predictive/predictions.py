@@ -20,7 +20,7 @@ from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.predictive.marginals import kept_of
 from numpyro_sgp.predictive.responses import predict_rows
-from numpyro_sgp.predictive.row_batches import by_batches, number_of_rows
+from numpyro_sgp.predictive.row_batches import by_batches, rows_of
 
 _SHOWN = 5  # rows in a repr
 
@@ -216,8 +216,11 @@ def predict(
 def _in_batches(guide, params, rng_key, given, options, batch_size, kept):
     """By a program of so many rows; None if the model needs known data."""
     arrays, static = split_static(given)
-    several = number_of_rows(arrays) > batch_size
-    program_of_rows, levels, parts = program(guide, predict_rows), options[0], []
+    rows = rows_of(guide, arrays, static, batch_size)
+    several = rows is not None and rows.count(arrays) > batch_size
+    axes = {} if rows is None else rows.sites
+    sites, levels, parts = guide.approximations, options[0], []
+    program_of_rows = program(guide, predict_rows)
 
     def run(batch):
         nonlocal kept
@@ -228,12 +231,12 @@ def _in_batches(guide, params, rng_key, given, options, batch_size, kept):
         return program_of_rows(params, rng_key, batch, kept, static=(static, *options))
 
     try:
-        found = by_batches(run, arrays, batch_size)
+        found = by_batches(run, arrays, batch_size, rows)
     except NEEDS_KNOWN_DATA:  # a model that counts groups, say
         return None
     for each, count, size in found:
         share = count / max(size, 1)
-        parts.append(read_rows(each, guide.approximations, size, share, levels))
+        parts.append(read_rows(each, sites, _longest(each, sites), share, levels, axes))
     return {name: _joined([p[name] for p in parts]) for name in parts[0]}
 
 
@@ -241,23 +244,31 @@ def _all_at_once(guide, params, rng_key, given, options):
     """By a program of these arguments of the model alone."""
     static = all_static(given), *options
     run = jax.jit(lambda params, key: predict_rows(guide, params, key, [], static=static))
-    num_rows = number_of_rows(jax.tree.leaves(given))
-    return read_rows(run(params, rng_key), guide.approximations, num_rows, 1.0, options[0])
+    found, sites = run(params, rng_key), guide.approximations
+    return read_rows(found, sites, _longest(found, sites), 1.0, options[0])
 
 
-def read_rows(found, gp_sites, num_rows, keep, levels) -> dict[str, Prediction]:
+def _longest(found, gp_sites) -> int:
+    """Rows of the GP site that has most."""
+    return max(_shape(found[name])[-1] for name in gp_sites)
+
+
+def read_rows(found, gp_sites, num_rows, keep, levels, axes=None) -> dict[str, Prediction]:
     """
     Predictions of a batch of rows.
 
     :param found: what :func:`predict_rows` returns.
+    :param num_rows: of GP sites.
     :param keep: which part of the rows counts; the others fill the batch up.
+    :param axes: of the rows, by site; of others by their number.
     """
-    out = {}
+    out, axes = {}, axes or {}
     for name, values in found.items():
-        has_mean = values["mean"] is not None
-        shape = jnp.shape(values["mean"]) if has_mean else values["probs"].shape[:-1]
+        shape = _shape(values)
         axis = len(shape) - 1
-        if name not in gp_sites and num_rows in shape:
+        if name in axes:
+            axis = axes[name]
+        elif name not in gp_sites and num_rows in shape:
             axis = shape.index(num_rows)
         if keep < 1.0:
             count = round(keep * shape[axis])
@@ -267,6 +278,12 @@ def read_rows(found, gp_sites, num_rows, keep, levels) -> dict[str, Prediction]:
                     values[key] = jax.lax.slice_in_dim(value, 0, count, axis=lead)
         out[name] = Prediction(**values, levels=levels, row_axis=axis)
     return out
+
+
+def _shape(values) -> tuple[int, ...]:
+    """That of a site's values."""
+    has_mean = values["mean"] is not None
+    return jnp.shape(values["mean"]) if has_mean else values["probs"].shape[:-1]
 
 
 def _joined(parts) -> Prediction:

@@ -1,6 +1,7 @@
 """Rows of a model's arguments in batches of few sizes, so that few programs do for all."""
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -9,26 +10,72 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgp._programs import join_static
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.row_axes import RowAxes, has_rows_apart, row_axes
 
 _AS_THEY_ARE = 128  # rows that are not filled up
 _FEW = 2  # rows that do for a model to be run
 _SMALL = 10_000  # numbers in arrays without rows, which are kept whole
+_KINDS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by guide
+_MOST_KINDS = 128  # of one guide
 
 
-def number_of_rows(leaves) -> int:
-    """Length of the first argument that is an array."""
-    return next((shape[0] for leaf in leaves if (shape := np.shape(leaf))), 0)
-
-
-def row_batches(arrays: list, batch_size: int) -> Iterator[tuple[list, int, int]]:
+def rows_of(guide, arrays: list, static: tuple, batch_size: int) -> RowAxes | None:
     """
-    Batches of all arrays that have as many rows as the first one, the last one filled up by
-    its last row: to ``batch_size`` rows, or, of fewer in all, to a power of two.
+    Where the rows are, found once for each guide and kind of arguments.
+
+    :param arrays: arrays among the model's arguments.
+    :param static: what else there is, of
+        :func:`~numpyro_sgp._programs.split_static`.
+    :param batch_size: of :func:`by_batches`.
+    :return: None where the rows cannot be told, or where GP sites have other inputs in
+        batches, as they have if a model standardises its inputs.
+    """
+    kinds, sites = _KINDS.setdefault(guide, {}), guide.approximations
+
+    def run(arrays):
+        where = guide.model, *join_static(arrays, static)
+        return messages.trace_of(*where, at_site=messages.at_prior_mean)
+
+    def look(of, kind, fn):
+        if (of, kind) not in kinds:
+            found = None
+            with suppress(Exception):  # which the model raises again, in earnest
+                found = fn()
+            if len(kinds) >= _MOST_KINDS:
+                kinds.clear()
+            kinds[of, kind] = found
+        return kinds[of, kind]
+
+    kind = static, _kind(arrays)
+    axes = look("axes", kind, lambda: row_axes(run, arrays, sites))
+    if axes is None or axes.count(arrays) <= min(batch_size, _AS_THEY_ARE):
+        return axes
+    apart = look("apart", kind, lambda: has_rows_apart(run, axes, arrays, sites))
+    return None if apart is False else axes
+
+
+def _kind(arrays) -> tuple:
+    """Shapes but for the numbers in them: which axes are as long as which others."""
+    seen: dict[int, int] = {}
+    shapes = [(jax.dtypes.result_type(a), np.shape(a)) for a in arrays]
+    return tuple(
+        (dtype, *(seen.setdefault(n, len(seen)) for n in shape)) for dtype, shape in shapes
+    )
+
+
+def row_batches(
+    arrays: list, batch_size: int, rows: RowAxes
+) -> Iterator[tuple[list, int, int]]:
+    """
+    Batches of the rows of arrays, the last one filled up by its last row: to ``batch_size``
+    rows, or, of fewer in all, to a power of two.
 
     :return: arrays, how many of the rows count, and how many there are.
     """
-    num_rows = number_of_rows(arrays)
+    num_rows = rows.count(arrays)
     size = batch_size
     if num_rows <= batch_size:
         size = num_rows
@@ -37,14 +84,14 @@ def row_batches(arrays: list, batch_size: int) -> Iterator[tuple[list, int, int]
     if size == num_rows:
         yield arrays, num_rows, num_rows
         return
-    arrays = [_on_host(a) if np.shape(a)[:1] == (num_rows,) else a for a in arrays]
+    pairs = zip(arrays, rows.arguments, strict=True)
+    arrays = [a if axis is None else _on_host(a) for a, axis in pairs]
     for start in range(0, num_rows, size):
         count = min(size, num_rows - start)
-        rows: Any = slice(start, start + size)
+        index: Any = slice(start, start + size)
         if count < size:
-            rows = np.minimum(np.arange(start, start + size), num_rows - 1)
-        batch = [a[rows] if np.shape(a)[:1] == (num_rows,) else a for a in arrays]
-        yield batch, count, size
+            index = np.minimum(np.arange(start, start + size), num_rows - 1)
+        yield rows.take(arrays, index), count, size
 
 
 def _on_host(array):
@@ -61,7 +108,7 @@ def _on_host(array):
 
 
 def by_batches(
-    run: Callable[[list], Any], arrays: list, batch_size: int
+    run: Callable[[list], Any], arrays: list, batch_size: int, rows: RowAxes | None
 ) -> list[tuple[Any, int, int]]:
     """
     What ``run`` returns for each of :func:`row_batches`, with the two numbers of the batch.
@@ -69,13 +116,17 @@ def by_batches(
     get them as they are.
 
     :param run: a function of arrays.
+    :param rows: of :func:`rows_of`; None where there are no batches.
     """
-    num_rows = number_of_rows(arrays)
+    if rows is None:
+        return [(run(arrays), 1, 1)]
+    num_rows = rows.count(arrays)
     if not _AS_THEY_ARE < num_rows < batch_size:
-        return [(run(batch), *told) for batch, *told in row_batches(arrays, batch_size)]
+        parts = row_batches(arrays, batch_size, rows)
+        return [(run(batch), *told) for batch, *told in parts]
     with suppress(TypeError, ValueError, UserWarning), warnings.catch_warnings():
         warnings.filterwarnings("error", "subsample_size does not match")
-        ((batch, *told),) = row_batches(arrays, batch_size)
+        ((batch, *told),) = row_batches(arrays, batch_size, rows)
         return [(run(batch), *told)]
     return [(run(arrays), num_rows, num_rows)]
 

@@ -132,6 +132,33 @@ def test_batches_arrive_where_all_rows_do(learned_fit):
     assert fitted.bound_se == 0.0
 
 
+def test_parts_of_the_loss_add_up_where_outputs_are_before_rows():
+    def outputs(X, y=None):
+        with numpyro.plate("latent", 2):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("output", 2, dim=-2), numpyro.plate("data", X.shape[0], dim=-1):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    data = X, np.stack([Y, -Y])
+    guide = sgp.AutoSparseGP(outputs, sgp.SVGP(inducing=Z))
+    svi = SVI(outputs, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    whole = problem.Problem(svi, svi.init(KEY, *data), data, {})
+    assert whole.plates == {"data"}
+    parts = jax.jit(batches.whole_loss(whole, 25))(whole.free, KEY, whole.arrays)
+    assert_allclose(parts, whole.loss(whole.free, KEY, whole.arrays), rtol=1e-10)
+
+
+def test_inputs_that_a_model_standardises_have_no_batches():
+    def standardising(X, y=None):
+        inputs = (X - X.mean(axis=0)) / X.std(axis=0)
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), inputs))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    with pytest.raises(ValueError, match="standardises X by X.mean"):
+        fit(standardising, sgp.SVGP(inducing=Z), (X, Y), batch_size=20)
+
+
 @pytest.mark.parametrize("size", [20, 25])  # that divides the rows, and does not
 def test_parts_of_the_loss_add_up(learned_fit, size):
     svi = learned_fit.svi

@@ -1,0 +1,155 @@
+"""Where the rows of the data are: in arguments of a model, and in what its sites have."""
+
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgp._programs import shared
+from numpyro_sgp.tracing import messages
+
+_FEW = 2  # rows that are looked at by themselves
+
+
+class RowAxes(NamedTuple):
+    """
+    What has as many entries along an axis as there are rows, and other ones if there are
+    others.
+
+    :param arguments: that axis of each array among the arguments; None of those without.
+    :param sites: and of the values of sites, by name.
+    """
+
+    arguments: tuple[int | None, ...]
+    sites: dict[str, int]
+
+    def count(self, arrays) -> int:
+        """Rows of such arguments."""
+        pairs = zip(arrays, self.arguments, strict=True)
+        return next(np.shape(a)[axis] for a, axis in pairs if axis is not None)
+
+    def take(self, arrays, index) -> list:
+        """Arguments with some of their rows."""
+        pairs = zip(arrays, self.arguments, strict=True)
+        return [
+            a if axis is None else a[(*(slice(None),) * axis, index)] for a, axis in pairs
+        ]
+
+
+def row_axes(run: Callable[[list], dict], arrays, gp_sites) -> RowAxes | None:
+    """
+    Rows by what changes where there is one fewer.
+
+    :param run: from arrays among a model's arguments to its trace; it is only traced.
+    :param arrays: of one number of rows.
+    :param gp_sites: names of the GP sites, which all have one value for each row.
+    :return: None where they have different numbers of rows, or none of the arguments has
+        them, or the model does not run with others.
+    """
+    here = site_shapes(run, arrays)
+    counts = {here[name][-1] for name in gp_sites}
+    if len(counts) != 1:
+        return None
+    (N,) = counts
+    for axes in _candidates(arrays, N):
+        sites = {}
+        other = N - 1 if N > 2 else N + 1
+        with suppress(Exception):  # of the model's code, which may raise anything
+            there = site_shapes(run, list(map(_resized(other), arrays, axes)))
+            for name, shape in here.items():
+                moved = there[name]
+                if len(shape) == len(moved) and shape != moved:
+                    sites[name] = next(i for i, n in enumerate(shape) if n != moved[i])
+            if all(sites.get(name) == len(here[name]) - 1 for name in gp_sites):
+                return RowAxes(axes, sites)
+    return None
+
+
+def site_shapes(run: Callable[[list], dict], arrays) -> dict[str, tuple[int, ...]]:
+    """
+    Shapes of the values of sites.
+
+    :param run: from arrays among a model's arguments to its trace; it is only traced.
+    """
+
+    def values(arrays):
+        found = {}
+        for name, site in run(arrays).items():
+            if site["type"] == "sample":
+                found[name] = site["value"]
+                if site["is_observed"]:  # which tells observations of another shape
+                    messages.log_prob(site)
+        return found
+
+    like = [jax.ShapeDtypeStruct(np.shape(a), jax.dtypes.result_type(a)) for a in arrays]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of plates: where it is run in earnest it is told
+        found = jax.eval_shape(values, like)
+    return {name: value.shape for name, value in found.items()}
+
+
+def _candidates(arrays, N) -> Iterator[tuple[int | None, ...]]:
+    """Axes of that length: leading ones, or the first of each."""
+    shapes = [np.shape(a) for a in arrays]
+    leading = tuple(0 if shape[:1] == (N,) else None for shape in shapes)
+    anywhere = tuple(shape.index(N) if N in shape else None for shape in shapes)
+    for axes in dict.fromkeys((leading, anywhere)):
+        if any(axis is not None for axis in axes):
+            yield axes
+
+
+def _resized(size):
+    def resized(array, axis):
+        shape = list(np.shape(array))
+        if axis is not None:
+            shape[axis] = size
+        return jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.result_type(array))
+
+    return resized
+
+
+def has_rows_apart(run: Callable[[list], dict], axes: RowAxes, arrays, gp_sites) -> bool:
+    """
+    Whether GP sites have the same inputs, mean and kernel at the first rows where these
+    are alone. They have others where a model computes statistics of its inputs, such as
+    their mean.
+
+    :param run: from arrays to the model's trace.
+    """
+    if axes.count(arrays) <= _FEW:
+        return True
+
+    def agree(arrays):
+        whole = _inputs(run, arrays, gp_sites)
+        some = _inputs(run, axes.take(arrays, slice(_FEW)), gp_sites)
+        return jnp.all(jnp.stack(list(map(_agree, whole, some))))
+
+    return bool(shared(agree, briefly=True)(list(arrays)))
+
+
+def _inputs(run, arrays, gp_sites: Collection[str]) -> list:
+    """What GP sites have of their first rows."""
+    found, trace = [], run(arrays)
+    for name in sorted(gp_sites):
+        prior = messages.unwrap(trace[name]["fn"])[0]
+        numbers = [leaf for leaf in jax.tree.leaves(prior.kernel) if _is_number(leaf)]
+        found += [prior.X[:_FEW], prior.mean[..., :_FEW], *numbers]
+    return found
+
+
+def _is_number(leaf) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.number | float | int)
+
+
+def _agree(a, b):
+    """Whether two arrays are equal but for rounding; those of other shapes have rows."""
+    if jnp.shape(a) != jnp.shape(b):
+        return jnp.array(True)
+    a, b = (jnp.asarray(v, jnp.result_type(float)) for v in (a, b))
+    size = jnp.maximum(jnp.abs(a), jnp.abs(b)).max(initial=0.0)
+    close = jnp.abs(a - b) <= 1e3 * jnp.finfo(a.dtype).eps * size
+    return jnp.all(close | (jnp.isnan(a) & jnp.isnan(b)) | (a == b))
