@@ -38,7 +38,7 @@ from numpyro_sgp.predictive import (
     predict,
 )
 from numpyro_sgp.training.descent import Descent
-from numpyro_sgp.training.padding import Padded
+from numpyro_sgp.training.padding import rows_that_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,11 +145,8 @@ class Fitted:
         self._verdict: str | None = None
         self._attrs: dict[str, float | str] = {}
         if self.args is not None:
-            self.num_rows = rows_of_sites(
-                guide, *as_arrays(self.model, self.args, self.kwargs)
-            )
-            if isinstance(self.model, Padded) and "rows_that_count" in self.kwargs:
-                self.num_rows = int(np.sum(self.kwargs["rows_that_count"]))
+            count = rows_that_count(self.args, self.kwargs)
+            self.num_rows = rows_of_sites(guide, *as_arrays(self.model, *count))
 
     @classmethod
     def from_svi(cls, svi: SVI, result: Any, *args, **kwargs) -> Fitted:
@@ -402,7 +399,7 @@ class Fitted:
         :raises ValueError: if arguments are left out and the training data are not there.
         """
         descent = None if args or kwargs else self.descent
-        args, kwargs = self._arguments(args, kwargs, "check(X, y)")
+        args, kwargs = self._arguments(args, kwargs, "check(X, y)", filled=True)
         loss = TraceGP_ELBO() if self.loss is None else self.loss
         svi = self.svi or SVI(self.model, self.guide, optax.sgd(0.0), loss)
         found = check(
@@ -420,8 +417,8 @@ class Fitted:
         self._verdict, self._attrs = found.summary, found.attrs
         return found
 
-    def _arguments(self, args, kwargs, call) -> tuple[tuple, dict]:
-        """Those that are given, or those of the training."""
+    def _arguments(self, args, kwargs, call, filled=False) -> tuple[tuple, dict]:
+        """Those given, or of the training: with rows that do not count if ``filled``."""
         if args or kwargs:
             return args, kwargs
         if self.args is None:
@@ -429,7 +426,8 @@ class Fitted:
                 "This fit does not have its training data (a file has none of them): pass "
                 f"the model's arguments, fitted.{call}."
             )
-        return self.args, self.kwargs
+        known = self.args, self.kwargs
+        return known if filled else rows_that_count(*known)
 
     # ---- figures and files --------------------------------------------------------
 

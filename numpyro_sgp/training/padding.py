@@ -1,6 +1,7 @@
 """Data that grow, in arrays of a size that seldom changes."""
 
 import inspect
+from contextlib import suppress
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,9 @@ import numpy as np
 from numpyro.primitives import Messenger
 
 from numpyro_sgp._checks import real
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.rows import sites_on_f
 
 
 def pad_rows(*arrays, size: int | None = None) -> tuple:
@@ -102,7 +106,8 @@ class Padded:
         The arguments with all arrays that have as many rows as the first one filled up to a
         power of two, and with ``rows_that_count``.
 
-        :raises ValueError: if there is no array with rows.
+        :raises ValueError: if there is no array with rows, or a factor is one number of
+            all rows.
         """
         leaves, structure = jax.tree.flatten((args, kwargs))
         shapes = [np.shape(leaf) for leaf in leaves if hasattr(leaf, "shape")]
@@ -118,7 +123,55 @@ class Padded:
         rest = iter(filled)
         new = [next(rest) if has else v for v, has in zip(leaves, has_rows, strict=True)]
         args, kwargs = jax.tree.unflatten(structure, new)
+        with suppress(*NEEDS_KNOWN_DATA):
+            self._check_factors(args, kwargs)
         return args, {**kwargs, "rows_that_count": counts}
+
+    def _check_factors(self, args, kwargs):
+        """Refuses sums over rows, of which none could be left out."""
+
+        def shapes():
+            trace = messages.trace_of(
+                self.model, args, kwargs, at_site=messages.at_prior_mean
+            )
+            sites = [site for site in trace.values() if messages.is_latent_gp(site)]
+            return {site["name"]: site["value"] for site in sites}
+
+        def factors(f):
+            at_f = messages.at_values(f)
+            trace = messages.trace_of(self.model, args, kwargs, at_site=at_f)
+            return {
+                name: messages.log_prob(site)
+                for name, site in trace.items()
+                if site["type"] == "sample"
+                and site["infer"].get("is_auxiliary")
+                and site["fn"].batch_shape == ()
+            }
+
+        if names := sites_on_f(factors, jax.eval_shape(shapes)):
+            raise ValueError(
+                f"pad=True leaves rows out by a mask, but the factor '{min(names)}' is one "
+                "number of all rows. Give it one for each row (numpyro.factor(name, "
+                "log_prob), without the sum), or write the likelihood as observed sites."
+            )
+
+
+def rows_that_count(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """
+    Arguments that :meth:`Padded.fill` may have filled up, without what it added.
+
+    :param args: tuple of arguments of the model.
+    :param kwargs: its keyword arguments.
+    """
+    if "rows_that_count" not in kwargs:
+        return args, kwargs
+    kwargs = dict(kwargs)
+    counts = np.asarray(kwargs.pop("rows_that_count"))
+
+    def cut(leaf):
+        return leaf[: counts.sum()] if np.shape(leaf)[:1] == counts.shape else leaf
+
+    return jax.tree.map(cut, (args, kwargs))
 
 
 class _Counting(Messenger):

@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpyro.infer import SVI
 
 import numpyro_sgp as sgp
+from numpyro_sgp.training.padding import Padded
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(16, 2)), rng.normal(size=16)
@@ -118,6 +119,10 @@ def test_a_padded_fit_is_that_of_the_rows_that_count(fits):
     assert_allclose(padded.mean, plain.mean, atol=1e-2)
     assert_allclose(padded.variance, plain.variance, rtol=2e-2)
     assert "11 rows" in repr(fits[True])
+    drawn = fits[True].sample(jax.random.key(0))["f"]
+    assert drawn.shape == fits[True].median()["f"].shape == (11,)
+    tree = fits[True].to_arviz(num_samples=20)
+    assert tree["observed_data"]["y"].shape[-1] == 11
     verdict = fits[True].check()
     assert np.isfinite(verdict.to_dataframe().nats.iloc[0])
 
@@ -157,6 +162,18 @@ def test_what_cannot_be_padded_is_told(fits):
 
     with pytest.raises(ValueError, match="Put all of a row into the event"):
         sgp.fit(one_event, sgp.SVGP(4), data, pad=True, progress_bar=False)
+
+    def factor(X, y=None, of_rows=False):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        log_prob = dist.Normal(f, 1.0).log_prob(y)
+        numpyro.factor("prior of the noise", -1.0)  # of no row
+        numpyro.factor("likelihood", log_prob if of_rows else log_prob.sum())
+
+    with pytest.raises(ValueError, match="factor 'likelihood' is one number of all rows"):
+        sgp.fit(factor, sgp.SVGP(4), data, pad=True, progress_bar=False)
+    _, kwargs = Padded(factor).fill(data, {"of_rows": True})
+    assert kwargs["rows_that_count"].sum() == 11
+
     with pytest.raises(ValueError, match="of another model"):
         sgp.fit(one_event, fits[False], data, progress_bar=False)
     with pytest.raises(ValueError, match="from fits with pad=True only"):
