@@ -15,7 +15,7 @@ from numpyro.infer.svi import SVIState
 from tqdm import tqdm
 
 from numpyro_sgp._checks import check_key, check_model, check_positive
-from numpyro_sgp._programs import on_data, split
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, on_data, split
 from numpyro_sgp._threads import alone
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting.batches import train_batches
@@ -174,19 +174,26 @@ def fit(
         data, kwargs = model.fill(data, kwargs)
 
     def train(guide, start=None, before=None, steps=steps):
-        return _train(
-            guide,
-            data,
-            kwargs,
-            rng_key,
-            loss=TraceGP_ELBO(expectation),
-            limits=Limits(tolerance, steps, until),
-            batch_size=batch_size,
-            restarts=restarts,
-            start=start,
-            before=before,
-            progress_bar=progress_bar,
-        )
+        try:
+            return _train(
+                guide,
+                data,
+                kwargs,
+                rng_key,
+                loss=TraceGP_ELBO(expectation),
+                limits=Limits(tolerance, steps, until),
+                batch_size=batch_size,
+                restarts=restarts,
+                start=start,
+                before=before,
+                progress_bar=progress_bar,
+            )
+        except NEEDS_KNOWN_DATA as error:
+            raise ValueError(
+                "The model needs to know values of its data while it is compiled, such as "
+                "the number of groups by int(group.max()) + 1. Give it that number as an "
+                "argument: fit(model, approximation, (X, group, y), num_groups=8)."
+            ) from error
 
     def make(approximation):
         kind = JOINT_GUIDES[0] if joint else AutoSparseGP
@@ -355,10 +362,10 @@ def _batch_size(problem, batch_size) -> int | None:
         raise ValueError(
             f"batch_size={batch_size}, but the model has no plate of the {N} rows of the "
             "data that has all observations (with one row of each GP site for each, and no "
-            "other latents), so that a batch cannot stand for all; or its GP sites have "
-            "other inputs in a batch, as where it standardises X by X.mean(). Write the "
-            "likelihood inside numpyro.plate('data', X.shape[0]), give inputs that are "
-            "standardised, or leave batch_size out."
+            "other latents), so that a batch cannot stand for all; or rows are others in a "
+            "batch, as where it standardises X by X.mean(). Write the likelihood inside "
+            "numpyro.plate('data', X.shape[0]), give data that are standardised, or leave "
+            "batch_size out."
         )
     if batch_size is not None:
         return batch_size if batch_size < N else None

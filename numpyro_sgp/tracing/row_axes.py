@@ -11,6 +11,7 @@ import numpy as np
 
 from numpyro_sgp._programs import shared
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.given_rows import GivenRows
 
 _FEW = 2  # rows that are looked at by themselves
 
@@ -115,8 +116,8 @@ def _resized(size):
 def has_rows_apart(run: Callable[[list], dict], axes: RowAxes, arrays, gp_sites) -> bool:
     """
     Whether GP sites have the same inputs, mean and kernel at the first rows where these
-    are alone. They have others where a model computes statistics of its inputs, such as
-    their mean.
+    are alone, and observations the same density. They have others where a model computes
+    statistics of its arguments, such as their mean.
 
     :param run: from arrays to the model's trace.
     """
@@ -124,20 +125,27 @@ def has_rows_apart(run: Callable[[list], dict], axes: RowAxes, arrays, gp_sites)
         return True
 
     def agree(arrays):
-        whole = _inputs(run, arrays, gp_sites)
-        some = _inputs(run, axes.take(arrays, slice(_FEW)), gp_sites)
+        whole = _of_first_rows(run(arrays), axes, gp_sites)
+        with GivenRows(_FEW, axes.count(arrays)):
+            some = run(axes.take(arrays, slice(_FEW)))
+        some = _of_first_rows(some, axes, gp_sites)
         return jnp.all(jnp.stack(list(map(_agree, whole, some))))
 
     return bool(shared(agree, briefly=True)(list(arrays)))
 
 
-def _inputs(run, arrays, gp_sites: Collection[str]) -> list:
-    """What GP sites have of their first rows."""
-    found, trace = [], run(arrays)
-    for name in sorted(gp_sites):
-        prior = messages.unwrap(trace[name]["fn"])[0]
-        numbers = [leaf for leaf in jax.tree.leaves(prior.kernel) if _is_number(leaf)]
-        found += [prior.X[:_FEW], prior.mean[..., :_FEW], *numbers]
+def _of_first_rows(trace, axes, gp_sites: Collection[str]) -> list:
+    """What GP sites and observations have at these."""
+    found = []
+    for name, site in sorted(trace.items()):
+        if name in gp_sites:
+            prior = messages.unwrap(site["fn"])[0]
+            leaves = [v for v in jax.tree.leaves(prior.kernel) if _is_number(v)]
+            found += [prior.X[:_FEW], prior.mean[..., :_FEW], *leaves]
+        elif site["type"] == "sample" and site["is_observed"] and name in axes.sites:
+            log_prob, axis = messages.log_prob(site, scaled=False), axes.sites[name]
+            if axis < log_prob.ndim:
+                found.append(log_prob[(*(slice(None),) * axis, slice(_FEW))])
     return found
 
 

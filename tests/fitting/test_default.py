@@ -148,15 +148,34 @@ def test_parts_of_the_loss_add_up_where_outputs_are_before_rows():
     assert_allclose(parts, whole.loss(whole.free, KEY, whole.arrays), rtol=1e-10)
 
 
-def test_inputs_that_a_model_standardises_have_no_batches():
+@pytest.mark.parametrize("of_inputs", [True, False])
+def test_data_that_a_model_standardises_have_no_batches(of_inputs):
+    def standard(values):
+        return (values - values.mean(axis=0)) / values.std(axis=0)
+
     def standardising(X, y=None):
-        inputs = (X - X.mean(axis=0)) / X.std(axis=0)
+        inputs, observed = (standard(X), y) if of_inputs else (X, standard(y))
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), inputs))
         with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=observed)
 
     with pytest.raises(ValueError, match="standardises X by X.mean"):
         fit(standardising, sgp.SVGP(inducing=Z), (X, Y), batch_size=20)
+
+
+def test_models_that_read_numbers_off_their_data_are_told_to_take_them():
+    def grouped(X, group, y=None, num_groups=None):
+        number = num_groups or int(group.max()) + 1
+        with numpyro.plate("groups", number):
+            effect = numpyro.sample("effect", dist.Normal())
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + effect[group], 0.3), obs=y)
+
+    given = grouped, sgp.SVGP(4), (X, np.arange(N) % 3, Y)
+    with pytest.raises(ValueError, match="num_groups=8"):
+        fit(*given)
+    assert np.isfinite(fit(*given, num_groups=3, steps=1).bound)
 
 
 @pytest.mark.parametrize("size", [20, 25])  # that divides the rows, and does not
