@@ -29,7 +29,7 @@ def test_programs_are_their_dense_twins(kind):
     assert found.cases >= 3 and not found.failed
 
 
-@pytest.mark.parametrize("jitter", [1e-8, 1e-5])
+@pytest.mark.parametrize("jitter", [pytest.param(1e-8, marks=pytest.mark.slow), 1e-5])
 def test_the_bound_is_the_one_by_hand_and_another_is_seen(monkeypatch, jitter):
     monkeypatch.setattr(_bound, "JITTER", jitter)
     for name, value in (("MORE", 1), ("GRADIENTS", 0.0), ("SPARSIFIED", 0.0)):
@@ -38,6 +38,7 @@ def test_the_bound_is_the_one_by_hand_and_another_is_seen(monkeypatch, jitter):
     assert found.cases >= 2 and bool(found.failed) == (jitter != 1e-8)
 
 
+@pytest.mark.slow
 def test_a_process_with_another_density_is_seen(monkeypatch):
     plain = sgp.GaussianProcess.log_prob
     monkeypatch.setattr(
@@ -47,6 +48,7 @@ def test_a_process_with_another_density_is_seen(monkeypatch):
     assert any("log density: f0 is" in sentence for sentence in found.failed)
 
 
+@pytest.mark.slow
 def test_draws_that_are_too_wide_are_seen(monkeypatch):
     plain = sgp.GaussianProcess.scale_tril
     monkeypatch.setattr(sgp.GaussianProcess, "scale_tril", lambda self: 1.2 * plain(self))

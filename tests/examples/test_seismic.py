@@ -92,6 +92,7 @@ def test_example_without_data_says_how_often_intervals_hold_the_truth(
     assert [path.name for path in tmp_path.iterdir()] == ["seismic.png"]
 
 
+@pytest.mark.slow
 def test_a_section_too_long_to_draw_is_refused(seismic):
     with pytest.raises(ValueError, match="1000 draws of 400 sites: ask for fewer"):
         seismic.simulate(lengthscale=20.0, num_sites=400)

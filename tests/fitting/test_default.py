@@ -391,6 +391,7 @@ def test_auto_grows_until_nothing_is_lost():
     assert exact - 2.0 < fitted.bound < exact + 1e-3
 
 
+@pytest.mark.slow
 def test_auto_has_at_most_the_distinct_inputs_of_each_gp_site():
     def model(group, table, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.3), table["X"]))
