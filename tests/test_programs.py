@@ -344,3 +344,80 @@ def test_programs_of_one_function_are_few(monkeypatch):
     for rows in range(1, 8):
         run(jnp.ones(rows))
     assert len(run._programs) == 3 and run(jnp.ones(2)).shape == (2,)
+
+
+# ---- programs that are compiled briefly ----------------------------------------------
+
+
+def largest(m, s):
+    """At the largest of sums of products with something: its place is where it is equal."""
+    a = jnp.exp(m + jnp.linspace(-2.0, 2.0, 20)[:, None]) * s + jnp.arange(120.0) % 7
+    return jnp.max(a, axis=0).sum()
+
+
+def lesser(m, s):
+    p = jax.nn.sigmoid(m + jnp.linspace(-2.0, 2.0, 20)[:, None])
+    y = jnp.arange(120.0) % 7
+    return jnp.minimum(y + p * s, 3.0 + (1.0 - p) * s).sum()
+
+
+@pytest.mark.parametrize("fn", [largest, lesser])
+def test_derivatives_of_maxima_are_kept_where_programs_are_compiled_briefly(
+    fn, monkeypatch
+):
+    given = _programs._options
+
+    def as_outside_of_tests(*args, **kwargs):  # where level 0 is for all (conftest.py)
+        return {"xla_backend_optimization_level": 2, **given(*args, **kwargs)}
+
+    monkeypatch.setattr(_programs, "_options", as_outside_of_tests)
+    m = np.sin(np.arange(120.0)).astype(np.float32)
+    slope = jax.grad(fn, (0, 1))
+    with jax.disable_jit():
+        expected = slope(m, jnp.float32(2.5))
+    found = shared(slope, briefly=True)(m, np.float32(2.5))
+    for a, b in zip(found, expected, strict=True):
+        # Sums of at most 2,400 numbers of size 20, in float32.
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
+
+
+def asks(fn, *args):
+    return _programs._asks_for_equality(jax.jit(fn).lower(*args).as_text())
+
+
+def test_what_asks_whether_results_are_equal():
+    x = jnp.linspace(0.1, 2.0, 5)
+    assert asks(jax.grad(lambda x: jnp.clip(x * x, 0.2, 1.0).sum()), x)
+    assert asks(jax.grad(lambda x: (x * x).max()), x)
+    assert not asks(lambda x: jnp.where(x * x == 1.0, 0.0, x), x)
+    assert not asks(lambda x: jnp.where(jnp.isnan(x * x), 0.0, x), x)
+    assert not asks(jax.grad(lambda x: jnp.abs(x * x - 1.0).sum()), x)
+
+
+@pytest.mark.parametrize(
+    "approximation",
+    [
+        sgp.SVGP(4),
+        sgp.SVGP(4, tight="diagonal"),
+        sgp.SOLVEGP(4, 4),
+        sgp.InverseFreeSVGP(4),
+    ],
+    ids=["SVGP", "tight", "SOLVEGP", "inverse free"],
+)
+def test_bounds_ask_for_no_equality_so_that_they_may_be_compiled_briefly(approximation):
+    def model(X, y):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+        kernel = sgp.kernels.Matern32(1.0, lengthscale)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    X = np.linspace(0.0, 3.0, 20).reshape(10, 2)
+    guide = sgp.AutoSparseGP(model, approximation)
+    svi = numpyro.infer.SVI(model, guide, numpyro.optim.Adam(0.1), sgp.TraceGP_ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), X, X[:, 0]))
+
+    def loss(params):
+        return svi.loss.loss(jax.random.key(0), params, model, guide, X, X[:, 0])
+
+    assert not asks(jax.value_and_grad(loss), params)

@@ -20,7 +20,7 @@ from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.kernels.base import broadcasts_to
-from numpyro_sgp.linalg import solve_lower, whitened_solve
+from numpyro_sgp.linalg import at_least, solve_lower, whitened_solve
 from numpyro_sgp.linalg.row_blocks import consecutive_blocks
 
 _ROWS = 512  # rows of K_ff held in memory where a bound streams them
@@ -110,7 +110,7 @@ class Collapsed(GPRegression):
         residual = self.prior.variance - jnp.sum(A**2, axis=-2)
         if self.tight is not None:
             return cost + self.tight.cost(self.prior, A, residual, noise**-2)
-        return cost + 0.5 * jnp.sum(jnp.maximum(residual, 0.0) / noise**2, axis=-1)
+        return cost + 0.5 * jnp.sum(at_least(residual, 0.0) / noise**2, axis=-1)
 
     def _quadratic(self, residual, A, union):
         """(y - m)' (Q + s^2 I)^-1 (y - m) over the union, by Woodbury's identity."""
@@ -240,8 +240,8 @@ class CollapsedSVGP(Collapsed):
         trace = self.prior.variance / self._rows_noise**2 - jnp.sum(A**2, axis=-2)
         AW = jnp.einsum("...kn,...mn->...km", W, A)
         gain = self._trace_with_prior(W) - jnp.sum(AW**2, axis=(-2, -1))
-        trace = jnp.sum(jnp.maximum(trace, 0.0), axis=-1) - gain
-        return half_log_det(each[0]) + 0.5 * jnp.maximum(trace, 0.0)
+        trace = jnp.sum(at_least(trace, 0.0), axis=-1) - gain
+        return half_log_det(each[0]) + 0.5 * at_least(trace, 0.0)
 
     def _trace_with_prior(self, W):
         """tr(W K_ff W') in units of the noise, over column blocks of K_ff."""

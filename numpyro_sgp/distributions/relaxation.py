@@ -10,7 +10,7 @@ from jax import Array
 from numpyro.distributions import constraints
 
 from numpyro_sgp.families import Param
-from numpyro_sgp.linalg import diagonal_of, jittered_cholesky
+from numpyro_sgp.linalg import at_least, diagonal_of, jittered_cholesky
 from numpyro_sgp.linalg.row_blocks import (
     check_block_size,
     check_partition,
@@ -89,7 +89,7 @@ class Diagonal(Relaxation):
     def cost(self, prior, A, residual, precision):
         """See :meth:`Relaxation.cost`."""
         del prior, A
-        return 0.5 * jnp.sum(jnp.log1p(jnp.maximum(precision * residual, 0.0)), axis=-1)
+        return 0.5 * jnp.sum(jnp.log1p(at_least(precision * residual, 0.0)), axis=-1)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["partition"], meta_fields=["size"])

@@ -18,7 +18,7 @@ from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior, gaussian_log_prob
 from numpyro_sgp.families import QU, Block
 from numpyro_sgp.inducing.covariances import cross_covariance
-from numpyro_sgp.linalg import jittered_cholesky
+from numpyro_sgp.linalg import at_least, jittered_cholesky
 
 
 class SparsePosterior(GPPosterior):
@@ -195,7 +195,7 @@ class SparsePosterior(GPPosterior):
         prior = self.prior.kernel.diag(self.prior.X)
         variance = self._left_open(blocks) if self._residual else jnp.zeros_like(prior)
         if relaxation is not None:
-            variance = relaxation.factor * jnp.maximum(variance, 0.0)
+            variance = relaxation.factor * at_least(variance, 0.0)
         for i in self._sets:
             # A set with the prior's covariance is part of what others leave open.
             if not self._cancels(i, blocks[i]):
@@ -210,7 +210,7 @@ class SparsePosterior(GPPosterior):
         square root's rounding errors where the data pin f down to the last digits.
         """
         floor = jnp.finfo(prior.dtype).eps * prior
-        return jnp.broadcast_to(jnp.maximum(variance, floor), self.shape())
+        return jnp.broadcast_to(at_least(variance, floor), self.shape())
 
     def _cancels(self, index, block):
         return self._residual and block.is_prior and index in self._sets
@@ -237,7 +237,7 @@ class SparsePosterior(GPPosterior):
     def relaxation_cost(self, precision=None):
         """See :meth:`GPPosterior.relaxation_cost`; all components share q(f | u)."""
         blocks = self.q.component(0).blocks
-        left = jnp.maximum(self._left_open(blocks), 0.0)
+        left = at_least(self._left_open(blocks), 0.0)
         cost = self.relaxation.cost(self.prior, self._explaining(blocks), left, precision)
         return jnp.broadcast_to(cost, self.batch_shape)
 

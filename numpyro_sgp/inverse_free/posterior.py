@@ -21,7 +21,7 @@ from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.inverse_free.iterations import InverseRoot, inverse_root
 from numpyro_sgp.inverse_free.log_det import log_det
-from numpyro_sgp.linalg import diagonal_of, jittered_cholesky, matmul, with_jitter
+from numpyro_sgp.linalg import at_least, diagonal_of, jittered_cholesky, matmul, with_jitter
 
 BOUNDS = ("relaxed", "lc", "fr")
 # What preconditions determinants need not be accurate, but better than any start of T:
@@ -217,7 +217,7 @@ class InverseFreePosterior(GPPosterior):
         # Exact arithmetic stays above zero, as for SparsePosterior.
         prior = self.prior.kernel.diag(self.prior.X)
         floor = jnp.finfo(prior.dtype).eps * prior
-        return jnp.broadcast_to(jnp.maximum(variance, floor), self.shape())
+        return jnp.broadcast_to(at_least(variance, floor), self.shape())
 
     @property
     def variance(self) -> Array:
@@ -229,12 +229,12 @@ class InverseFreePosterior(GPPosterior):
         if self.relaxation is None:
             return self.marginals(component)
         rest, added = self._variances()
-        rest = jnp.maximum(rest, 0.0)
+        rest = at_least(rest, 0.0)
         return self.mean, self._floored(self.relaxation.factor * rest + added)
 
     def relaxation_cost(self, precision: Array | None = None) -> Array:
         """See :meth:`GPPosterior.relaxation_cost`; of eq. (5) in the place of d_n."""
-        rest = jnp.maximum(self._variances()[0], 0.0)
+        rest = at_least(self._variances()[0], 0.0)
         relaxation: Any = self.relaxation
         cost = relaxation.cost(self.prior, None, rest, precision)
         return jnp.broadcast_to(cost, self.batch_shape)

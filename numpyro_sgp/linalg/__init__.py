@@ -8,6 +8,7 @@ from numpyro_sgp.linalg.cholesky import (
     whitened_solve,
     with_jitter,
 )
+from numpyro_sgp.linalg.floors import at_least
 from numpyro_sgp.linalg.quadrature import gauss_hermite, tensor_grid
 from numpyro_sgp.linalg.triangular import (
     diagonal_of,
@@ -17,6 +18,7 @@ from numpyro_sgp.linalg.triangular import (
 )
 
 __all__ = [
+    "at_least",
     "default_jitter",
     "diagonal_of",
     "factor_product",
