@@ -31,6 +31,11 @@ _COLUMNS = 16
 # A squared distance from a matrix product has an error of a few units in the last place of
 # the squared norms: below this share of them, it has lost a digit.
 _NEAR = 0.1
+# Of matrix products, the derivative by a lengthscale has an error of some units in the last
+# place of the squared norms, in squared lengthscales: where these are large, more than
+# kernels are rounded by; and more than all of it below the second share of them.
+_FAR = 256.0
+_NEARER = 0.01
 # About as many rows have the median from which all are then counted.
 _CENTRE_ROWS = 100
 
@@ -51,8 +56,10 @@ def squared_distances(
         \|x - y\|^2 = \|x\|^2 + \|y\|^2 - 2\, x \cdot y
 
     for centred points, unless some pair is so near that this has lost a digit; then all are
-    differenced, which takes three times as long. Derivatives are those of this formula,
-    whose cost is that of matrix products. :math:`O(N_1 N_2 D)` time and
+    differenced, which takes three times as long. Derivatives by points are those of this
+    formula, whose cost is that of matrix products; those by lengthscales are of
+    differences too where points are near beside the norms, but for one lengthscale for each
+    of more than 16 columns. :math:`O(N_1 N_2 D)` time and
     :math:`O(N_1 N_2)` memory: no array of shape ``(N1, N2, D)`` is formed.
 
     :param X1: points, shape ``(*b1, N1, D)``.
@@ -66,7 +73,7 @@ def squared_distances(
     X1, X2, lengthscale = (jnp.asarray(value, dtype) for value in (X1, X2, lengthscale))
     if X1.shape[-1] == 1:
         return ((X1 - jnp.swapaxes(X2, -1, -2)) / lengthscale) ** 2
-    return _squared_distances(same, X1, X2, 1.0 / lengthscale)
+    return _squared_distances(same, X1, X2, jnp.atleast_2d(1.0 / lengthscale))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -83,11 +90,39 @@ def _squared_distances(same, X1, X2, inverse):
 
 @_squared_distances.defjvp
 def _squared_distances_jvp(same, primals, tangents):
-    def expanded(*args):
-        return _by_products(*args)[0]
+    X1, X2, inverse = primals
+    r2 = _squared_distances(same, *primals)
 
-    _, dr2 = jax.jvp(expanded, primals, tangents)
-    return _squared_distances(same, *primals), dr2
+    by_points = jax.jvp(
+        lambda X1, X2: _by_products(X1, X2, inverse)[0], (X1, X2), tangents[:2]
+    )[1]
+    if inverse.shape[-1] == 1:
+        return r2, by_points + 2.0 * r2 * (tangents[2] / inverse)
+
+    # Linear in the change: the rest is computed again, or the one that is not taken would
+    # be filled with zeros.
+    @jax.checkpoint
+    def of_products(change):
+        scaled = partial(_by_products, X1, X2)
+        return jax.jvp(scaled, (inverse,), (change,))[1][0]
+
+    @jax.checkpoint
+    def of_differences(change):
+        return _by_lengthscales(X1, X2, 2.0 * inverse * change)
+
+    if X1.shape[-1] > _COLUMNS:
+        return r2, by_points + of_products(tangents[2])
+    # First by the points alone: of all pairs it takes as long as the derivative.
+    sides = tuple(map(_norms, _centred(*primals)))
+
+    def any_near():
+        norms = _of_pairs(*sides)
+        return jnp.any((norms > _FAR) & (r2 < _NEARER * norms))
+
+    far = sum(map(jnp.max, sides)) > _FAR
+    near = jax.lax.cond(far, any_near, lambda: jnp.array(False))
+    by_scale = jax.lax.cond(near, of_differences, of_products, tangents[2])
+    return r2, by_points + by_scale
 
 
 def _by_differences(X1, X2, inverse):
@@ -116,8 +151,43 @@ def _by_differences(X1, X2, inverse):
     return jax.lax.fori_loop(0, D // _COLUMNS - (first == _COLUMNS), step, r2)
 
 
+def _by_lengthscales(X1, X2, change):
+    """
+    Squared differences of each column times the change of its inverse squared lengthscale,
+    summed. Of matrix products it would be wrong by the rounding of squared norms, which is
+    more than all of it between near points, where kernels have steep slopes.
+    """
+    columns = jax.lax.optimization_barrier(jnp.swapaxes(X2, -1, -2))
+    # One change for each point of X2, so that its derivative is a sum over the first axis,
+    # which XLA has for many columns at once.
+    change = jnp.broadcast_to(change, (*change.shape[:-1], X1.shape[-1]))
+    change = jnp.swapaxes(change, -1, -2)
+    shape = *change.shape[:-1], X2.shape[-2]
+    change = jax.lax.optimization_barrier(jnp.broadcast_to(change, shape))
+    total = 0.0
+    for d in range(X1.shape[-1]):
+        difference = X1[..., d, None] - columns[..., None, d, :]
+        total = total + difference**2 * change[..., None, d, :]
+    return jax.lax.optimization_barrier(total)
+
+
 def _by_products(X1, X2, inverse):
     """Squared distances, and the sums of the squared norms that they are made of."""
+    X1, X2 = _centred(X1, X2, inverse)
+    norms = _of_pairs(*map(_norms, (X1, X2)))
+    return norms - 2.0 * inner_products(X1, X2), norms
+
+
+def _norms(X):
+    return jnp.sum(X**2, axis=-1)
+
+
+def _of_pairs(left, right):
+    return left[..., :, None] + right[..., None, :]
+
+
+def _centred(X1, X2, inverse):
+    """Both about one centre, in lengthscales."""
     # Of the fewer points: those of one device, where rows are split over several.
     few, other = sorted((X1, X2), key=lambda X: X.shape[-2])
     if few.ndim > other.ndim:  # one centre for all of a batch, or ``other`` were copied
@@ -130,9 +200,7 @@ def _by_products(X1, X2, inverse):
         some = jax.lax.optimization_barrier(jax.lax.stop_gradient(some))
         centre = jax.lax.stop_gradient(jnp.median(some, axis=-2, keepdims=True))
         X1, X2 = X1 - centre, X2 - centre
-    X1, X2 = X1 * inverse, X2 * inverse
-    norms = jnp.sum(X1**2, axis=-1)[..., :, None] + jnp.sum(X2**2, axis=-1)[..., None, :]
-    return norms - 2.0 * inner_products(X1, X2), norms
+    return X1 * inverse, X2 * inverse
 
 
 @jax.custom_jvp

@@ -186,6 +186,30 @@ def test_an_outlier_costs_the_others_no_digits_of_their_derivatives():
     assert_allclose(found, -2.0 * (apart**2).sum(-1), atol=1e-4)
 
 
+@pytest.mark.parametrize("lengths", [[1.0], [1.0, 1.1]], ids=["one", "each"])
+@pytest.mark.parametrize("spread", [3.0, 1e3])
+def test_slopes_by_lengthscales_keep_their_digits_between_near_points(lengths, spread):
+    """Pairs 0.01 apart, over a thousand lengthscales too: as a network of stations is."""
+    rng = np.random.default_rng(0)
+    sites = rng.uniform(0.0, spread, (40, 2))
+    X = np.concatenate([sites, sites + 0.01 * rng.normal(size=sites.shape)])
+    X = X.astype(np.float32)
+    # As slopes of Matern12 weigh them.
+    apart = X[:, None].astype(float) - X.astype(float)
+    weight = np.exp(-(r := np.sqrt((apart**2).sum(-1)))) / np.where(r > 0, r, np.inf)
+    length = np.asarray(lengths)
+    expected = -2.0 * np.einsum("nm,nmd->d", weight, apart**2)
+    expected = expected / length**3 if len(length) == 2 else expected.sum(keepdims=True)
+
+    def weighed(length):
+        r2 = squared_distances(jnp.asarray(X), lengthscale=length)
+        return jnp.sum(weight.astype(np.float32) * r2)
+
+    found = jax.grad(weighed)(jnp.asarray(length, jnp.float32))
+    # Sums of 6,400 terms of one sign in single precision.
+    assert_allclose(found, expected, rtol=1e-4)
+
+
 # With unit variance: function of the scaled distance, and the slope over the distance.
 PROFILES = {
     RBF: (lambda r: math.exp(-(r**2) / 2), lambda r: -math.exp(-(r**2) / 2)),
