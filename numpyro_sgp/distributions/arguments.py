@@ -2,12 +2,14 @@
 
 import functools
 import inspect
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 _NUMBERS = "biuf"  # kinds of dtypes
+_ROUNDED = 1e-3  # of a standard deviation
 _WHAT = "numpyro_sgp argument"  # among the attributes of a frame
 _WHAT_TO_WRITE = {
     "M": "Give the time since a fixed one as a number: (t - t.min()) / np.timedelta64(1, "
@@ -88,6 +90,42 @@ def named_arguments(model, args, kwargs):
     names += [str(i) for i in range(len(names), len(args))]
     yield from zip(names, args, strict=True)
     yield from kwargs.items()
+
+
+def warn_of_rounding(value, what: str) -> None:
+    """
+    Warns where JAX's single precision takes digits that set apart rows of a NumPy array, as
+    of seconds since 1970: where some numbers are rounded by more than a thousandth of their
+    column's standard deviation.
+
+    :param what: what it is, the beginning of a message.
+    """
+    if jnp.result_type(float) == jnp.float64 or not isinstance(value, np.ndarray):
+        return
+    if value.dtype.kind not in "iuf" or value.dtype.itemsize < 8 or value.ndim == 0:
+        return
+    value = np.asarray(value)
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = np.max(np.abs(value - value.astype(np.float32)), axis=0, initial=0.0)
+        sd = np.std(value, axis=0, dtype=float) if len(value) else error
+        share = np.where(error > 0.0, error, 0.0) / np.where(sd > 0.0, sd, np.inf)
+    most = float(np.max(share, initial=0.0))
+    if most > _ROUNDED:
+        warnings.warn(
+            f"{what} is rounded by up to {most:.2g} standard deviations of a column to "
+            "JAX's single precision. Subtract an offset, such as the column's mean, or "
+            "call numpyro.enable_x64() at the beginning of the program.",
+            UserWarning,
+            stacklevel=1,  # of one place, so that Python shows it once for each text
+        )
+
+
+def warn_of_rounded_arguments(model, args, kwargs) -> None:
+    """:func:`warn_of_rounding` for each argument of a model."""
+    for name, value in named_arguments(model, args, kwargs):
+        for leaf in _leaves(value):
+            leaf = leaf.to_numpy() if _is_frame(leaf) else leaf
+            warn_of_rounding(leaf, f"Argument '{name}' of the model")
 
 
 def check_indexable(model, args, kwargs) -> None:

@@ -14,7 +14,7 @@ from numpyro.util import not_jax_tracer
 from numpyro_sgp._checks import check_key, check_sample_shape, numbers
 from numpyro_sgp._numpyro import HMC_HANDLERS, handler_stack
 from numpyro_sgp._stacked import register_stacked
-from numpyro_sgp.distributions.arguments import as_numbers
+from numpyro_sgp.distributions.arguments import as_numbers, warn_of_rounding
 from numpyro_sgp.kernels import as_kernel
 from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.linalg import diagonal_of, jittered_cholesky, solve_lower
@@ -245,7 +245,9 @@ def _as_inputs(X) -> Array:
 
 
 def _as_table(X) -> Array:
-    X = numbers(as_numbers(X, _INPUTS), _INPUTS)
+    X = as_numbers(X, _INPUTS)
+    warn_of_rounding(X, _INPUTS)
+    X = numbers(X, _INPUTS)
     if X.ndim < 2:
         raise ValueError(
             "GaussianProcess needs inputs X of shape (N, D), one row for each value of f, "

@@ -10,7 +10,7 @@ from numpyro.infer import autoguide
 from numpyro_sgp._checks import check_model, shown
 from numpyro_sgp._programs import without_leaks
 from numpyro_sgp._threads import methods_alone
-from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.distributions.arguments import as_arrays, warn_of_rounded_arguments
 from numpyro_sgp.guides.base import check_approximations
 from numpyro_sgp.guides.identity import check_params, difference
 from numpyro_sgp.guides.point_guide import by_one_program
@@ -132,6 +132,7 @@ class PreparedGuide(autoguide.AutoGuide):
         self._keep(replace(setup, arguments=None))
 
     def _prepare(self, base_key, args, kwargs, saved=None) -> Setup:
+        warn_of_rounded_arguments(self.model, args, kwargs)
         made_of = self.model, self.approximation, self._make_base, self.prefix
         return without_leaks(prepare, *made_of, base_key, args, kwargs, saved)
 

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from numpyro_sgp._checks import check_key, check_positive, check_whole
 from numpyro_sgp._checks import check_model as check_callable
 from numpyro_sgp._threads import alone
+from numpyro_sgp.distributions.arguments import warn_of_rounded_arguments
 from numpyro_sgp.fitting.default import check_data
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides import AutoSparseGP
@@ -129,6 +130,7 @@ def nested(
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     check_key(rng_key)
     args, kwargs = as_plain_arrays(model, tuple(data), kwargs)
+    warn_of_rounded_arguments(model, args, kwargs)
     check_model(model, args, kwargs)
     guide = AutoSparseGP(model, approximation)
     guide.setup(*args, **kwargs)
