@@ -75,8 +75,8 @@ class Expectation:
         """
         if any(site.coupling.couples for site in sites.values()) and not self.joint:
             raise ValueError(
-                "The likelihood ties rows of X together (a log density with mixed second "
-                f"derivatives between rows), and {self} uses the marginals of f alone. "
+                "The likelihood ties rows of X together (its log density is no sum of "
+                f"terms of one row each), and {self} uses the marginals of f alone. "
                 "Use TraceGP_ELBO(MonteCarlo(num_samples, joint=True))."
             )
         for name, site in sites.items():

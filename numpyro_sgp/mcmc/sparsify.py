@@ -292,8 +292,8 @@ class _Sparsified:
 
         if any(find_coupling(trace_at, shapes, jnp.result_type(*f.values()))):
             raise ValueError(
-                "The likelihood ties rows of X together (a log density with mixed second "
-                "derivatives between rows), or a GP site combines rows of another one, and "
+                "The likelihood ties rows of X together (its log density is no sum of "
+                "terms of one row each), or a GP site combines rows of another one, and "
                 "quadrature uses the marginals of f alone. "
                 "Use NUTS(whiten(model)), or sparsify(..., MonteCarlo(num_samples, "
                 "joint=True)), whose fixed joint draws are a rough approximation."

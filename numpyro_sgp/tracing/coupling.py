@@ -1,6 +1,7 @@
 """Whether a likelihood ties the latent values at different rows together."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,10 +11,11 @@ from jax import Array
 
 from numpyro_sgp._programs import shared
 from numpyro_sgp.tracing import messages
-from numpyro_sgp.tracing.curvature import row_curvature
 from numpyro_sgp.tracing.rows import origins
 
 _PLACES = 3  # values of f at which rows are looked at
+# Of the steps that rows are moved by, up and down: a maximum moves with half of either.
+_SIZES = 3.0, 0.3, 3.0, 0.3, 30.0, 3.0, 30.0, 3.0, 300.0, 30.0, 300.0, 30.0
 
 
 class Coupling(NamedTuple):
@@ -114,16 +116,20 @@ def mixes_rows(
     names: Iterable[str] | None = None,
 ) -> bool:
     r"""
-    Whether ``log_density`` has a second derivative that mixes two rows of X in one latent
-    function.
+    Whether ``log_density`` mixes two rows of X in one latent function: is no sum of terms
+    that have one of them each.
 
-    If it has none, its expectation needs only the marginals of f: values of different
+    If it is such a sum, its expectation needs only the marginals of f: values of different
     functions are independent anyhow. With a number s for each row and the Hessian H of one
     function, :math:`(H s) / s` does not depend on s exactly when H is diagonal, so two
     draws of s decide. Each row is judged by its own curvature, at several values of f: at
     one of them it may be as small as rounding errors are (a Student t near its inflection).
     Where it is at all of them (terms of a Poisson count of a million cancel), it is asked
     whether rows move by what the others do.
+
+    Second derivatives do not see what happens at kinks between them (differences under a
+    Laplace distribution, running maxima, sorted values); steps over these do
+    (:func:`_moved_by_steps`).
 
     :param log_density: from values of GP sites, of the given shapes, to a number.
     :param shapes: ``batch_shape + (N,)`` of each site.
@@ -143,31 +149,59 @@ def mixes_rows(
     for name, shape in shapes.items():
         if names is not None and name not in names:
             continue
+        number = int(np.prod(shape[:-1]))
+        moved = np.ones((1, number)) if name in coupled else np.eye(number)
+        program = shared(partial(_derivatives, log_density, name), briefly=True)
 
-        def product(f, s, name=name):
-            return row_curvature(log_density, f, name, s, together=name in coupled)
+        def product(f, s, moved=moved, program=program):
+            along = (jnp.asarray(np.outer(m, s), dtype) for m in moved)
+            found = [np.asarray(program(f, direction)[-1]) for direction in along]
+            return np.concatenate([Hs[m > 0] for Hs, m in zip(found, moved, strict=True)])
 
-        product = shared(product, briefly=True)
         mixed: np.ndarray | bool = True
         for f in places:
             try:
                 signs = rng.choice([-1.0, 1.0], size=(2, shape[-1]))
                 draws = signs * rng.uniform(0.5, 1.5, signs.shape)
-                a, b = (np.asarray(product(f, jnp.asarray(s, dtype))) / s for s in draws)
+                a, b = (product(f, s) / s for s in draws)
             except (TypeError, ValueError, NotImplementedError):
                 return False  # not differentiable: a callback, integer code
             size = np.maximum(np.abs(a), np.abs(b))
             mixed = mixed & (np.abs(a - b) > tolerance * size)
             if not np.any(mixed):
                 break
-        if np.any(mixed) and any(
-            _moved_by_others(product, f, mixed, dtype) for f in places
+        if np.any(mixed) and any(_moved_by_others(product, f, mixed) for f in places):
+            return True
+
+        def slope(value, f=places[0], name=name, program=program):
+            value = jnp.asarray(value, dtype)
+            total, slope, _ = program({**f, name: value.reshape(shapes[name])}, 0.0 * value)
+            return float(total), np.asarray(slope, float)
+
+        # All functions at once are a quick no, but may depend on each other.
+        alone = [np.ones(number)] if number == 1 or name in coupled else np.eye(number)
+        if _moved_by_steps(slope, np.ones(number), shape[-1], tolerance) and any(
+            _moved_by_steps(slope, functions, shape[-1], tolerance) for functions in alone
         ):
             return True
     return False
 
 
-def _moved_by_others(product, f, rows, dtype) -> bool:
+def _derivatives(log_density, name, f, direction):
+    """
+    The log density, its gradient in the values of a site, and the Hessian's product with a
+    direction, the last two of the direction's shape ``(num_functions, N)``.
+    """
+
+    def at(value):
+        return log_density({**f, name: value.reshape(f[name].shape)})
+
+    value = f[name].reshape(direction.shape)
+    first, (_, second) = jax.jvp(jax.value_and_grad(at), (value,), (direction,))
+    return *first, second
+
+
+def _moved_by_others(product, f, rows) -> bool:
     """
     Whether the gradient at some rows moves where only other rows do: by no rounding error,
     since derivatives along zero are zero.
@@ -180,7 +214,51 @@ def _moved_by_others(product, f, rows, dtype) -> bool:
     for digit in range(max(len(index) - 1, 0).bit_length()):
         for still in (0, 1):
             stays = (index >> digit) % 2 == still
-            moved = np.asarray(product(f, jnp.asarray(~stays, dtype)))
-            if np.any(rows & stays & (np.abs(moved) > 0.0)):
+            if np.any(rows & stays & (np.abs(product(f, ~stays)) > 0.0)):
+                return True
+    return False
+
+
+def _moved_by_steps(slope, functions, num_rows: int, tolerance: float) -> bool:
+    """
+    Whether the gradient at rows that are held still moves with the other rows, by steps of
+    sizes from a part of a unit to hundreds of them: kinks may be where data are.
+
+    :param slope: from values ``(num_functions, N)`` to the log density and its gradient.
+    :param functions: 1 for those that are moved, and whose gradient is looked at.
+    :param tolerance: relative to the gradient, for rounding.
+    """
+    rng = np.random.default_rng(1)
+    functions = np.asarray(functions, bool)[:, None]
+    f = 0.3 * rng.normal(size=(len(functions), num_rows))
+
+    def step(size):
+        return np.where(functions, size * rng.normal(size=f.shape), f)
+
+    # Steps may leave the likelihood's support: what is no number there tells nothing.
+    with jax.debug_nans(False), jax.debug_infs(False), np.errstate(invalid="ignore"):
+        total, at = slope(f)
+        totals, flat = [total], not np.any(at)
+        for size in _SIZES:
+            still = rng.permutation(num_rows) < num_rows // 2
+            f = np.where(still, f, step(size))
+            before, (total, at) = at, slope(f)
+            scale = np.maximum(np.abs(before), np.abs(at))
+            # Terms of a row that cancel, in another order: a few times that of the largest.
+            largest = np.max(scale, where=scale < np.inf, initial=0.0)
+            rounding = tolerance * (scale + 0.01 * largest)
+            if np.any(functions & still & (np.abs(at - before) > rounding)):
+                return True
+            totals.append(total)
+            flat = flat and not np.any(at)
+        if not flat or len(set(totals)) == 1:
+            return False
+        # Steps (comparisons of rows) have no gradient anywhere, but second differences.
+        for size in _SIZES:
+            first, last = step(size), step(size)
+            still = rng.permutation(num_rows) < num_rows // 2
+            mixes = np.where(still, first, last), np.where(still, last, first)
+            a, b, c, d = (slope(f)[0] for f in (first, last, *mixes))
+            if abs(a + b - c - d) > tolerance * max(map(abs, (a, b, c, d))):
                 return True
     return False

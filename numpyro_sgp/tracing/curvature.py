@@ -14,30 +14,25 @@ def row_curvature(
     log_density: Callable[[dict[str, Array]], Array],
     f: dict[str, Array],
     name: str,
-    s: Array | float = 1.0,
-    together: bool = False,
 ) -> Array:
     r"""
-    :math:`H s` for the Hessian H of each latent function of a site, by one product each.
+    Sums of the rows of the Hessian of each latent function of a site, by one product each:
+    its diagonal where it has nothing else.
 
     :param log_density: from values of GP sites to a number.
     :param f: values of GP sites, shapes ``batch_shape + (N,)``.
-    :param s: a number for each row, or for all.
-    :param together: whether H is that of all latent functions of the site.
     :return: shape ``(num_functions, N)``.
     """
     value = f[name]
     num_functions = int(np.prod(value.shape[:-1]))
-    each_row = jnp.broadcast_to(jnp.asarray(s, value.dtype), value.shape[-1:])
+    each_row = jnp.ones(value.shape[-1:], value.dtype)
 
     def along(function):
         direction = jnp.reshape(function[:, None] * each_row, value.shape)
         slope = jax.grad(lambda v: log_density({**f, name: v}))
         Hs = jax.jvp(slope, (value,), (direction,))[1].reshape(num_functions, -1)
-        return Hs if together else function @ Hs
+        return function @ Hs
 
-    if together:
-        return along(jnp.ones(num_functions, value.dtype))
     return jax.vmap(along)(jnp.eye(num_functions, dtype=value.dtype))
 
 
