@@ -64,8 +64,9 @@ class EllipticalSlice(MCMCKernel):
     :param model: a NumPyro model, whitened by :func:`~numpyro_sgp.whiten` here if it is
         not. Its latents (those that :class:`~numpyro.infer.gibbs.Gibbs` gives to this
         kernel) must be N(0, I): whitened GP sites, ``{site}_u_white`` of
-        :func:`~numpyro_sgp.sparsify`, or your own. Values where the log likelihood is not
-        finite are taken to have no probability.
+        :func:`~numpyro_sgp.sparsify`, or your own; where chains run in parallel, with
+        ``infer={"whitened": True}``, since their prior is not known there. Values where
+        the log likelihood is not finite are taken to have no probability.
     :param init_strategy: where to start, as in NumPyro's kernels: a draw from the prior by
         default, zero with :func:`numpyro.infer.init_to_feasible`. Redrawn where the
         likelihood is not finite.
@@ -293,7 +294,9 @@ class EllipticalSlice(MCMCKernel):
             raise ValueError(
                 f"EllipticalSlice samples whitened GP sites only, but {others} "
                 f"{'is' if len(others) == 1 else 'are'} latent too. (If it is the "
-                "response: pass its data.) Fix the value: "
+                "response: pass its data. A prior of your own that is N(0, I) is not known "
+                "to be so inside of jit, as in parallel chains: mark its site, "
+                "infer={'whitened': True}.) Fix the value: "
                 f"handlers.condition(model, data={{{others[0]!r}: ...}}); or sample with "
                 "NUTS beside it:\n"
                 "    white = numpyro_sgp.whiten(model)\n"
@@ -398,8 +401,8 @@ def _is_standard_normal(site) -> bool:
         return False
     if not_jax_tracer(fn.loc) and not_jax_tracer(fn.scale):
         return bool(np.all(np.asarray(fn.loc) == 0) and np.all(np.asarray(fn.scale) == 1))
-    # Inside of jit (chains in parallel) even constants are unknown: go by the name.
-    return site["name"].endswith("_white")
+    # Inside of jit (chains in parallel) even constants are unknown: go by the mark.
+    return site["infer"].get("whitened") is True
 
 
 def _blackjax():

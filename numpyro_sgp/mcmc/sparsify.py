@@ -411,7 +411,8 @@ class _InducingValues(Messenger):
             self.sparse._posterior(msg, None)  # refuses the site
         white = dist.Normal(jnp.zeros((), points.dtype), jnp.ones((), points.dtype))
         white = white.expand((*prior.batch_shape, points.shape[-2]))
-        v = numpyro.sample(f"{name}_u_white", white.to_event(1 + reinterpreted))
+        white = white.to_event(1 + reinterpreted)
+        v = numpyro.sample(f"{name}_u_white", white, infer={"whitened": True})
         self.shapes[name] = prior.shape()
         if self.likelihood is None:
             msg["fn"] = messages.rewrap(self.sparse._posterior(msg, v), reinterpreted)

@@ -55,7 +55,7 @@ class WhitenReparam(Reparam):
         K, mean, L = _covariance(prior)
         white = dist.Normal(jnp.zeros((), K.dtype), jnp.ones((), K.dtype))
         white = white.expand(prior.shape()).to_event(1 + reinterpreted)
-        eps = numpyro.sample(f"{name}_white", white)
+        eps = numpyro.sample(f"{name}_white", white, infer={"whitened": True})
         if L is None:
             return None, mean + factor_product(K, eps, prior.jitter)
         return None, mean + jnp.einsum("...ij,...j->...i", L, eps)

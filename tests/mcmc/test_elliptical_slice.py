@@ -350,6 +350,25 @@ def test_priors_other_than_standard_normal_are_refused(model):
         EllipticalSlice(model).init(jax.random.key(0), 0)
 
 
+def test_priors_that_jit_hides_are_told_by_a_mark():
+    """As in parallel chains, where a name says nothing of the prior."""
+
+    def model(scale, infer):
+        observe(numpyro.sample("f", gp()))
+        wide = dist.Normal(jnp.zeros(2), scale * jnp.ones(2)).to_event(1)
+        numpyro.sample("level_white", wide, infer=infer)
+
+    def start(key, model=model, scale=1.0, infer=None):
+        kernel = EllipticalSlice(lambda: model(scale, infer))
+        return jax.jit(lambda key: kernel.init(key, 0).z)(key)
+
+    key = jax.random.key(0)
+    with pytest.raises(ValueError, match="'level_white'.*infer={'whitened': True}"):
+        start(key, scale=3.0)
+    z = start(key, infer={"whitened": True})
+    assert set(z) == {"f_white", "level_white"}
+
+
 def test_a_model_that_is_not_whitened_in_gibbs():
     kernel = Gibbs([(EllipticalSlice(sampled), ["f"]), (NUTS(sampled), None)])
     with pytest.raises(ValueError, match=r"Build all .* on white = numpyro_sgp.whiten\("):
