@@ -36,7 +36,9 @@ class GaussianProcess(dist.Distribution):
         object with ``k(X1, X2)`` (the matrix) and ``k.diag(X)`` (its diagonal).
     :param X: inputs, shape ``(N, D)`` or ``(*batch, N, D)``.
     :param mean: None for zero, a constant of shape ``(*batch,)``, or a callable from
-        ``(N, D)`` to ``(*batch, N)`` (:class:`numpyro_sgp.means.Linear`, say).
+        ``(N, D)`` to ``(*batch, N)`` (:class:`numpyro_sgp.means.Linear`, say). A constant
+        of N entries needs a kernel of as many processes, or
+        :class:`numpyro_sgp.means.Constant`: it may be meant for the rows.
     :param jitter: added to the diagonal of :math:`K(X, X)` before it is factorised,
         relative to its mean; 1e-5 in float32 and 1e-8 in float64 if None.
     :raises ValueError: if X does not have the shape of a table, or if the batch shapes of
@@ -91,6 +93,8 @@ class GaussianProcess(dist.Distribution):
                 "The mean function must return one value for each row of X, shape "
                 f"(..., {num_rows}), but it returned the shape {mean_shape}."
             )
+        if mean is not None and not callable(mean) and num_rows > 1:
+            _check_constant(mean_shape[:-1], kernel_shape)
         if num_rows > 1 and mean_shape[-2:] == (num_rows, 1) and callable(mean):
             if not isinstance(mean, Constant):
                 raise ValueError(
@@ -231,6 +235,23 @@ class GaussianProcess(dist.Distribution):
 
 
 register_stacked(GaussianProcess, lambda process: process.X)
+
+
+def _check_constant(shape, kernel_shape) -> None:
+    """
+    Refuses a constant of as many entries as X has rows, unless the kernel (or X) has as
+    many processes: a mean for each row would make N processes of N values each.
+    """
+    *batch, num_rows = kernel_shape
+    axis = -2 if shape[-2:] == (num_rows, 1) else -1
+    if len(shape) >= -axis and shape[axis] == num_rows and batch[axis:][:1] != [num_rows]:
+        raise ValueError(
+            f"mean has the shape {shape}, and X has {num_rows} rows: as a constant it "
+            f"would be one for each of {num_rows} processes. For a mean of each row give a "
+            "function of X, which is taken to new inputs too (mean=means.Linear(b), or "
+            "lambda X: b * X[:, 0]), or add it in the likelihood (f + b * X[:, 0]). For "
+            "that many processes give means.Constant(mean)."
+        )
 
 
 _INPUTS = "X of GaussianProcess"

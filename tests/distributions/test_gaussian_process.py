@@ -305,6 +305,21 @@ def test_a_mean_of_another_length_is_an_error(mean):
         GaussianProcess(RBF(), inputs(5), mean)
 
 
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (5, 1)])
+def test_a_constant_mean_for_each_row_is_an_error(shape):
+    with pytest.raises(ValueError, match=r"X has 5 rows.*means.Linear.*f \+ b \*"):
+        process(X=inputs(5), mean=np.zeros(shape))
+
+
+def test_constant_means_of_as_many_processes_as_rows_are_none():
+    three = inputs(3)
+    assert process(VARIANCES, LENGTHSCALES, three, np.zeros(3)).batch_shape == (3,)
+    column = process(VARIANCES[:, None], LENGTHSCALES[:, None], three, np.zeros((3, 1)))
+    assert column.batch_shape == (3, 1)
+    assert process(X=three, mean=means.Constant(np.zeros(3))).at(three).batch_shape == (3,)
+    assert process(X=inputs(1), mean=np.zeros(1)).batch_shape == (1,)
+
+
 def test_batches_that_do_not_broadcast_are_an_error():
     with pytest.raises(ValueError, match=r"batch shape \(3,\).*mean function \(2,\)"):
         process(VARIANCES, LENGTHSCALES, mean=np.zeros(2))
