@@ -56,6 +56,14 @@ class WhitenReparam(Reparam):
         white = dist.Normal(jnp.zeros((), K.dtype), jnp.ones((), K.dtype))
         white = white.expand(prior.shape()).to_event(1 + reinterpreted)
         eps = numpyro.sample(f"{name}_white", white, infer={"whitened": True})
+        if jnp.shape(eps)[-len(prior.shape()) :] != prior.shape():
+            raise ValueError(
+                f"The value given to '{name}_white' has the shape {jnp.shape(eps)}, but "
+                f"the whitened GP site '{name}' has {prior.shape()}. It goes with the "
+                "inputs that it was sampled at, and no others; for new ones take "
+                "numpyro_sgp.GPPredictive(model, samples, train_args=(X, y)), with the "
+                "model that is not whitened."
+            )
         if L is None:
             return None, mean + factor_product(K, eps, prior.jitter)
         return None, mean + jnp.einsum("...ij,...j->...i", L, eps)
@@ -74,6 +82,11 @@ def whiten(model: Callable) -> Callable:
     """
     The model with every latent GP site whitened (:class:`WhitenReparam`), for HMC and
     NUTS with one or several chains.
+
+    Samples are for predictions by :class:`~numpyro_sgp.GPPredictive`, of the model that is
+    not whitened. ``numpyro.infer.Predictive`` would take the values at ``{site}_white``,
+    which go with the training inputs row by row, to the new ones: another number of rows is
+    refused, but the same number is not seen to be of other inputs.
 
     :param model: a NumPyro model with GP sites.
     :return: a model with the same arguments; it has a latent site ``{site}_white`` for

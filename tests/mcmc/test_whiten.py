@@ -12,7 +12,7 @@ import scipy.stats
 from numpy.testing import assert_allclose
 from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro.infer.util import log_density
 
 from numpyro_sgp import GaussianProcess, whiten
@@ -215,6 +215,17 @@ def test_a_process_in_the_data_plate_is_refused():
 
     with pytest.raises(ValueError, match="GP site 'f' is inside the data plate 'data'"):
         run(model)
+
+
+def test_samples_at_other_inputs_are_sent_to_the_conditional():
+    def at(X):
+        numpyro.sample("f", gp(inputs=X))
+
+    samples = {"f_white": jnp.zeros((3, N))}
+    for other in (X[:4], np.tile(X, (2, 1))):
+        with pytest.raises(ValueError, match=r"\(6,\), but .*GPPredictive\(model, "):
+            Predictive(whiten(at), samples)(jax.random.key(0), other)
+    assert Predictive(whiten(at), samples)(jax.random.key(0), X)["f"].shape == (3, N)
 
 
 def test_an_observed_process_is_left_alone():
