@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import numbers
 from numpyro_sgp.kernels.base import (
@@ -116,6 +117,8 @@ def check_kernel(name: str, kernel: Any, X: Array) -> None:
                 f"{own}: {what} returned the shape {jnp.shape(found)} where it must end in "
                 f"{shape}, with X and X1 of {len(rows)} rows and X2 of {num}."
             )
+    if not all(map(not_jax_tracer, (K, cross, diag))):
+        return  # hyperparameters that are sampled, in an object that is no pytree
     tolerance = np.sqrt(jnp.finfo(K.dtype).eps) * np.max(np.abs(K))
 
     def differ(a, b):
@@ -222,9 +225,10 @@ class ObjectKernel(Kernel):
     An object with ``__call__(X1, X2)`` and ``diag(X)`` that is not a pytree;
     :func:`as_kernel` makes it.
 
-    The object is part of the tree's structure: gradients with respect to arrays in it
-    are not taken, and it must not be changed after a function was compiled with it. To
-    learn its hyperparameters, register its class as a pytree.
+    The object is part of the tree's structure, and must not be changed after a function was
+    compiled with it. Gradients reach hyperparameters that a model samples and makes such an
+    object of; they are not leaves of a kernel that is itself an argument of ``jax.grad`` or
+    ``jax.jit``. For that, register its class as a pytree.
     """
 
     box: _Same = static_field()

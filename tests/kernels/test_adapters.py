@@ -11,6 +11,7 @@ import optax
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from numpyro.infer import SVI
+from numpyro.infer.util import log_density
 
 import numpyro_sgp as sgp
 from numpyro_sgp.kernels import (
@@ -150,6 +151,28 @@ def test_object_with_the_protocol_is_wrapped_without_leaves(cls):
     assert_array_equal(kernel(X), theirs(X, X))
     assert_array_equal(kernel(X, X[:2]), theirs(X, X[:2]))
     assert_array_equal(kernel.diag(X), theirs.diag(X))
+
+
+@pytest.mark.parametrize("change", [sgp.whiten, lambda m: sgp.sparsify(m, sgp.SVGP(4))])
+def test_sampled_hyperparameters_in_an_object_have_gradients(change):
+    X = jnp.linspace(0.1, 2.0, 6)[:, None]
+
+    def slope(cls):
+        def model():
+            variance = numpyro.sample("variance", dist.LogNormal())
+            f = numpyro.sample("f", sgp.GaussianProcess(cls(variance), X))
+            with numpyro.plate("data", 6):
+                numpyro.sample("y", dist.Normal(f, 0.5), obs=jnp.sin(X[:, 0]))
+
+        changed = change(model)
+        values = {"f_white": jnp.arange(6.0), "f_u_white": jnp.arange(4.0)}
+
+        def density(variance):
+            return log_density(changed, (), {}, {**values, "variance": variance})[0]
+
+        return jax.jit(jax.value_and_grad(density))(0.7)
+
+    assert_allclose(slope(Brownian), slope(TreeBrownian), rtol=1e-6)
 
 
 def test_wrapped_object_is_told_by_identity():
