@@ -9,7 +9,7 @@ import optax
 import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
-from numpyro.infer import SVI
+from numpyro.infer import SVI, Predictive
 from numpyro.infer.util import log_density
 
 import numpyro_sgp as sgp
@@ -143,6 +143,21 @@ def test_a_step_of_svi_takes_other_arrays(model, data):
 def test_svi_says_what_to_write_in_place_of_a_frame_or_list(kind):
     with pytest.raises(TypeError, match=r"'X' of the model is a .* an array: .*X"):
         svi_of().init(jax.random.key(0), *KINDS[kind])
+
+
+def test_predictive_says_what_to_write_in_place_of_a_numpy_array():
+    """It runs the model in a loop of JAX, where a plate's index is not known."""
+
+    def draw(model, X_new):
+        svi = svi_of(model)
+        params = svi.get_params(svi.init(jax.random.key(0), X, y))
+        draws = Predictive(model, guide=svi.guide, params=params, num_samples=2)
+        return draws(jax.random.key(0), X_new)["y"].shape
+
+    with pytest.raises(TypeError, match=r"'X' .* is a ndarray.*jnp.asarray\(X\)"):
+        draw(gaussian_model, X)
+    assert draw(gaussian_model, jnp.asarray(X)) == (2, N)
+    assert draw(lambda X, y=None: gaussian_model(jnp.asarray(X), y), X) == (2, N)
 
 
 def test_batches_of_a_frame_are_those_of_its_numbers():

@@ -7,6 +7,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.util import not_jax_tracer
 
 _NUMBERS = "biuf"  # kinds of dtypes
 _ROUNDED = 1e-3  # of a standard deviation
@@ -128,25 +129,34 @@ def warn_of_rounded_arguments(model, args, kwargs) -> None:
             warn_of_rounding(leaf, f"Argument '{name}' of the model")
 
 
-def check_indexable(model, args, kwargs) -> None:
+def check_indexable(model, given, converted) -> None:
     """
-    For models that take rows by a plate's index, which NumPyro's SVI runs with the
-    arguments as they are.
+    For models that take rows by a plate's index, which NumPyro's SVI and Predictive run
+    with the arguments as they are. To be called after the model has run with what
+    :func:`as_arrays` made of them, which knows of arrays of NumPy whose index was traced.
 
-    :raises TypeError: if data are a frame, a series or a list.
+    :param given: arguments and keyword arguments of the model.
+    :param converted: the same by :func:`as_arrays`.
+    :raises TypeError: if data are a frame, a series or a list, or an array of NumPy of
+        which rows are taken inside of jit.
     """
-    named = list(named_arguments(model, args, kwargs))
+    inside_jit = not not_jax_tracer(jnp.zeros(()))
+    named = list(named_arguments(model, *given))
     rows = _row_counts(value for _, value in named)
-    for name, value in named:
-        for leaf in _leaves(value):
+    others = named_arguments(model, *converted)
+    for (name, value), (_, data) in zip(named, others, strict=True):
+        for leaf, array in zip(_leaves(value), _leaves(data), strict=True):
             if getattr(leaf, "_takes_rows", False):
                 continue
-            if _is_frame(leaf) or (_is_list(leaf) and len(leaf) in rows):
-                mend = f"{name}.to_numpy()" if _is_frame(leaf) else f"np.asarray({name})"
+            is_numpy = isinstance(leaf, np.ndarray) and not isinstance(leaf, _Data)
+            taken = inside_jit and is_numpy and getattr(array, "_in_jax", None) is not None
+            if taken or _is_frame(leaf) or (_is_list(leaf) and len(leaf) in rows):
+                mend = f"{name}.to_numpy()" if _is_frame(leaf) else name
+                where = " inside of jit" if taken else ""
                 raise TypeError(
                     f"Argument '{name}' of the model is a {type(leaf).__name__}, of which "
-                    "NumPyro's SVI cannot take rows by a plate's index. Give an array: "
-                    f"{mend}."
+                    "NumPyro's SVI and Predictive cannot take rows by a plate's index"
+                    f"{where}. Give an array: jnp.asarray({mend})."
                 )
 
 

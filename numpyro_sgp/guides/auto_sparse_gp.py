@@ -125,8 +125,6 @@ class AutoSparseGP(PreparedGuide):
         base_key, is_new = numpyro.prng_key(), self._setup is None
         if is_new:
             self._keep(self._prepare(base_key, args, kwargs))
-        if self._setup.takes_rows:
-            check_indexable(self.model, *given)
         starts = None
         if base_key is not None and not (is_new and not_jax_tracer(base_key)):
             starts = functools.cache(lambda: self._starts_by(base_key, args, kwargs))
@@ -154,6 +152,8 @@ class AutoSparseGP(PreparedGuide):
 
             found = {**values, **plates.values}
             f = run_model(model, at_site, found, rng_key, args, kwargs)
+        if self._setup.takes_rows:
+            check_indexable(self.model, given, (args, kwargs))
         return {**values, **f}
 
     @property
