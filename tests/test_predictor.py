@@ -160,6 +160,25 @@ def test_layers_and_functions_and_draws():
     assert_allclose(kept["y"].sd, plain["y"].sd, rtol=1e-8)
 
 
+@pytest.mark.parametrize("called", [False, True])
+def test_it_is_a_part_of_what_jax_traces(called):
+    params, X = q_params(0.9, jnp.float64), jnp.asarray(X_NEW[:5])
+    guide = guide_of(jnp.float64)
+    predictor, known = sgp.Predictor(guide, params), sgp.Predictor(guide, params)(X)["f"]
+    if called:
+        predictor(X)
+
+    def at(x):
+        return predictor(x[None])["f"].mean[0]
+
+    assert_allclose(jax.vmap(at)(X), known.mean, rtol=1e-9)
+    found = jax.jit(lambda X: predictor(X)["f"].variance)(X)
+    assert_allclose(found, known.variance, rtol=1e-9)
+    assert_allclose(jax.jit(lambda a: a * predictor(X)["f"].mean)(2.0), 2.0 * known.mean)
+    ends = [predictor(X[:1] + h * np.eye(D)[0])["f"].mean[0] for h in (1e-5, -1e-5)]
+    assert_allclose(jax.grad(at)(X[0])[0], (ends[0] - ends[1]) / 2e-5, rtol=1e-6)
+
+
 def test_bad_input_is_told():
     params, guide = q_params(0.9, jnp.float64), guide_of(jnp.float64)
     with pytest.raises(ValueError, match="batch_size must be a whole number, 1 or more"):

@@ -17,6 +17,7 @@ from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions import Kept, SparsePosterior, keep
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.predictive.row_batches import by_batches, rows_of
+from numpyro_sgp.tracing.messages import known_inside_jit
 
 
 class Marginals(NamedTuple):
@@ -100,13 +101,24 @@ class Predictor:
     def __call__(self, *args, **kwargs) -> dict[str, Marginals]:
         """
         :param args: arguments of the model, ``X_new`` most often.
-        :return: for each GP site its marginals.
+        :return: for each GP site its marginals, in arrays of NumPy; where arguments are
+            traced (``jax.jit``, ``grad``, ``vmap``) in one piece, as a part of that
+            program. Call it outside once before, so that what it keeps is known there.
         :raises ValueError: if the inputs do not fit the model.
         """
         args, kwargs = as_arrays(self.guide.model, args, kwargs)
         given = args, kwargs
-        if any(is_frame(leaf) for leaf in jax.tree.leaves(given)):
+        leaves = jax.tree.leaves(given)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            # Inside of jit, grad or vmap: a part of their program.
+            found, _ = self.guide.posterior_at(self.params, args, kwargs, kept=self.kept)
+            return {name: Marginals(q.mean, q.variance) for name, q in found.items()}
+        if any(map(is_frame, leaves)):
             return self._one_by_one(args, kwargs)
+        with known_inside_jit():
+            return self._in_batches(given)
+
+    def _in_batches(self, given):
         arrays, static = split_static(given)
         program_of_rows, parts = program(self.guide, _marginals), []
 
@@ -120,7 +132,7 @@ class Predictor:
             rows = rows_of(self.guide, arrays, static, self.batch_size)
             found = by_batches(run, arrays, self.batch_size, rows)
         except NEEDS_KNOWN_DATA:  # a model that counts groups, say
-            return self._one_by_one(args, kwargs)
+            return self._one_by_one(*given)
         for each, count, size in found:
             share = count / max(size, 1)
             parts.append({k: [_first(v, share) for v in m] for k, m in each.items()})
