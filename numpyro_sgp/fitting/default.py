@@ -46,6 +46,7 @@ SEVERAL = 4e6
 #: Rows of a batch above that.
 BATCH = 1024
 _MOST_STARTS = 1000
+_NO_SHAPE = "sequences of concrete values"  # in JAX's error for a size that is traced
 #: Guides of ``joint=True``, of a room above this one, as a class; their results are those
 #: of their method ``fitted``.
 JOINT_GUIDES: list[Callable] = []
@@ -188,11 +189,14 @@ def fit(
                 before=before,
                 progress_bar=progress_bar,
             )
-        except NEEDS_KNOWN_DATA as error:
+        except (*NEEDS_KNOWN_DATA, TypeError) as error:
+            if not isinstance(error, NEEDS_KNOWN_DATA) and _NO_SHAPE not in str(error):
+                raise
             raise ValueError(
                 "The model needs to know values of its data while it is compiled, such as "
-                "the number of groups by int(group.max()) + 1. Give it that number as an "
-                "argument: fit(model, approximation, (X, group, y), num_groups=8)."
+                "the number of groups by int(group.max()) + 1, or by jax.ops.segment_sum "
+                "without num_segments. Give it that number as an argument: fit(model, "
+                "approximation, (X, group, y), num_groups=8)."
             ) from error
 
     def make(approximation):

@@ -11,6 +11,7 @@ from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._numpyro import mask_of
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp._stacked import Stacked
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior
@@ -208,6 +209,8 @@ def telling_arguments(args, kwargs):
             "A whole number in the model is too large for JAX's integers. Give it as a "
             f"float (1e12, not 10**12), or call numpyro.enable_x64() first. ({error})"
         ) from error
+    except (*NEEDS_KNOWN_DATA, jax.errors.UnexpectedTracerError):
+        raise  # of no shapes, though the operations that they name may broadcast
     except (TypeError, ValueError, IndexError) as error:
         told = str(error)
         if any(words in told for words in _NO_INDEX):

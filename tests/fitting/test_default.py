@@ -178,6 +178,26 @@ def test_models_that_read_numbers_off_their_data_are_told_to_take_them():
     assert np.isfinite(fit(*given, num_groups=3, steps=1).bound)
 
 
+def by_segments(X, group, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    sums = jax.ops.segment_sum(f, jnp.asarray(np.arange(6) // 2))  # as many as it takes
+    numpyro.sample("y", dist.Normal(sums, 0.3).to_event(1), obs=y)
+
+
+def by_size(X, group, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    level = jnp.zeros(jnp.asarray(group).max() + 1)
+    numpyro.sample("y", dist.Normal(jnp.sum(f) + level, 0.3).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize("model", [by_segments, by_size])
+def test_sizes_that_jit_does_not_know_are_told_as_such(model):
+    """JAX's errors name operations that broadcast, which says nothing of the rows."""
+    data = jnp.linspace(0.0, 1.0, 6)[:, None], np.arange(6) // 2, jnp.zeros(3)
+    with pytest.raises(ValueError, match=r"without num_segments.*num_groups=8"):
+        fit(model, sgp.SVGP(3), data)
+
+
 @pytest.mark.parametrize("size", [20, 25])  # that divides the rows, and does not
 def test_parts_of_the_loss_add_up(learned_fit, size):
     svi = learned_fit.svi
