@@ -201,7 +201,7 @@ def _lengthscales(problem, names) -> dict:
         X, dims = guide.known().sites[site].X, kernel.active_dims
         sd = np.std(X if dims is None else X[:, dims], axis=0)
         names = union(origin)
-        if len(names) == 1:
+        if len(names) == 1 and np.any(sd > 0.0):  # equal rows tell no scale
             fed[next(iter(names))] = np.asarray(values[label]), sd
     return fed
 

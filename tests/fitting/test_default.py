@@ -178,6 +178,11 @@ def test_models_that_read_numbers_off_their_data_are_told_to_take_them():
     assert np.isfinite(fit(*given, num_groups=3, steps=1).bound)
 
 
+def test_one_row_tells_no_lengthscale():
+    """The columns' standard deviations are zero: no warning of their logarithms."""
+    assert np.isfinite(fit(learned, sgp.SVGP(1), (X[:1], Y[:1]), steps=1).bound)
+
+
 def by_segments(X, group, y=None):
     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
     sums = jax.ops.segment_sum(f, jnp.asarray(np.arange(6) // 2))  # as many as it takes
