@@ -19,6 +19,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import find_valid_initial_params
 from numpyro.util import identity, is_prng_key, not_jax_tracer
 
+from numpyro_sgp._checks import check_key
 from numpyro_sgp.mcmc.whiten import _Whitened, whiten
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.program import bound
@@ -42,6 +43,14 @@ class EllipticalSliceState(NamedTuple):
     num_evaluations: Array
     mean_num_evaluations: Array
     rng_key: Array
+
+    def __getitem__(self, index):
+        if isinstance(index, str):  # what NumPyro asks for where there is no such field
+            raise ValueError(
+                f"EllipticalSlice has no field '{index}' for extra_fields, which may be "
+                f"{', '.join(map(repr, self._fields))}."
+            )
+        return tuple.__getitem__(self, index)
 
 
 class EllipticalSlice(MCMCKernel):
@@ -127,6 +136,7 @@ class EllipticalSlice(MCMCKernel):
         self._num_warmup = num_warmup
         model_kwargs = {} if model_kwargs is None else model_kwargs
         single = is_prng_key(rng_key)
+        check_key(rng_key if single or np.ndim(rng_key) == 0 else rng_key[0])
         keys = rng_key[None] if single else rng_key
         keys, init_keys = jnp.swapaxes(jax.vmap(jax.random.split)(keys), 0, 1)
         trace = self._prototype(init_keys[0], model_args, model_kwargs)

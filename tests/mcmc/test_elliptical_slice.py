@@ -404,6 +404,14 @@ def test_subsampled_data_are_refused():
         EllipticalSlice(model).init(jax.random.key(0), 0)
 
 
+def test_fields_and_keys_that_are_none():
+    mcmc = MCMC(EllipticalSlice(known), num_warmup=1, num_samples=1, progress_bar=False)
+    with pytest.raises(ValueError, match="no field 'potential_energy'.*'log_likelihood'"):
+        mcmc.run(jax.random.key(0), extra_fields=("potential_energy",))
+    with pytest.raises(TypeError, match="one random key, such as .*, got 0"):
+        mcmc.run(0)
+
+
 def test_no_latent_site():
     with pytest.raises(ValueError, match="no latent GP site"):
         EllipticalSlice(lambda: observe(0.0)).init(jax.random.key(0), 0)
