@@ -47,6 +47,7 @@ def without_index(X, y=None):
 
 KINDS = {
     "NumPy": (X, y),
+    "long doubles": (X.astype(np.longdouble), y.astype(np.longdouble)),
     "another order of bytes": (X.astype(">f8"), y.astype(">f8")),
     "a frame and a series": (
         pd.DataFrame({"a": X[:, 0]}, index=BACKWARDS),

@@ -185,6 +185,9 @@ def as_numbers(value, what: str):
             f"{what} has the dtype {value.dtype}, which are no real numbers. "
             f"{_WHAT_TO_WRITE.get(kind, _ENCODE)}"
         )
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        if value.dtype.itemsize > 8:  # np.longdouble, which JAX has not
+            return value.astype(np.float64)
     return value
 
 

@@ -196,13 +196,16 @@ class GaussianProcess(dist.Distribution):
         :param value: shape ``(..., *batch_shape, N)``.
         :return: shape ``(..., *batch_shape)``.
         """
+        return self._log_prob(self._as_value(value))
+
+    def _as_value(self, value) -> Array:
         value = numbers(value, "The value of a GaussianProcess")
         if value.shape[-1:] != self.event_shape:
             raise ValueError(
                 f"The value of a GaussianProcess with {self.event_shape[0]} rows must have "
                 f"the shape {self.shape()}, got {value.shape}."
             )
-        return self._log_prob(value)
+        return value
 
     @validate_sample
     def _log_prob(self, value: Array) -> Array:
@@ -221,6 +224,7 @@ class GaussianProcess(dist.Distribution):
         :return: the joint normal over the new values, ``batch_shape``, ``(N_new,)``.
         """
         num_rows, X_new = self.event_shape[0], _as_inputs(X_new)
+        value = self._as_value(value)
         inputs = jnp.broadcast_to(X_new, (*self.X.shape[:-2], *X_new.shape[-2:]))
         joint = self.at(jnp.concatenate([self.X, inputs], axis=-2))
         # One factor of both: of a residual K - A'A, what rounding errors leave in float32
@@ -281,4 +285,9 @@ def _as_table(X) -> Array:
         )
     if not jnp.issubdtype(X.dtype, jnp.floating):
         X = X.astype(jnp.result_type(float))
+    if X.dtype not in (jnp.float32, jnp.float64):
+        raise TypeError(
+            f"{_INPUTS} must be float32 or float64 numbers, got {X.dtype}. Give "
+            "X.astype('float32')."
+        )
     return X

@@ -305,6 +305,17 @@ def test_a_mean_of_another_length_is_an_error(mean):
         GaussianProcess(RBF(), inputs(5), mean)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_inputs_of_half_precision_are_an_error(dtype):
+    with pytest.raises(TypeError, match=r"X of .* float32 or float64 numbers, got \w*16"):
+        GaussianProcess(RBF(), jnp.ones((3, 1), dtype))
+
+
+def test_a_condition_on_values_of_another_shape_is_an_error():
+    with pytest.raises(ValueError, match=r"5 rows must have the shape \(5,\), got \(3,\)"):
+        process().condition(np.ones(3), inputs(2))
+
+
 @pytest.mark.parametrize("shape", [(5,), (2, 5), (5, 1)])
 def test_a_constant_mean_for_each_row_is_an_error(shape):
     with pytest.raises(ValueError, match=r"X has 5 rows.*means.Linear.*f \+ b \*"):
