@@ -9,7 +9,6 @@ from typing import ClassVar
 import numpy as np
 from scipy.interpolate import RBFInterpolator
 from scipy.spatial import KDTree
-from scipy.special import logsumexp
 
 from numpyro_sgp.integrated.profile import Node
 
@@ -17,6 +16,8 @@ _SMOOTH = 0.2  # how far draws are from nodes that were drawn, in standard devia
 _CANDIDATES = 20_000
 _BORDER = 0.01  # of the mass
 _FEW = 100.0  # effective nodes of those that were drawn
+_LARGEST = 0.01  # share of one candidate
+_ALIKE = 0.1  # standard deviations, and their logarithm, that draws are from nodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +89,16 @@ class Nodes:
         places = rng.permutation(_systematic(self.weights, number, rng))
         return self.free[places], places
 
+    def _near(self, number, rng):
+        """Draws near nodes, with the mean and covariance of these."""
+        z, dim = self.standardised(self.free), len(self.mode)
+        places = rng.permutation(_systematic(self.weights, number, rng))
+        mean, spread = _moments(z, self.weights)
+        root = np.linalg.cholesky(spread + 1e-6 * np.eye(dim))
+        near = np.sqrt(1 - _SMOOTH**2) * (z[places] - mean) + mean
+        near = near + _SMOOTH * rng.normal(size=(number, dim)) @ root.T
+        return self.mode + near @ self.axes.T, places
+
     def _between(self, number, rng):
         raise NotImplementedError
 
@@ -109,61 +120,72 @@ class Drawn(Nodes):
         return self.effective < _FEW
 
     def _between(self, number, rng):
-        z, dim = self.standardised(self.free), len(self.mode)
-        places = rng.permutation(_systematic(self.weights, number, rng))
-        mean = self.weights @ z
-        spread = (z - mean).T * self.weights @ (z - mean) + 1e-6 * np.eye(dim)
-        root = np.linalg.cholesky(spread)
-        near = np.sqrt(1 - _SMOOTH**2) * (z[places] - mean) + mean
-        near = near + _SMOOTH * rng.normal(size=(number, dim)) @ root.T
-        return self.mode + near @ self.axes.T, places
+        return self._near(number, rng)
 
 
 class Grid(Nodes):
-    """Nodes on a grid; draws are from the density that goes through their values."""
+    """
+    Nodes on a grid; draws are from the density that goes through their values, in the
+    cells around nodes. Where that is none that the nodes have, as between nodes whose
+    values jump, they are near nodes as those of :class:`Drawn`.
+    """
 
     kind = "grid"
 
     def _between(self, number, rng):
         z, dim = self.standardised(self.free), len(self.mode)
         tree = KDTree(z)
-        smooth = _interpolated(z, self.values)
-        # Candidates are around nodes, as wide as nodes are apart.
         apart = np.median(tree.query(z, k=2)[0][:, 1])
-        width = 0.7 * max(apart, 0.25)
+        # Evenly in the cells around nodes: beyond them nothing holds the spline.
         heavy = 0.9 * self.weights + 0.1 / len(z)
         heavy /= heavy.sum()
-        centres = rng.choice(len(z), _CANDIDATES, p=heavy)
-        candidates = z[centres] + width * rng.normal(size=(_CANDIDATES, dim))
-        distance, nearest = tree.query(candidates)
-        log_proposal = np.concatenate(
-            [
-                logsumexp(
-                    -0.5 * ((part[:, None] - z) ** 2).sum(-1) / width**2, b=heavy, axis=1
-                )
-                for part in np.array_split(candidates, 40)
-            ]
-        )
-        log_weight = smooth(candidates) - log_proposal
-        log_weight[distance > 2.5 * max(apart, 1.0)] = -np.inf
+        centres = _systematic(heavy, _CANDIDATES, rng)
+        candidates = z[centres] + apart * rng.uniform(-0.5, 0.5, (_CANDIDATES, dim))
+        log_weight = _interpolated(z, self.values, tree, apart)(candidates)
+        log_weight = log_weight - np.log(heavy[centres])
         weight = np.exp(log_weight - log_weight.max())
-        places = _systematic(weight / weight.sum(), number, rng)
-        order = rng.permutation(number)
-        free = self.mode + candidates[places] @ self.axes.T
-        return free[order], nearest[places][order]
+        weight /= weight.sum()
+        if weight.max() > _LARGEST or not self._alike(z, candidates, weight):
+            return self._near(number, rng)
+        places = rng.permutation(_systematic(weight, number, rng))
+        return self.mode + candidates[places] @ self.axes.T, centres[places]
+
+    def _alike(self, z, candidates, weight) -> bool:
+        """Whether candidates have about the moments of the nodes."""
+        (mean, spread), (own, wide) = (
+            _moments(z, self.weights),
+            _moments(candidates, weight),
+        )
+        sd = np.sqrt(np.diag(spread)) + 1e-9
+        ratio = np.sqrt(np.diag(wide)) / sd
+        near = np.all(np.abs(own - mean) < _ALIKE * sd)
+        return bool(near and np.all(np.abs(np.log(ratio)) < _ALIKE))
 
 
-def _interpolated(z, values) -> Callable:
-    """A smooth function through log densities: a quadratic and a spline of the rest."""
+def _moments(z, weights):
+    """Mean and covariance."""
+    mean = weights @ z
+    return mean, (z - mean).T * weights @ (z - mean)
+
+
+def _interpolated(z, values, tree, apart) -> Callable:
+    """
+    A smooth function through log densities: a quadratic and a spline of the rest, nowhere
+    above all of the nodes around, where a spline overshoots.
+    """
     top = values.max()
     kept = values > top - 40.0
     dim = z.shape[1]
     least = (dim + 1) * (dim + 2) // 2
     degree = 2 if kept.sum() > 2 * least else 1
     smooth = RBFInterpolator(z[kept], values[kept] - top, kernel="cubic", degree=degree)
+    padded = np.append(values - top, -np.inf)  # what the tree finds where no node is
 
     def at(points):
-        return np.minimum(smooth(points), 3.0)
+        reach = apart * (1 + 1e-3)  # nodes are rounded
+        around = tree.query(points, 2**dim, p=np.inf, distance_upper_bound=reach)[1]
+        highest = padded[around.reshape(len(points), -1)].max(axis=1)
+        return np.minimum(smooth(points), highest)
 
     return at
 
