@@ -84,6 +84,8 @@ def _of_nodes(nodes):
     lost = float(-np.log1p(-min(nodes.border, 0.999)))
     if nodes.too_few and not nodes.border:  # draws without weight: what they miss is open
         lost = np.nan
+    if nodes.astray:
+        lost, mend = np.nan, "priors nearer to the data, or other units of these"
     return Cause("nodes", lost, told=told, mend=mend)
 
 

@@ -18,6 +18,8 @@ _BORDER = 0.01  # of the mass
 _FEW = 100.0  # effective nodes of those that were drawn
 _LARGEST = 0.01  # share of one candidate
 _ALIKE = 0.1  # standard deviations, and their logarithm, that draws are from nodes
+#: What :attr:`Nodes.stopped` begins with where nodes are around no mode.
+NO_MODE = "the ascent of hyperparameters ended on a slope, before any mode"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,11 @@ class Nodes:
     def too_few(self) -> bool:
         """Whether more nodes would say more."""
         return self.border > _BORDER
+
+    @property
+    def astray(self) -> bool:
+        """Whether no mode was found for them to be around."""
+        return self.stopped.startswith(NO_MODE)
 
     @property
     def free(self) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy.spatial import KDTree
 from scipy.special import logsumexp
 from scipy.stats import chi2, multivariate_t, norm, qmc
 
-from numpyro_sgp.integrated.nodes import Drawn, Grid, Nodes, One
+from numpyro_sgp.integrated.nodes import NO_MODE, Drawn, Grid, Nodes, One
 from numpyro_sgp.integrated.profile import Gaussian, Node, Profile
 
 # Nats below the highest from where a grid does not go on; it then has all points that are
@@ -27,6 +28,8 @@ _FREEDOM = 5.0  # of the Student t that nodes are drawn from
 _ROUND = 128  # nodes of a round
 _ENOUGH = 1000.0, 300.0  # effective number of nodes; of problems that take long
 _WIDER = 1.2  # than what was found, are standard deviations of the next round
+_FAR = 12.0  # from where an ascent begins it goes in each coordinate
+_ASCENTS = 6
 _LARGEST = 3.0  # standard deviation of a direction at the mode: twenty times in a scale
 
 
@@ -81,7 +84,16 @@ class Search:
         return best if moved is None else self._uphill(moved)
 
     def _uphill(self, best: Node) -> Node:
-        """The mode that is uphill of a node."""
+        """The mode that is uphill of a node, however far."""
+        for _ in range(_ASCENTS):
+            before, best = best, self._ascent(best)
+            moved = np.abs(best.free - before.free).max()
+            if moved < 0.99 * _FAR:
+                break
+        return best
+
+    def _ascent(self, best: Node) -> Node:
+        """The best node uphill within a box, beyond which exp(theta) may overflow."""
         state: dict[str, Any] = {"q": best.q, "best": best}
 
         def loss(free):
@@ -95,11 +107,16 @@ class Search:
 
         tolerance = 0.05 if self._single else 1e-3
         limits = {"gtol": tolerance, "ftol": 1e-10, "maxiter": 200}
-        bounds = [(v - 12.0, v + 12.0) for v in best.free]
+        bounds = [(v - _FAR, v + _FAR) for v in best.free]
         minimize(
             loss, best.free, jac=True, method="L-BFGS-B", bounds=bounds, options=limits
         )
         return state["best"]
+
+    def _on_slope(self, mode: Node, axes: np.ndarray) -> str:
+        """What to say of a mode from where it goes up, a standard deviation or more."""
+        slope = self.profile(mode.free, mode.q, True)[1]
+        return NO_MODE if np.linalg.norm(slope @ axes) > 1.0 else ""
 
     def axes(self, mode: Node) -> np.ndarray:
         """
@@ -129,12 +146,17 @@ class Search:
         mode = self.mode(starts)
         dim = len(mode.free)
         axes = self.axes(mode) if dim else np.eye(0)
+        astray = self._on_slope(mode, axes) if dim else ""
         mode = self.profile.settle(mode)
         if dim == 0 or self.max_nodes == 1:
-            return self._one(mode, axes)
-        if dim in _SPACING:
-            return self._grid(mode, axes)
-        return self._drawn(mode, axes)
+            found = self._one(mode, axes)
+        elif dim in _SPACING:
+            found = self._grid(mode, axes)
+        else:
+            found = self._drawn(mode, axes)
+        if astray:
+            found = replace(found, stopped="; ".join(filter(None, (astray, found.stopped))))
+        return found
 
     def _one(self, mode, axes, stopped=""):
         dim = len(mode.free)

@@ -1,4 +1,4 @@
-"""Draws of hyperparameters between nodes on a grid, in plain NumPy."""
+"""The mode of hyperparameters, a grid around it and draws between, in plain NumPy."""
 
 import itertools
 
@@ -8,7 +8,9 @@ from scipy.special import expit, logsumexp
 from scipy.stats import beta, expon
 
 from numpyro_sgp.integrated import nodes
+from numpyro_sgp.integrated.check import _of_nodes
 from numpyro_sgp.integrated.profile import Node
+from numpyro_sgp.integrated.search import Search
 
 X = np.linspace(0.0, 4.0, 15)
 Y = np.array([-0.428, 0.5, 0.679, 0.563, 0.833, 0.11, -0.592, -1.07, -0.91, -0.801])
@@ -111,3 +113,51 @@ def test_nodes_that_nothing_goes_through_are_drawn_near():
     assert alike(drawn, found.weights, found.free, 0.03)
     shares = np.bincount(nearest, minlength=len(found.nodes)) / 8000
     np.testing.assert_allclose(shares, found.weights, atol=2e-4)
+
+
+# ---- the mode ---------------------------------------------------------------------------
+
+
+class Known:
+    """A profile whose log density and its slope are known."""
+
+    points, work = {}, 0.0
+
+    def __init__(self, value, slope):
+        self.value, self.slope, self.field = value, slope, self
+        self.dtype = np.float64
+
+    def prior(self):
+        return None
+
+    def choose_points(self, mode):
+        return None
+
+    def settle(self, mode):
+        return mode
+
+    def __call__(self, free, start, with_slope=False, to_weigh=False):
+        free = np.asarray(free, float)
+        return Node(free, float(self.value(free)), None, 0.0, None), self.slope(free)
+
+
+def search(value, slope, start, max_nodes=200):
+    found = Search(Known(value, slope), max_nodes, None, lambda *_: None)
+    return found.nodes(np.array([[start]]))
+
+
+def test_a_mode_is_found_however_far_from_the_starts():
+    """As that of noise in units of a millionth of the prior's, unconstrained."""
+    found = search(lambda z: -np.sum((z - 40.0) ** 2) / 8, lambda z: (40.0 - z) / 4, 0.0)
+    np.testing.assert_allclose(found.mode, 40.0, atol=1e-2)
+    assert found.stopped == "" and not found.astray
+    np.testing.assert_allclose(found.weights @ found.free, 40.0, atol=1e-2)
+    assert not _of_nodes(found).mend
+
+
+@pytest.mark.parametrize("max_nodes", [1, 200])
+def test_where_there_is_no_mode_the_check_knows_of_nothing(max_nodes):
+    found = search(np.sum, np.ones_like, 0.0, max_nodes)
+    assert found.astray and "on a slope, before any mode" in found.stopped
+    cause = _of_nodes(found)
+    assert np.isnan(cause.nats) and "on a slope" in cause.told and "units" in cause.mend
