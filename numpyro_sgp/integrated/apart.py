@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from numpyro.infer.autoguide import AutoMultivariateNormal
 from scipy.linalg import cho_factor, cho_solve
 
-from numpyro_sgp._programs import join_static, shared, split_static
+from numpyro_sgp._programs import join_static, on_data, shared, split_static
 from numpyro_sgp.fitting.check import MORE_CAUSES
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause
 from numpyro_sgp.guides.point_latents import point_latents
@@ -59,8 +58,8 @@ def _looked_at(guide, setup, params, args, kwargs) -> Cause | None:
         if len(field.sites) + len(field.effects) < 2:
             return None
         values = guide.others_at(params, args, kwargs)
-        free = field.ravel(values)
-        choose_layout(field, jnp.asarray(free), args, kwargs)
+        free = on_data(lambda a, k, v: field.ravel(v, a, k), args, kwargs, values)
+        choose_layout(field, free, args, kwargs)
     except ValueError:  # of another kind; what it is, is no concern of a fit
         return None
     rows = field.layout.num_rows * field.layout.number

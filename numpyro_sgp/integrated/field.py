@@ -139,13 +139,26 @@ class Field:
             found[name] = free[start:end].reshape(shape)
         return found
 
-    def ravel(self, values: dict) -> np.ndarray:
-        """Hyperparameters in their own space as an unconstrained vector ``(p,)``."""
-        found = [np.zeros(0)]
+    def ravel(self, values: dict, args, kwargs) -> Array:
+        """
+        Hyperparameters in their own space as an unconstrained vector ``(p,)``, by the
+        supports that their priors have at these values: one may depend on another latent.
+        """
+        trace = self._trace_at({}, values, args, kwargs)
+        found = [jnp.zeros(0)]
         for name in self.thetas:
-            inverse = biject_to(self._fns[name].support).inv
-            found.append(np.ravel(inverse(values[name])))
-        return np.concatenate(found).astype(self.dtype)
+            site = trace[name]
+            found.append(jnp.ravel(biject_to(site["fn"].support).inv(site["value"])))
+        return jnp.concatenate(found).astype(self.dtype)
+
+    def _trace_at(self, free: dict, values: dict, args, kwargs) -> dict:
+        """The model's trace at hyperparameters, with the field at zero."""
+        zeros = {name: jnp.zeros(shape) for name, shape in self.gp_shapes.items()}
+        zeros |= {name: jnp.zeros(self.shapes[name]) for name in self.effects}
+        placed = AtValues(self, free, {**values, **zeros})
+        with handlers.block(), handlers.trace() as trace, placed:
+            handlers.seed(self.model, jax.random.key(0))(*args, **kwargs)
+        return trace
 
     def effect_parts(self, w: Array) -> dict[str, Array]:
         """Standardised effects by name, from the last numbers of the field."""
@@ -387,13 +400,9 @@ class Field:
     def _kernels(self, free, args, kwargs) -> dict:
         """The kernel of each GP site at some hyperparameters, in known numbers."""
         free = dict(self.unravel(free))
-        zeros = {name: jnp.zeros(shape) for name, shape in self.gp_shapes.items()}
-        zeros |= {name: jnp.zeros(self.shapes[name]) for name in self.effects}
 
         def run(args, kwargs, free):
-            placed = AtValues(self, free, zeros)
-            with handlers.block(), handlers.trace() as trace, placed:
-                handlers.seed(self.model, jax.random.key(0))(*args, **kwargs)
+            trace = self._trace_at(free, {}, args, kwargs)
             return {k: messages.unwrap(trace[k]["fn"])[0].kernel for k in self.sites}
 
         return on_data(run, args, kwargs, free)

@@ -18,6 +18,7 @@ from jax import Array
 from numpyro import handlers
 from numpyro.infer import autoguide
 
+from numpyro_sgp._programs import on_data
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.families import Full
 from numpyro_sgp.families.blocks import Block
@@ -396,7 +397,16 @@ class AutoJointGP(autoguide.AutoGuide):
         with handlers.block(), handlers.substitute(data=params):
             mean, root, points = self._declared(known)
             draws = self._draws(known, params, args, kwargs)
-        free = np.stack([known.field.ravel(values) for values in draws])
+        field, own = known.field, {k: v for k, v in params.items() if k not in known.starts}
+        if own:  # parameters of the model
+            field = field.running(handlers.substitute(self.model, data=own))
+
+        def raveled(args, kwargs, draws):
+            return jax.lax.map(lambda values: field.ravel(values, args, kwargs), draws)
+
+        free = np.zeros((1, 0), field.dtype)
+        if field.thetas:
+            free = np.asarray(on_data(raveled, args, kwargs, draws))
         q = unweighed(mean, Square(root))
         unknown = Gaussian.prior(0, known.field.dtype)
         nodes = tuple(Node(at, 0.0, unknown, np.nan, q) for at in free)
@@ -408,20 +418,19 @@ class AutoJointGP(autoguide.AutoGuide):
         # The evidence is not known, and is not said.
         numbers = np.nan, 0.0, centre, spread
         found = kind(nodes, weights, *numbers, points, "by AutoJointGP")
-        field, own = known.field, {k: v for k, v in params.items() if k not in known.starts}
-        if own:  # parameters of the model
-            field = field.running(handlers.substitute(self.model, data=own))
         return JointFit(field, found, args, kwargs, params=params, **training)
 
-    def _draws(self, known, params, args, kwargs) -> list[dict]:
+    def _draws(self, known, params, args, kwargs) -> dict:
+        """Hyperparameters by name, with a leading axis of draws; of points there is one."""
         base = known.base_guide
         if base is None:
-            return [{}]
+            return {}
         if isinstance(base, autoguide.AutoDelta):
-            return [base.median(params)]
-        keys = jax.random.split(jax.random.key(0), _DRAWS)
-        drawn = jax.lax.map(lambda key: handlers.seed(base, key)(*args, **kwargs), keys)
-        return [{k: v[i] for k, v in drawn.items()} for i in range(_DRAWS)]
+            found = {k: jnp.asarray(v)[None] for k, v in base.median(params).items()}
+        else:
+            keys = jax.random.split(jax.random.key(0), _DRAWS)
+            found = jax.lax.map(lambda k: handlers.seed(base, k)(*args, **kwargs), keys)
+        return {name: found[name] for name in known.field.thetas}
 
     def posterior(self, params: dict, *args, **kwargs) -> dict:
         """

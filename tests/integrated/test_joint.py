@@ -245,3 +245,22 @@ def test_a_single_site_is_told_nothing_of_it(data):
     guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
     guide.setup(X, y)
     assert sgp.integrated.sites_apart(guide, guide.known().starts, (X, y), {}) is None
+
+
+def test_hyperparameters_whose_support_another_latent_sets():
+    """Beyond the support that the set-up had, of a uniform below 2.7."""
+
+    def model(X, y=None):
+        most = numpyro.sample("most", dist.LogNormal(1.0, 0.5))
+        noise = numpyro.sample("noise", dist.Uniform(0.0, most))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    x = np.linspace(0.0, 3.0, 6)[:, None]
+    guide = sgp.AutoJointGP(model, sgp.SVGP(2))
+    guide.setup(x, np.sin(x[:, 0]))
+    trained = {"most_auto_loc": jnp.asarray(6.0), "noise_auto_loc": jnp.asarray(5.0)}
+    found = guide.result({**guide.known().starts, **trained})
+    np.testing.assert_allclose(found.hyperparameters["most"], 6.0, rtol=1e-9)
+    np.testing.assert_allclose(found.hyperparameters["noise"], 5.0, rtol=1e-9)
