@@ -19,7 +19,7 @@ from numpyro_sgp._programs import join_static, on_data, shared, split_static, wi
 from numpyro_sgp.guides import VGP, AutoSparseGP
 from numpyro_sgp.guides.points import point_name, points_of
 from numpyro_sgp.integrated.groups import Groups
-from numpyro_sgp.integrated.maps import linear_maps
+from numpyro_sgp.integrated.maps import combined, linear_maps
 from numpyro_sgp.integrated.placing import (
     NOT_FINITE,
     TIED,
@@ -312,14 +312,13 @@ class Field:
         rng = np.random.default_rng(0)
         arrays, static = split_static((args, kwargs))
 
-        def combined(free, points, arrays):
+        def away(free, points, arrays):
             where = free, points, *join_static(arrays, static)
-            left, signed = (self.terms(*where, signs).linear for signs in (False, True))
-            total = left.prior_variance()
-            away = jnp.sum(jnp.abs(signed.left**2 - left.left**2), axis=0)
-            return jnp.max(away / jnp.maximum(total, jnp.finfo(self.dtype).tiny))
+            total = self.terms(*where).linear.prior_variance()
+            found = combined(lambda signs: self.terms(*where, signs).linear)
+            return jnp.max(found / jnp.maximum(total, jnp.finfo(self.dtype).tiny))
 
-        if shared(combined, briefly=True)(free, self.points, arrays) > _COMBINED:
+        if shared(away, briefly=True)(free, self.points, arrays) > _COMBINED:
             raise ValueError(TIED)
         finite = True
         for layout in self.candidates:
@@ -409,7 +408,7 @@ class Field:
 
     # ---- what inference needs -------------------------------------------------------
 
-    def terms(self, thetas, points: dict, args, kwargs, signs: bool = False) -> Terms:
+    def terms(self, thetas, points: dict, args, kwargs, signs: Any = None) -> Terms:
         """
         The bound's parts; under jit.
 
@@ -438,7 +437,7 @@ class Field:
         return Terms(known[prior], linear, log_likelihood)
 
     def linear(
-        self, program, known, targets, joined, signs: bool = False, grouped: bool = True
+        self, program, known, targets, joined, signs: Any = None, grouped: bool = True
     ) -> Linear:
         """
         Targets that are linear in the field, as :class:`Linear`.
@@ -447,7 +446,7 @@ class Field:
         :param known: values of the program that do not depend on the field, with those of
             projections and of what they leave open.
         :param joined: from values of the targets to an array ``(J, N)``.
-        :param signs: whether what rows leave open has signs drawn at random.
+        :param signs: key of signs, drawn at random, of what rows leave open; None for none.
         :param grouped: whether targets are of one group at most, where there are groups.
         """
         given = program, known, targets, joined

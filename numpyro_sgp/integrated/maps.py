@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from numpyro_sgp.integrated.groups import limit, rows_of
 from numpyro_sgp.integrated.predictors import Grouped, Linear
@@ -14,9 +16,31 @@ from numpyro_sgp.integrated.predictors import Grouped, Linear
 if TYPE_CHECKING:
     from numpyro_sgp.integrated.field import Field
 
+_SIGNS = 24  # draws of them
+
+
+def combined(linear: Callable[[Array | None], Linear]) -> Array:
+    """
+    How far variances of values, ``(J, N)``, are from those of values of one row each.
+
+    What is left open at a row is apart from other rows: where several make a value (a mean
+    over rows), its variance is not that of their sum, whatever their signs. Of two rows at
+    least half of all signs show another square, so that one value's rows are not seen in
+    one of 2^24 cases.
+
+    :param linear: from a key of signs, or None, to the values; see :meth:`Field.linear`.
+    """
+    left = linear(None).left
+
+    def away(signs):
+        return jnp.sum(jnp.abs(linear(signs).left ** 2 - left**2), axis=0)
+
+    keys = jax.random.split(jax.random.key(0), _SIGNS)
+    return jnp.max(jax.lax.map(away, keys), axis=0)
+
 
 def linear_maps(
-    field: Field, program, known, targets, joined, signs: bool, grouped: bool
+    field: Field, program, known, targets, joined, signs: Array | None, grouped: bool
 ) -> Linear:
     """See :meth:`Field.linear`."""
     groups, outputs = field.groups, program.outputs
@@ -39,8 +63,8 @@ def linear_maps(
             maps.append(jnp.zeros((len(A) * A.shape[1], *base.shape), field.dtype))
             left.extend([jnp.zeros_like(base)] * len(A))
             continue
-        if signs:
-            sd = sd * jax.random.rademacher(jax.random.key(0), sd.shape, sd.dtype)
+        if signs is not None:
+            sd = sd * jax.random.rademacher(signs, sd.shape, sd.dtype)
         for q in range(len(A)):
 
             def of_function(values, q=q, name=name, shape=shape):

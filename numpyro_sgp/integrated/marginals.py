@@ -15,6 +15,7 @@ from scipy.special import ndtr, ndtri
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.groups import generic, limit
+from numpyro_sgp.integrated.maps import combined
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.placing import AtValues, Unconstrained
 
@@ -151,12 +152,11 @@ def marginals(
             where = program, known, list(own.values()), _flat
             linear = field.linear(*where, grouped=grouped)
             mean_here, variance = linear.moments(mean, factor)
-            # What is left open at a row is apart from other rows: where several make a
-            # number (a mean over rows), its variance is not that of their sum, whatever
-            # their signs.
-            signed = field.linear(*where, signs=True, grouped=grouped).left
-            away = jnp.abs(signed**2 - linear.left**2).sum(axis=0)[0]
-            wrong = away > _COMBINED * variance[0, 0]
+
+            def signed(signs, where=where, grouped=grouped):
+                return field.linear(*where, signs=signs, grouped=grouped)
+
+            wrong = combined(signed)[0] > _COMBINED * variance[0, 0]
             found.append((mean_here[0], variance[0, 0], wrong))
         return tuple(map(jnp.concatenate, zip(*found, strict=True)))
 

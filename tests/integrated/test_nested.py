@@ -110,6 +110,21 @@ def test_what_combines_rows_is_drawn_alone():
     assert abs(draws.mean() - q.mean) < 0.15 * q.sd
 
 
+def test_differences_of_rows_are_drawn_alone():
+    """Of any two between inducing points, whatever signs their rows happen to get."""
+    pairs = [(2, 3), (5, 6), (8, 9), (17, 18), (3, 27), (1, 14)]
+
+    def model(X, y=None):
+        f = site(X, sgp.kernels.Matern12())
+        for i, j in pairs:
+            numpyro.deterministic(f"{i}-{j}", f[i] - f[j])
+        numpyro.deterministic("one", 2.0 * f[2])
+        observe(f, y)
+
+    found = run(model, (X, np.sin(X[:, 0])), sgp.SVGP(inducing=[[7.0], [9.0]]))
+    assert {*found.posterior(X)} == {"f", "one"}
+
+
 @pytest.mark.slow
 def test_more_groups_than_rows():
     group = np.arange(30) * 17
@@ -442,6 +457,16 @@ def test_predictors_of_several_rows():
         run(model, (X, y), sgp.SVGP(3))
     dense = run(model, (X, y), sgp.VGP())  # where nothing is left open
     assert np.isfinite(dense.log_evidence)
+
+
+@pytest.mark.parametrize("pair", [(2, 3), (8, 9)])
+def test_one_predictor_of_two_rows(pair):
+    def model(X, y=None):
+        f = site(X, sgp.kernels.Matern12())
+        numpyro.sample("y", dist.Normal(f[pair[0]] - f[pair[1]], 0.1), obs=y)
+
+    with pytest.raises(ValueError, match="several rows of a GP site"):
+        run(model, (X, 1.0), sgp.SVGP(inducing=[[7.0], [9.0]]))
 
 
 @pytest.mark.slow
