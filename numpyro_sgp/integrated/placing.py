@@ -80,7 +80,16 @@ class Placed(Messenger):
 
     def process_message(self, msg):
         name, field = msg.get("name"), self.field
-        if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return
+        if msg["value"] is not None:
+            if name in field.latents:
+                raise ValueError(
+                    f"Latent site '{name}' is put at a value inside of the model "
+                    "(numpyro.handlers.substitute), where it would be integrated as if it "
+                    "were open. Fix it by numpyro.handlers.condition(model, data), which "
+                    "makes it an observation."
+                )
             return
         if msg["scale"] is not None and (name in field.sites or name in field.effects):
             raise ValueError(

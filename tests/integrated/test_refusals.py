@@ -1,5 +1,7 @@
 """Models that are none of one Gaussian field, under `nested` and `fit(..., joint=True)`."""
 
+from functools import partial
+
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -37,6 +39,12 @@ def imputed(X, y=None):
         numpyro.sample("y", dist.Normal(f, 0.3), obs=y, obs_mask=np.arange(12) % 4 != 0)
 
 
+@partial(numpyro.handlers.substitute, data={"noise": 0.3})
+def substituted(X, y=None):
+    noise = numpyro.sample("noise", dist.LogNormal(0.0, 1.0))
+    observe(dist.Normal(site("f", X), noise), y)
+
+
 def deep(X, y=None):
     h = site("h", X)
     observe(dist.Normal(site("f", h[:, None]), 0.3), y)
@@ -49,6 +57,12 @@ def deep(X, y=None):
         (black_box, sgp.SVGP(4), r"'y' is a BlackBox.*ScoreFunction\(1000\)"),
         (deep, sgp.SVGP(4), "Site 'f'.*on GP site 'h'.*sgp.fit without joint"),
         (imputed, sgp.SVGP(4), "(?s)Site 'y' has an obs_mask.*handlers.mask.mask=mask"),
+        pytest.param(
+            substituted,
+            sgp.SVGP(4),
+            "'noise' is put at a value.*handlers.condition",
+            marks=pytest.mark.filterwarnings("ignore:init_to_median"),  # NumPyro's own
+        ),
         (plain, sgp.MixtureSVGP(4), "GP site 'f'.*MixtureSVGP.*covariance='full'"),
         (plain, sgp.SVGP(4, covariance="diagonal"), "GP site 'f'.*'diagonal'"),
         (plain, sgp.SVGP(4, tight="diagonal"), "GP site 'f': tight bounds"),
