@@ -430,11 +430,12 @@ class Field:
         layout = self.layout.of_shapes(tuple(tuple(root.aval.shape) for root in roots))
         linear = self.linear(program, known, roots, layout.joined, signs)
 
-        def log_likelihood(rows):
+        def of_sites(rows):
             given = {**known, **dict(zip(roots, layout.split(rows), strict=True))}
-            return sum(jnp.sum(v) for v in program.evaluate(likelihood, given, {}))
+            found = map(jnp.sum, program.evaluate(likelihood, given, {}))
+            return dict(zip(outputs["likelihood"], found, strict=True))
 
-        return Terms(known[prior], linear, log_likelihood)
+        return Terms(known[prior], linear, of_sites)
 
     def linear(
         self, program, known, targets, joined, signs: Any = None, grouped: bool = True
@@ -470,9 +471,13 @@ class Terms:
 
     :param log_prior: of the unconstrained hyperparameters.
     :param linear: the predictors of the likelihood.
-    :param log_likelihood: from predictors ``(J, N)`` to a number.
+    :param of_sites: from predictors ``(J, N)`` to the log likelihood of each observed site.
     """
 
     log_prior: Array
     linear: Linear
-    log_likelihood: Any
+    of_sites: Any
+
+    def log_likelihood(self, rows: Array) -> Array:
+        """The log likelihood at predictors ``(J, N)``."""
+        return sum(self.of_sites(rows).values())

@@ -15,6 +15,7 @@ from numpyro_sgp.fitting.problem import data_plates, rows_of_sites
 from numpyro_sgp.integrated.field import Field, Terms
 from numpyro_sgp.integrated.groups import candidates, generic, limit, others
 from numpyro_sgp.integrated.placing import check_size
+from numpyro_sgp.integrated.slopes import check_slopes
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.given_rows import GivenRows
 
@@ -145,12 +146,14 @@ def _choose_layout(field, free, args, kwargs):
     rows = RowParts(field, args, kwargs)
     if rows.size is None:
         field.choose_layout(free, args, kwargs)
+        check_slopes(field, free, args, kwargs)
         return
     shapes = field.candidates[0].shapes
     few = rows.first()
     with GivenRows(rows.size, rows.size):
         field.look(*few)
         field.choose_layout(free, *few)
+        check_slopes(field, free, *few)
     field.layout = field.layout.of_shapes(shapes)
     field.candidates = [field.layout]
 

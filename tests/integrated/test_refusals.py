@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -33,6 +34,22 @@ def black_box(X, y=None):
     observe(sgp.BlackBox(log_prob, site("f", X)), y)
 
 
+def steps(X, y=None):
+    observe(dist.Bernoulli(jnp.where(site("f", X) > 0.0, 0.95, 0.05)), y > 0.0)
+
+
+def steps_beside(X, y=None):
+    f = site("f", X)
+    observe(dist.Normal(f, 0.3), y)
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("z", dist.Bernoulli(jnp.where(f > 0.0, 0.95, 0.05)), obs=y > 0.0)
+
+
+def largest(X, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([3]))
+    observe(sgp.likelihoods.RobustMax(f), jnp.digitize(y, jnp.array([0.3, 0.7])))
+
+
 def imputed(X, y=None):
     f = site("f", X)
     with numpyro.plate("data", len(X)):
@@ -55,6 +72,9 @@ def deep(X, y=None):
     ("model", "approximation", "match"),
     [
         (black_box, sgp.SVGP(4), r"'y' is a BlackBox.*ScoreFunction\(1000\)"),
+        (steps, sgp.SVGP(4), "'y' has.*flat in f but for jumps.*EllipticalSlice"),
+        (steps_beside, sgp.SVGP(4), "'z' has.*flat in f but for jumps"),
+        (largest, sgp.SVGP(4), "'y' has.*flat in f.*RobustMax"),
         (deep, sgp.SVGP(4), "Site 'f'.*on GP site 'h'.*sgp.fit without joint"),
         (imputed, sgp.SVGP(4), "(?s)Site 'y' has an obs_mask.*handlers.mask.mask=mask"),
         pytest.param(
@@ -86,3 +106,14 @@ def test_a_mixture_as_the_likelihood_is_taken():
 
     found = sgp.nested(model, sgp.SVGP(6), (X, Y), progress_bar=False)
     assert np.all(np.abs(found.posterior(X)["f"].mean - Y) < 0.1)
+
+
+def test_slopes_on_one_side_are_enough():
+    """Of a rate that is none below zero."""
+
+    def model(X, y=None):
+        observe(dist.Poisson(jnp.maximum(site("f", X), 0.0) + 0.1), y)
+
+    counts = np.arange(12) % 3
+    found = sgp.nested(model, sgp.SVGP(4), (X, counts), progress_bar=False)
+    assert np.isfinite(found.log_evidence)
