@@ -98,7 +98,8 @@ class Gaussian(NamedTuple):
 def quadrature(number: int, num_rows: int, dtype) -> tuple[Array, Array]:
     """
     Nodes for standard normals: a product of Gauss-Hermite rules for up to three, else Sobol
-    points.
+    points, moved such that their mean is 0 and their covariance I: expectations of
+    quadratics, and with them Gaussian likelihoods' bounds, are exact.
 
     :param number: J, of predictors in a row.
     :param num_rows: N.
@@ -111,6 +112,7 @@ def quadrature(number: int, num_rows: int, dtype) -> tuple[Array, Array]:
         points = qmc.Sobol(number, rng=0).random(_DRAWS // 2)
         nodes = norm.ppf(np.clip(points, 1e-9, 1 - 1e-9))
         nodes = np.concatenate([nodes, -nodes])
+        nodes = np.linalg.solve(np.linalg.cholesky(nodes.T @ nodes / _DRAWS), nodes.T).T
         weights = np.full(_DRAWS, 1.0 / _DRAWS)
     return jnp.asarray(nodes, dtype), jnp.asarray(weights, dtype)
 

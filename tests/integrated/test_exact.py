@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import numpyro_sgp as sgp
+from numpyro_sgp.integrated.profile import quadrature
 from tests.integrated.dense import (
     assert_is,
     conditional,
@@ -279,3 +280,12 @@ def test_the_evidence_is_that_of_draws_from_the_prior(likelihood):
     assert error < 0.06
     posterior = sgp.nested(model, options(X), (X, y), progress_bar=False)
     assert abs(posterior.log_evidence - exact) < 0.1 + 3 * error
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 7, 20])
+def test_quadrature_has_the_first_moments_of_a_normal(number):
+    nodes, weights = map(np.asarray, quadrature(number, 10, float))
+    np.testing.assert_allclose(weights.sum(), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(weights @ nodes, 0.0, atol=1e-12)
+    second = nodes.T * weights @ nodes
+    np.testing.assert_allclose(second, np.eye(number), atol=1e-10)
