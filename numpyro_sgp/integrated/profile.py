@@ -39,7 +39,7 @@ from numpyro_sgp.integrated.precision import (
 )
 from numpyro_sgp.integrated.predictors import row_factors
 from numpyro_sgp.integrated.row_parts import RowParts
-from numpyro_sgp.integrated.weighing import Weighed, unweighed, weigh
+from numpyro_sgp.integrated.weighing import Weighed, over_left, unweighed, weigh
 from numpyro_sgp.linalg import gauss_hermite, tensor_grid
 
 _MAX_STEPS = 100
@@ -138,6 +138,13 @@ def expected(
         return log_likelihood(mean + jnp.einsum("rsn,s->rn", root, node))
 
     return jnp.dot(weights, jax.vmap(at)(nodes))
+
+
+def without_left(log_likelihood, linear, mean: Array, factor: Factor) -> Array:
+    """:func:`expected`, where what is left open is averaged over as at draws."""
+    averaged, _ = over_left(log_likelihood, linear)
+    at, covariance = linear.moments(mean, factor)
+    return expected(averaged, at, covariance - linear.left_open())
 
 
 def divergence(mean: Array, root: Root) -> Array:
@@ -316,11 +323,14 @@ class Profile:
             if here is None:
                 log_prior = rows.total(lambda here: here.log_prior, free, *given)
                 return value + log_prior, slope, q, left, unweighed(mean, factor)
-            drawn = here.log_likelihood, here.linear, mean, root, value, key
+
+            def weighed_here():
+                rows = here.log_likelihood, here.linear
+                bound = without_left(*rows, mean, factor) - divergence(mean, root)
+                return weigh(*rows, mean, root, bound, key, self.draws)
+
             weighed = jax.lax.cond(
-                with_weights,
-                lambda: weigh(*drawn, self.draws),
-                lambda: unweighed(mean, factor),
+                with_weights, weighed_here, lambda: unweighed(mean, factor)
             )
             return value + here.log_prior, slope, q, left, weighed
 

@@ -8,17 +8,21 @@ Gaussian likelihoods a Gaussian reaches it, and for others weights of draws from
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.scipy.special import logsumexp
 
 from numpyro_sgp.integrated.precision import Factor, Root
 from numpyro_sgp.integrated.predictors import Linear, row_factors
+from numpyro_sgp.linalg import gauss_hermite, tensor_grid
 
 _CHUNK = 3e6  # numbers of draws held at one time
+_NODES = {1: 5, 2: 3}  # of each predictor for what is left open, by their number
 
 
 class Weighed(NamedTuple):
@@ -43,6 +47,29 @@ def unweighed(mean: Array, factor: Factor) -> Weighed:
     return Weighed(0.0 * one, one, mean, factor)
 
 
+def over_left(log_likelihood: Callable, linear: Linear) -> tuple[Callable, int]:
+    """
+    The log likelihood, averaged over what inducing points leave open: by few nodes, as it
+    is asked for at each draw.
+
+    :return: from predictors ``(J, N)`` without what is left open to a number; and how many
+        numbers it holds at one time.
+    """
+    number, dtype = len(linear.base), linear.base.dtype
+    if number in _NODES:
+        nodes, weights = tensor_grid(*gauss_hermite(_NODES[number]), number)
+    else:  # two for each predictor, with the mean and the covariance
+        nodes = np.sqrt(number) * np.concatenate([np.eye(number), -np.eye(number)])
+        weights = np.full(2 * number, 0.5 / number)
+    factors, each = row_factors(linear.left_open()), jnp.asarray(weights, dtype)
+    steps = jnp.einsum("rjn,sj->srn", factors, jnp.asarray(nodes, dtype))
+
+    def averaged(rows):
+        return each @ jax.vmap(lambda step: log_likelihood(rows + step))(steps)
+
+    return averaged, steps.size
+
+
 def draws(
     log_likelihood, linear: Linear, mean: Array, root: Root, key: Array, number: int
 ) -> tuple[Array, Array]:
@@ -59,18 +86,9 @@ def draws(
     x = jax.random.normal(key, (number // 2, size), dtype)
     x = jnp.concatenate([x, -x])
     w = mean + root.spread().draw(x)
-    predictors = len(linear.base)
-    # Points with the mean and the covariance of what is left open, two for each predictor.
-    left = linear.left_open()
-    steps = jnp.sqrt(jnp.asarray(predictors, dtype)) * jnp.moveaxis(row_factors(left), 1, 0)
-    steps = jnp.concatenate([steps, -steps])
-
-    def one(w):
-        rows = linear.at(w)
-        return jnp.mean(jax.vmap(lambda step: log_likelihood(rows + step))(steps))
-
-    chunk = max(int(_CHUNK // max(steps.size, 1)), 1)
-    found = jax.lax.map(one, w, batch_size=min(chunk, number))
+    averaged, numbers = over_left(log_likelihood, linear)
+    chunk = max(int(_CHUNK // max(numbers, 1)), 1)
+    found = jax.lax.map(lambda w: averaged(linear.at(w)), w, batch_size=min(chunk, number))
     log_det = jnp.sum(root.log_diagonal())
     return x, found + 0.5 * jnp.sum(x**2 - w**2, axis=-1) - log_det
 
@@ -90,7 +108,8 @@ def weigh(
 
     :param mean: of q(w).
     :param root: lower factor of its precision.
-    :param value: its bound.
+    :param value: its bound, by the nodes of :func:`over_left` too: what these miss of an
+        expectation is no gain.
     :param number: of draws.
     """
     dtype = mean.dtype
