@@ -4,6 +4,7 @@ import numpy as np
 
 from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k
 from numpyro_sgp.diagnostics.optimality import ENOUGH_NATS
+from numpyro_sgp.diagnostics.summaries import ties
 
 _LARGEST_R_HAT, _SMALLEST_ESS = 1.01, 100
 _SMALL_P = 0.05
@@ -43,6 +44,11 @@ def remarks_on(tree, loo, chains, is_reference):
             "on the evidence (log_joint_bound is on log p(y, point)), and all its "
             "draws are given these values. Use sgp.nested, "
             "base_guide=AutoMultivariateNormal, or NUTS."
+        )
+    elif loo is None and ties(tree):
+        yield (
+            "no LOO: the log likelihood of an observation has few values in all draws, so "
+            "that importance weights tie."
         )
     if loo is not None and (bad := int(np.sum(loo.pareto_k.values > loo.good_k))):
         yield (

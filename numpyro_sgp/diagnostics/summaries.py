@@ -22,12 +22,15 @@ def leave_one_out(tree: DataTree) -> ELPDData | None:
     sites, each left out on its own.
 
     Observations whose log likelihood is 0 in every draw are masked ones, and not
-    counted.
+    counted. Of those where it is another number in every draw that number is the density
+    with the observation left out too.
 
     :param tree: ArviZ data with the groups posterior and log_likelihood.
-    :return: what ``arviz.loo`` returns, pointwise; None without a log likelihood, or where
+    :return: what ``arviz.loo`` returns, pointwise; None without a log likelihood, where
         latents are held at points (``point_estimates`` in ``tree.attrs``), which weights
-        cannot move.
+        cannot move, and where a log likelihood has few values, so that weights tie
+        (:func:`ties`).
+    :raises ValueError: where they tie because draws repeat each other.
     """
     tree = as_tree(tree)
     if (
@@ -39,38 +42,83 @@ def leave_one_out(tree: DataTree) -> ELPDData | None:
     import arviz_stats
     from xarray import DataArray, Dataset, DataTree
 
+    values = _log_likelihoods(tree)
+    if not values.shape[-1]:
+        return None
+    posterior = tree["posterior"].to_dataset()
+    varies = np.ptp(values, axis=(0, 1)) > 0
+    if not varies.any():
+        _refuse_repeated(posterior, _tied(values))
+        return None
+    observed = DataArray(values[..., varies], dims=("chain", "draw", "observation"))
+    both = {"posterior": posterior, "log_likelihood": Dataset({"all": observed})}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # high values of k are shown in the table
+        try:
+            found = arviz_stats.loo(DataTree.from_dict(both), pointwise=True)
+        except ValueError:
+            tied = _tied(values[..., varies])
+            if not tied.shape[-1]:
+                raise
+            _refuse_repeated(posterior, tied)
+            return None
+    return found if varies.all() else _with_constants(found, values, varies)
+
+
+def ties(tree: DataTree) -> bool:
+    """Whether log likelihoods have so few values that importance weights tie."""
+    tree = as_tree(tree)
+    has = "log_likelihood" in tree.children and tree["log_likelihood"].data_vars
+    return bool(has) and _tied(_log_likelihoods(tree)).shape[-1] > 0
+
+
+def _tied(values) -> np.ndarray:
+    """
+    The draws with the largest importance weights of each observation where these are all
+    the same, ``(5, observations)``.
+    """
+    flat = values.reshape(-1, values.shape[-1])
+    order = np.argsort(flat, axis=0, kind="stable")[:_FEWEST_IN_TAIL]
+    lowest = np.take_along_axis(flat, order, axis=0)
+    return order[:, lowest[0] == lowest[-1]]
+
+
+def _refuse_repeated(posterior: Dataset, tied) -> None:
+    """
+    :raises ValueError: where these draws of an observation are one draw of all variables.
+    """
+    draws = [v.transpose("chain", "draw", ...).values for v in posterior.values()]
+    draws = [v.reshape(v.shape[0] * v.shape[1], -1) for v in draws]
+    if any(all(np.all(v[each] == v[each[:1]]) for v in draws) for each in tied.T):
+        raise ValueError(
+            "LOO cannot be computed: the draws of this fit repeat each other, so that "
+            "importance weights tie. A chain has not moved; run it longer, or look at "
+            "its acceptance and step size."
+        )
+
+
+def _with_constants(found, values, varies):
+    """LOO with observations whose log likelihood is one number, which is its density."""
+    from xarray import DataArray
+
+    constant = values[0, 0]
+    parts = {"elpd_i": constant.copy(), "pareto_k": np.zeros(len(constant))}
+    for name, each in parts.items():
+        each[varies] = getattr(found, name).values
+        setattr(found, name, DataArray(each, dims=("observation",)))
+    found.elpd, found.n_data_points = float(parts["elpd_i"].sum()), len(constant)
+    found.se = float(np.sqrt(len(constant)) * np.std(parts["elpd_i"]))
+    return found
+
+
+def _log_likelihoods(tree) -> np.ndarray:
+    """Of all observations that are not masked, ``(chains, draws, observations)``."""
     parts = []
     for values in tree["log_likelihood"].data_vars.values():
         values = values.transpose("chain", "draw", ...).values
         parts.append(values.reshape(*values.shape[:2], -1))
     values = np.concatenate(parts, axis=-1)
-    values = values[..., (values != 0).any(axis=(0, 1))]
-    if not values.shape[-1]:
-        return None
-    both = {
-        "posterior": tree["posterior"].to_dataset(),
-        "log_likelihood": Dataset(
-            {"all": DataArray(values, dims=("chain", "draw", "observation"))}
-        ),
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # high values of k are shown in the table
-        try:
-            return arviz_stats.loo(DataTree.from_dict(both), pointwise=True)
-        except ValueError as error:
-            if not _ties(values):
-                raise
-            raise ValueError(
-                "LOO cannot be computed: the draws of this fit repeat each other, so that "
-                "importance weights tie. A chain has not moved; run it longer, or look at "
-                "its acceptance and step size."
-            ) from error
-
-
-def _ties(values) -> bool:
-    """Whether the largest importance weights of an observation are all the same."""
-    lowest = np.sort(values.reshape(-1, values.shape[-1]), axis=0)[:_FEWEST_IN_TAIL]
-    return bool(np.any(lowest[0] == lowest[-1]))
+    return values[..., (values != 0).any(axis=(0, 1))]
 
 
 class Convergence(NamedTuple):

@@ -304,6 +304,32 @@ def test_bad_pareto_k_is_that_of_arviz_for_few_draws():
     assert "observations is above 0.50" in said(comparison, "a")
 
 
+def test_an_observation_whose_density_is_one_number_keeps_it():
+    """Left out it is that number too; the others are as without it."""
+    rng = np.random.default_rng(4)
+    t = 0.3 * np.repeat(rng.standard_normal((1, 500, 1)), 2, axis=-1)
+    varying = stats.norm.logpdf(np.array([0.3, -0.2]), t, 1.0)
+    both = np.concatenate([np.full((1, 500, 1), -0.7), varying], axis=-1)
+    found = compare({"a": make({"t": t}, both)}).table.loc["a"]
+    without = compare({"a": make({"t": t}, varying)}).table.loc["a"]
+    assert_allclose(found["elpd_loo"], without["elpd_loo"] - 0.7, rtol=1e-9)
+    assert_allclose(found["p_loo"], without["p_loo"], rtol=1e-9)
+    each = arviz_stats.loo(make({"t": t}, varying), pointwise=True).elpd_i.values
+    each = np.append(each, -0.7)
+    assert_allclose(found["se"], np.sqrt(3) * each.std(), rtol=1e-9)
+
+
+def test_densities_of_two_values_have_no_loo():
+    """Of draws that do not repeat each other, which a sampler is not blamed for."""
+    rng = np.random.default_rng(5)
+    t = rng.standard_normal((1, 500, 3))
+    comparison = compare({"a": make({"t": t}, np.where(t > 0.0, -0.1, -4.0))})
+    assert np.isnan(comparison.table.loc["a"].get("elpd_loo", np.nan))
+    assert "no LOO: the log likelihood of an observation has few" in said(comparison, "a")
+    constant = compare({"a": make({"t": t}, np.full_like(t, -0.1))})
+    assert "no LOO" in said(constant, "a")
+
+
 PAIR = np.repeat(np.arange(4), 2)
 
 
