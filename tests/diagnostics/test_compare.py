@@ -330,6 +330,15 @@ def test_densities_of_two_values_have_no_loo():
     assert "no LOO" in said(constant, "a")
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e-9, 1e9])
+def test_data_are_compared_in_their_units(unit):
+    data = unit * np.array([1.0, -2.0, 0.5])
+    t = np.random.default_rng(6).standard_normal((1, 100, 2))
+    compare({"a": make({"t": t}, data=data), "b": make({"t": t}, data=np.float32(data))})
+    with pytest.raises(ValueError, match="data of site 'y' in fit 'b' differ"):
+        compare({"a": make({"t": t}, data=data), "b": make({"t": t}, data=-data)})
+
+
 PAIR = np.repeat(np.arange(4), 2)
 
 
