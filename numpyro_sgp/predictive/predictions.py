@@ -65,7 +65,10 @@ class Prediction:
     row_axis: int
 
     def to_dataframe(self):
-        """A :class:`pandas.DataFrame` with a row for each row of X."""
+        """
+        A :class:`pandas.DataFrame` with a row for each row of X; of a number that has none,
+        such as an intercept, there is one.
+        """
         import pandas as pd
 
         found = {"mean": self.mean, "sd": self.sd}
@@ -77,7 +80,7 @@ class Prediction:
         for name, values in found.items():
             if values is None:
                 continue
-            values = np.moveaxis(np.asarray(values), self.row_axis, 0)
+            values = np.moveaxis(np.atleast_1d(values), self.row_axis, 0)
             for index in np.ndindex(values.shape[1:]):
                 label = "" if not index else f"[{', '.join(map(str, index))}]"
                 columns[name + label] = values[(slice(None), *index)]

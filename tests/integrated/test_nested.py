@@ -92,6 +92,21 @@ def test_predictions(posterior):
     assert score.rows.shape == (30,) and np.isfinite(score.mean)
 
 
+def test_predictions_of_an_intercept_have_one_row():
+    """Beside sites with a row for each row of X."""
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(1.0, 2.0))
+        numpyro.deterministic("twice", 2.0 * level)
+        observe(site(X) + level, y)
+
+    found = run(model, (X, np.sin(X[:, 0])), sgp.SVGP(3)).predict(X_NEW, num_draws=16)
+    assert found["twice"].to_dataframe().shape == (1, 4)
+    table = found.to_dataframe()
+    assert table["f"].notna().all().all() and table["twice"].notna().sum().eq(1).all()
+    assert "twice" in repr(found)
+
+
 def test_what_combines_rows_is_drawn_alone():
     """A mean over rows between inducing points; and at them, where nothing is left open."""
 
