@@ -198,8 +198,9 @@ class Field:
         trace_here = handlers.seed(self.model, jax.random.key(0))
         with handlers.block(hide_fn=_is_own), handlers.trace() as trace, placed:
             trace_here(*args, **kwargs)
+        # Known arrays as JAX's, which supports are compared with that depend on the field.
         likelihood = {
-            name: messages.log_prob(site)
+            name: messages.log_prob({**site, "value": jnp.asarray(site["value"])})
             for name, site in trace.items()
             if site["type"] == "sample" and site["is_observed"]
         }

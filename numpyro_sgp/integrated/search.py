@@ -74,7 +74,8 @@ class Search:
             raise ValueError(
                 "The bound is not finite at any of the starting values of the "
                 "hyperparameters, at their prior's medians and draws. Look at the data and "
-                "the scales of the priors (or of the responses: exp(f) may overflow)."
+                "the scales of the priors (or of the responses: exp(f) may overflow, and "
+                "under a support that depends on f, as of Uniform(f - 1, f + 1), none is)."
             )
         best = max(finite, key=lambda node: node.value)
         if not best.free.size:

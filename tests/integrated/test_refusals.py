@@ -117,3 +117,14 @@ def test_slopes_on_one_side_are_enough():
     counts = np.arange(12) % 3
     found = sgp.nested(model, sgp.SVGP(4), (X, counts), progress_bar=False)
     assert np.isfinite(found.log_evidence)
+
+
+def test_a_support_that_depends_on_f():
+    """Outside of which the density is none, however q(w) is."""
+
+    def model(X, y=None):
+        f = site("f", X)
+        observe(dist.Uniform(f - 1.0, f + 1.0), y)
+
+    with pytest.raises(ValueError, match="not finite at any of .*a support that depends"):
+        sgp.nested(model, sgp.SVGP(4), (X, 3.0 * Y), progress_bar=False)
