@@ -254,8 +254,10 @@ class Nested:
             the density of each row.
         :raises ValueError: if there are no observations.
         """
+        check_whole(num_draws, "num_draws", least=1)
         args, kwargs = self._arguments(args, kwargs)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
+        check_key(rng_key)
         free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
         found = densities(self.field, free, values, args, kwargs)
         if not found:

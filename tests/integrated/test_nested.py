@@ -635,6 +635,17 @@ def test_bad_options():
         run(counts, (X, COUNTS), seconds=-1.0)
 
 
+@pytest.mark.parametrize("method", ["predict", "log_score"])
+def test_bad_options_of_draws(posterior, method):
+    ask = getattr(posterior, method)
+    with pytest.raises(ValueError, match="num_draws"):
+        ask(X, COUNTS, num_draws=0)
+    with pytest.raises((TypeError, ValueError), match="num_draws"):
+        ask(X, COUNTS, num_draws=2.5)
+    with pytest.raises(TypeError, match="jax.random.key"):
+        ask(X, COUNTS, rng_key=3)
+
+
 def test_data_without_a_density():
     with pytest.raises(ValueError, match="y"):
         run(counts, (X, np.where(COUNTS > 3, np.nan, COUNTS)))
