@@ -153,9 +153,8 @@ class Field:
 
     def _trace_at(self, free: dict, values: dict, args, kwargs) -> dict:
         """The model's trace at hyperparameters, with the field at zero."""
-        zeros = {name: jnp.zeros(shape) for name, shape in self.gp_shapes.items()}
-        zeros |= {name: jnp.zeros(self.shapes[name]) for name in self.effects}
-        placed = AtValues(self, free, {**values, **zeros})
+        thetas = {name: values[name] for name in self.thetas if name in values}
+        placed = AtValues(self, free, thetas)
         with handlers.block(), handlers.trace() as trace, placed:
             handlers.seed(self.model, jax.random.key(0))(*args, **kwargs)
         return trace

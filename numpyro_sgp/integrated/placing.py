@@ -141,7 +141,7 @@ class AtValues(Messenger):
     Puts hyperparameters and all other latents at known values.
 
     :param free: unconstrained hyperparameters by name.
-    :param values: of the other latents; of responses too, zero for those left out.
+    :param values: of the other latents and of responses, zero for those left out.
     """
 
     def __init__(self, field: Field, free: dict, values: dict):
@@ -156,7 +156,7 @@ class AtValues(Messenger):
             msg["value"] = biject_to(msg["fn"].support)(self.free[name])
         elif name in self.values:
             msg["value"] = jnp.reshape(self.values[name], msg["fn"].shape())
-        elif name in self.field.responses:
+        elif name in self.field.responses or name in self.field.latents:
             msg["value"] = jnp.zeros(msg["fn"].shape())
 
 
