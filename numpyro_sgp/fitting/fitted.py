@@ -224,7 +224,8 @@ class Fitted:
         :param num_draws: draws of other latents and of inner layers.
         :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
         :param batch_size: rows done at a time.
-        :return: a :class:`~numpyro_sgp.Prediction` for each GP site and each response.
+        :return: a :class:`~numpyro_sgp.Prediction` for each GP site and each response that
+            depends on one.
         :raises ValueError: as :func:`~numpyro_sgp.predict` does.
         """
         return predict(

@@ -211,8 +211,9 @@ class Nested:
     ) -> Predictions:
         """
         Means, standard deviations and quantiles of GP sites, of sums of them, and of the
-        responses at new inputs; of classes the probabilities. Those of sites are exact for
-        the mixture over nodes; responses are averaged over draws of all latents.
+        responses at new inputs, those that do not depend on GP sites among them; of classes
+        the probabilities. Those of sites are exact for the mixture over nodes; responses
+        are averaged over draws of all latents.
 
         :param args: arguments of the model, ``X_new`` most often.
         :param quantiles: levels between 0 and 1.

@@ -172,7 +172,8 @@ def predict(
         more rows, all that have as many as the first one are cut.
     :param kept: of a :class:`~numpyro_sgp.Predictor` of the same guide and parameters,
         ``predictor.kept``: what need not be computed again.
-    :return: a :class:`Prediction` for each GP site and each response.
+    :return: a :class:`Prediction` for each GP site and each response that
+        depends on one.
     :raises ValueError: if the likelihood ties rows together, a response depends on another
         one that is not given, levels are not between 0 and 1, or ``guide.posterior`` raises
         it.
@@ -268,7 +269,7 @@ def read_rows(found, gp_sites, num_rows, keep, levels, axes=None) -> dict[str, P
     out, axes = {}, axes or {}
     for name, values in found.items():
         shape = _shape(values)
-        axis = len(shape) - 1
+        axis = max(len(shape) - 1, 0)
         if name in axes:
             axis = axes[name]
         elif name not in gp_sites and num_rows in shape:

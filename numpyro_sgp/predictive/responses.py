@@ -140,8 +140,12 @@ def _of_gp(weights, means, variances, levels):
     return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
 
 
-def of_responses(parts, points, rng_key, levels) -> dict:
-    """What is predicted at each response that the model has with these arguments."""
+def of_responses(parts, points, rng_key, levels, every: bool = False) -> dict:
+    """
+    What is predicted at each response that the model has with these arguments.
+
+    :param every: whether at those too that do not depend on f, but on other latents.
+    """
     for_moments, for_quantiles = points
 
     def run(point, values=None):
@@ -157,7 +161,9 @@ def of_responses(parts, points, rng_key, levels) -> dict:
         found = run({**middle, "f": {**middle["f"], **f}})
         return {name: _made_of(site) for name, site in found.items()}
 
-    on_f = sites_on_f(made_of, {name: q.mean for name, q in parts.posteriors.items()})
+    on_f = set(known)
+    if not every:
+        on_f = sites_on_f(made_of, {name: q.mean for name, q in parts.posteriors.items()})
     _check_apart(run, middle, {name: known[name] for name in known if name in on_f})
     out = {}
     for name, site in known.items():

@@ -107,6 +107,25 @@ def test_predictions_of_an_intercept_have_one_row():
     assert "twice" in repr(found)
 
 
+def test_responses_that_do_not_depend_on_f_are_predicted_too():
+    """Of which the probability is that of draws of a latent, to .02 in 256 even ones."""
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+        f = site(X)
+        observe(f, y)
+        with numpyro.plate("more", X.shape[0]):
+            above = None if y is None else y > 0.5
+            probs = jax.nn.sigmoid(level) * jnp.ones(X.shape[0])
+            numpyro.sample("above", dist.Bernoulli(probs), obs=above)
+
+    posterior = run(model, (X, np.sin(X[:, 0])), sgp.SVGP(4), max_nodes=9)
+    found = posterior.predict(X_NEW, num_draws=256, quantiles=())
+    assert {*found} == {"f", "y", "above"}
+    share = np.mean(1.0 / (1.0 + np.exp(-posterior.hyperparameters["level"])))
+    np.testing.assert_allclose(found["above"].mean, share, atol=0.02)
+
+
 def test_what_combines_rows_is_drawn_alone():
     """A mean over rows between inducing points; and at them, where nothing is left open."""
 
