@@ -62,6 +62,21 @@ def moments(guide, params=PARAMS):
     return np.asarray(q.mean), np.sqrt(q.variance)
 
 
+def test_a_latent_of_each_training_row_is_named_at_other_rows():
+    def noisy(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            z = numpyro.sample("z", dist.Normal(f, 0.5))
+            numpyro.sample("y", dist.Normal(z, 0.1), obs=y)
+
+    X = jnp.linspace(0.0, 3.0, 8)[:, None]
+    fitted = sgp.fit(noisy, sgp.SVGP(3), (X, X[:, 0]), steps=1, progress_bar=False)
+    with pytest.raises(ValueError, match=r"'z' has the shape \(3,\).* of shape \(8,\)"):
+        fitted.predict(X[:3])
+    with pytest.raises(ValueError, match=r"'z' has the shape \(3,\)"):
+        sgp.log_predictive_density(fitted.guide, fitted.params, X[:3], X[:3, 0])
+
+
 def test_a_gaussian_response_is_its_closed_form():
     guide = guide_of(lambda f: dist.Normal(f, 0.6))
     mean, sd = moments(guide)

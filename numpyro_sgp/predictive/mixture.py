@@ -9,6 +9,7 @@ from numpyro import handlers
 
 from numpyro_sgp._checks import check_whole
 from numpyro_sgp._programs import mapped
+from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import feeding
 
@@ -91,10 +92,16 @@ class MixtureParts:
             for those that have none here. They are not drawn: a black box cannot be.
         """
 
+        shapes = {}  # of latents whose values are of other rows, or groups
+
         def at_site(msg):
             name = msg["name"]
             if msg["type"] != "sample":
                 return None
+            if name in others and not broadcasts_to(
+                jnp.shape(others[name]), msg["fn"].shape()
+            ):
+                shapes[name] = jnp.shape(others[name]), msg["fn"].shape()
             if name in self.posteriors:
                 return jnp.reshape(f[name], msg["fn"].shape())
             if name in self.responses and msg["value"] is None:
@@ -102,7 +109,21 @@ class MixtureParts:
             return others.get(name)
 
         model = handlers.substitute(self.guide.model, substitute_fn=at_site)
-        return messages.trace_of(model, self.args, self.kwargs, rng_key, data=self.params)
+        try:
+            return messages.trace_of(
+                model, self.args, self.kwargs, rng_key, data=self.params
+            )
+        except (TypeError, ValueError) as error:
+            for name, (held, shape) in shapes.items():
+                raise ValueError(
+                    f"Latent site '{name}' has the shape {shape} with these arguments, but "
+                    f"the guide has values of shape {held}, those of the rows that it was "
+                    "trained on: they say nothing of other rows. Make it a part of the "
+                    "likelihood, which is integrated for new rows (a Normal latent: "
+                    "dist.Normal(f, sqrt(s**2 + noise**2))), or predict f alone, by "
+                    "posterior."
+                ) from error
+            raise
 
 
 def _alone(posteriors) -> dict:
