@@ -251,6 +251,28 @@ def test_what_is_no_number_is_refused_with_what_to_write(fitted, X, told):
         guide.posterior(params, X)
 
 
+def test_strings_are_refused_by_all_predictions_and_may_be_encoded(fitted):
+    guide, params = fitted
+    names = np.full((N, 1), "u")
+    for predict in (
+        lambda X: sgp.predict(guide, params, X),
+        lambda X: sgp.log_predictive_density(guide, params, X, y),
+        sgp.Predictor(guide, params),
+    ):
+        with pytest.raises(TypeError, match="X of GaussianProcess has the dtype <U1"):
+            predict(names)
+
+    def encoding(names, y=None):
+        without_index(jnp.asarray((names == "v").astype(float)), y)
+
+    guide = sgp.AutoSparseGP(encoding, sgp.SVGP(1))
+    names = np.array([["u"], ["v"]] * (N // 2))
+    svi = SVI(encoding, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    params = svi.get_params(svi.init(KEY, names, y))
+    expected = guide.posterior(params, names)["f"].mean
+    assert_allclose(sgp.Predictor(guide, params)(names)["f"].mean, expected, atol=1e-9)
+
+
 def test_observations_that_are_no_numbers_are_refused():
     with pytest.raises(TypeError, match="value of observed site 'y' has the dtype <U1"):
         svi_of(without_index).guide.setup(X, np.full(N, "u"))

@@ -243,6 +243,15 @@ def is_frame(value) -> bool:
     return _is_pandas(value) and hasattr(value, "columns")
 
 
+def has_no_numbers(value) -> bool:
+    """
+    Whether it is a frame of pandas, or an array of strings and the like: what no compiled
+    program takes, but a model may encode by itself.
+    """
+    is_numpy = isinstance(value, np.ndarray)
+    return is_frame(value) or (is_numpy and value.dtype.kind not in _NUMBERS)
+
+
 def _is_pandas(value) -> bool:
     """Whether it is a frame or a series of pandas, which is not imported for it."""
     return type(value).__module__.split(".")[0] == "pandas"

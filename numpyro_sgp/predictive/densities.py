@@ -21,7 +21,7 @@ from numpyro_sgp._programs import (
     split_static,
 )
 from numpyro_sgp._threads import alone
-from numpyro_sgp.distributions.arguments import as_arrays, is_frame
+from numpyro_sgp.distributions.arguments import as_arrays, has_no_numbers
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.expectation import check_expectation
 from numpyro_sgp.predictive.mixture import (
@@ -111,7 +111,7 @@ def log_predictive_density(
     check_row_indices(guide.model, args, kwargs)
     told = expectation, num_draws
     leaves = jax.tree.leaves((args, kwargs))
-    if not any(is_frame(leaf) for leaf in leaves) and _has_hash(expectation):
+    if not any(has_no_numbers(leaf) for leaf in leaves) and _has_hash(expectation):
         with suppress(*NEEDS_KNOWN_DATA, NoHash):  # a model that counts groups, say
             arrays, static = split_static((args, kwargs))
             run = program(guide, _by_row)

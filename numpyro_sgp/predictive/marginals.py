@@ -15,7 +15,7 @@ from numpyro_sgp._programs import (
 )
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions import Kept, SparsePosterior, keep
-from numpyro_sgp.distributions.arguments import as_arrays, is_frame
+from numpyro_sgp.distributions.arguments import as_arrays, has_no_numbers
 from numpyro_sgp.predictive.row_batches import by_batches, rows_of
 from numpyro_sgp.tracing.messages import known_inside_jit
 
@@ -113,7 +113,7 @@ class Predictor:
             # Inside of jit, grad or vmap: a part of their program.
             found, _ = self.guide.posterior_at(self.params, args, kwargs, kept=self.kept)
             return {name: Marginals(q.mean, q.variance) for name, q in found.items()}
-        if any(map(is_frame, leaves)):
+        if any(map(has_no_numbers, leaves)):
             return self._one_by_one(args, kwargs)
         with known_inside_jit():
             return self._in_batches(given)

@@ -17,7 +17,7 @@ from numpyro_sgp._programs import (
     split_static,
 )
 from numpyro_sgp._threads import alone
-from numpyro_sgp.distributions.arguments import as_arrays, is_frame
+from numpyro_sgp.distributions.arguments import as_arrays, has_no_numbers
 from numpyro_sgp.predictive.marginals import kept_of
 from numpyro_sgp.predictive.responses import predict_rows
 from numpyro_sgp.predictive.row_batches import by_batches, rows_of
@@ -206,12 +206,16 @@ def predict(
     args, kwargs = as_arrays(guide.model, args, kwargs)
     options = levels, num_draws
     found = None
-    if not any(is_frame(leaf) for leaf in jax.tree.leaves((args, kwargs))):
+    if not any(has_no_numbers(leaf) for leaf in jax.tree.leaves((args, kwargs))):
         found = _in_batches(
             guide, params, rng_key, (args, kwargs), options, batch_size, kept
         )
     if found is None:
-        found = _all_at_once(guide, params, rng_key, (args, kwargs), options)
+        try:
+            found = _all_at_once(guide, params, rng_key, (args, kwargs), options)
+        except NEEDS_KNOWN_DATA:
+            guide.posterior(params, *args, **kwargs)  # which says why, if X is strings
+            raise
     if not all(np.isfinite(p.mean).all() for p in found.values() if p.mean is not None):
         guide.posterior(params, *args, **kwargs)  # which says why, if it is f
     return Predictions(found)
