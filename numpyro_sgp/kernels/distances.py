@@ -119,7 +119,7 @@ def _squared_distances_jvp(same, primals, tangents):
         norms = _of_pairs(*sides)
         return jnp.any((norms > _FAR) & (r2 < _NEARER * norms))
 
-    far = sum(map(jnp.max, sides)) > _FAR
+    far = sum(jnp.max(side, initial=0.0) for side in sides) > _FAR
     near = jax.lax.cond(far, any_near, lambda: jnp.array(False))
     by_scale = jax.lax.cond(near, of_differences, of_products, tangents[2])
     return r2, by_points + by_scale

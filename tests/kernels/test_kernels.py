@@ -210,6 +210,13 @@ def test_slopes_by_lengthscales_keep_their_digits_between_near_points(lengths, s
     assert_allclose(found, expected, rtol=1e-4)
 
 
+def test_no_points_have_no_slopes_by_lengthscales():
+    def total(length):
+        return jnp.sum(squared_distances(jnp.zeros((0, 2)), jnp.ones((3, 2)), length))
+
+    assert_array_equal(jax.grad(total)(jnp.ones(2)), np.zeros(2))
+
+
 # With unit variance: function of the scaled distance, and the slope over the distance.
 PROFILES = {
     RBF: (lambda r: math.exp(-(r**2) / 2), lambda r: -math.exp(-(r**2) / 2)),
