@@ -14,7 +14,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 from numpyro.distributions import Distribution
+
+from numpyro_sgp._equality import computed_once
 
 _PROGRAMS = weakref.WeakKeyDictionary()
 _COMPILED: OrderedDict = OrderedDict()  # by what they are compiled from
@@ -50,16 +53,10 @@ def program(owner, fn):
 # Compiles in half of the time on a CPU what then runs as fast.
 _PLAIN = "xla_cpu_use_fusion_emitters", False
 # Programs that run once, or a few times for a moment, are compiled in a quarter of that.
-# What is computed twice may then be rounded in two ways, as a sum with a product or by one
-# instruction for both: not for programs that ask whether two results are equal.
 _QUICK: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
 }
-_EQUAL = re.compile(r"stablehlo\.compare +(?:EQ|NE), (%\S+), (%\S+), +FLOAT")
-_MADE = re.compile(r"^ *(%\w+)(?::\d+)? = \"?(?:stablehlo\.)?(\w+)\"? ?(%\w+)?")
-_CARRIED = {"broadcast_in_dim", "convert", "reshape"}
-
 
 # Calls of LAPACK for a batch of matrices wait in a thread of a pool for tasks that the same
 # pool has: side by side, as many of them as it has threads wait for ever (jaxlib 0.10).
@@ -77,25 +74,6 @@ def _options(briefly: bool, batches: bool) -> dict[str, Any] | None:
         return None
     found = _if_known(_PLAIN) | (_if_known(_IN_TURN) if batches else {})
     return (found | (_QUICK if briefly else {})) or None
-
-
-def _asks_for_equality(text: str) -> bool:
-    """
-    Whether a program compares floats that it has computed for equality, as derivatives of
-    ``maximum``, ``clip`` and ``max`` do with their result. Constants do not count, nor what
-    is compared with itself, to find NaN.
-    """
-    fixed: set[str] = set()
-    for line in text.splitlines() if _EQUAL.search(text) else ():
-        if equal := _EQUAL.search(line):
-            a, b = equal.groups()
-            if a != b and not {a, b} & fixed:
-                return True
-        if made := _MADE.match(line):  # a name may be used again in another region
-            name, operation, operand = made.groups()
-            same = operation in _CARRIED and operand in fixed
-            (fixed.add if operation == "constant" or same else fixed.discard)(name)
-    return False
 
 
 @functools.cache
@@ -152,10 +130,14 @@ class shared:  # noqa: N801, as jax.jit
             found, out = jax.tree.flatten(self._fn(*jax.tree.unflatten(structure, leaves)))
             return found
 
-        lowered = jax.jit(run, keep_unused=True).lower(*leaves)
+        traced = jax.jit(run, keep_unused=True).trace(*leaves)
+        if jax.default_backend() == "cpu":
+            same = computed_once(traced.jaxpr)
+            if same is not traced.jaxpr:
+                traced = jax.jit(jaxpr_as_fun(same), keep_unused=True).trace(*leaves)
+        lowered = traced.lower()
         text = lowered.as_text()
-        briefly = self._briefly and not _asks_for_equality(text)
-        options = _options(briefly, bool(_BATCH.search(text)))
+        options = _options(self._briefly, bool(_BATCH.search(text)))
         main = text[text.index("@main(") :].split("->")[0]
         # What is not in the text cannot be told apart by it.
         if "callback" in text or "__elided__" in text or main.count("%arg") != len(leaves):
