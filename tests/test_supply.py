@@ -161,6 +161,6 @@ def test_a_wheel_goes_into_an_empty_environment(tmp_path):
     python = place / "bin" / "python"
     install = [python, "-m", "pip", "install", "--quiet", wheel(tmp_path)]
     subprocess.run(install, check=True, cwd=tmp_path)
-    run = [python, "-c", FIT.format(root=str(ROOT))]
+    run = [python, "-I", "-c", FIT.format(root=str(ROOT))]
     done = subprocess.run(run, check=True, cwd=tmp_path, capture_output=True, text=True)
     assert int(done.stdout) > 100

@@ -45,7 +45,7 @@ def unconstrained(svi: SVI, params: dict) -> dict:
 
 
 #: Work of all rows (:meth:`Problem.work`) below which programs are compiled briefly.
-_SMALL = 2e6
+_SMALL = 3e5
 
 
 class Problem:
