@@ -99,21 +99,12 @@ def _squared_distances_jvp(same, primals, tangents):
     if inverse.shape[-1] == 1:
         return r2, by_points + 2.0 * r2 * (tangents[2] / inverse)
 
-    # Linear in the change: the rest is computed again, or the one that is not taken would
-    # be filled with zeros.
-    @jax.checkpoint
-    def of_products(change):
-        scaled = partial(_by_products, X1, X2)
-        return jax.jvp(scaled, (inverse,), (change,))[1][0]
-
-    @jax.checkpoint
-    def of_differences(change):
-        return _by_lengthscales(X1, X2, 2.0 * inverse * change)
-
+    left, right = _centre(X1, X2)
+    change = 2.0 * inverse * tangents[2]
     if X1.shape[-1] > _COLUMNS:
-        return r2, by_points + of_products(tangents[2])
+        return r2, by_points + _slopes_of_products(left, right, change)
     # First by the points alone: of all pairs it takes as long as the derivative.
-    sides = tuple(map(_norms, _centred(*primals)))
+    sides = _norms(left * inverse), _norms(right * inverse)
 
     def any_near():
         norms = _of_pairs(*sides)
@@ -121,7 +112,14 @@ def _squared_distances_jvp(same, primals, tangents):
 
     far = sum(jnp.max(side, initial=0.0) for side in sides) > _FAR
     near = jax.lax.cond(far, any_near, lambda: jnp.array(False))
-    by_scale = jax.lax.cond(near, of_differences, of_products, tangents[2])
+    # Linear in the change: the rest is computed again, or the one that is not taken would
+    # be filled with zeros.
+    by_scale = jax.lax.cond(
+        near,
+        jax.checkpoint(partial(_slopes_of_differences, X1, X2)),
+        jax.checkpoint(partial(_slopes_of_products, left, right)),
+        change,
+    )
     return r2, by_points + by_scale
 
 
@@ -151,7 +149,7 @@ def _by_differences(X1, X2, inverse):
     return jax.lax.fori_loop(0, D // _COLUMNS - (first == _COLUMNS), step, r2)
 
 
-def _by_lengthscales(X1, X2, change):
+def _slopes_of_differences(X1, X2, change):
     """
     Squared differences of each column times the change of its inverse squared lengthscale,
     summed. Of matrix products it would be wrong by the rounding of squared norms, which is
@@ -171,6 +169,13 @@ def _by_lengthscales(X1, X2, change):
     return jax.lax.optimization_barrier(total)
 
 
+def _slopes_of_products(X1, X2, change):
+    """The same of centred points by a matrix product."""
+    scaled = X1 * change
+    norms = _of_pairs(jnp.sum(X1 * scaled, axis=-1), jnp.sum(X2**2 * change, axis=-1))
+    return norms - 2.0 * inner_products(scaled, X2)
+
+
 def _by_products(X1, X2, inverse):
     """Squared distances, and the sums of the squared norms that they are made of."""
     X1, X2 = _centred(X1, X2, inverse)
@@ -188,6 +193,12 @@ def _of_pairs(left, right):
 
 def _centred(X1, X2, inverse):
     """Both about one centre, in lengthscales."""
+    X1, X2 = _centre(X1, X2)
+    return X1 * inverse, X2 * inverse
+
+
+def _centre(X1, X2):
+    """Both about one centre."""
     # Of the fewer points: those of one device, where rows are split over several.
     few, other = sorted((X1, X2), key=lambda X: X.shape[-2])
     if few.ndim > other.ndim:  # one centre for all of a batch, or ``other`` were copied
@@ -200,7 +211,7 @@ def _centred(X1, X2, inverse):
         some = jax.lax.optimization_barrier(jax.lax.stop_gradient(some))
         centre = jax.lax.stop_gradient(jnp.median(some, axis=-2, keepdims=True))
         X1, X2 = X1 - centre, X2 - centre
-    return X1 * inverse, X2 * inverse
+    return X1, X2
 
 
 @jax.custom_jvp
