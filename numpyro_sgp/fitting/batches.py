@@ -1,6 +1,7 @@
 """Training where the loss is random or the data are many: natural steps beside Adam."""
 
 import time
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,20 @@ def train_batches(stepper: Stepper, free: dict, key, limits: Limits, show) -> Tr
     losses = run.losses
     first = float(losses[0]) if losses.size else np.nan
     return Trained(free, first, losses, bound, se, stopped)
+
+
+def train_best(stepper: Stepper, starts: list[dict], key, limits: Limits, show) -> Trained:
+    """
+    :func:`train_batches` from each of some starts, of the first alone if the number of
+    steps is limited, and the best of what is found.
+    """
+    best = last = train_batches(stepper, starts[0], key, limits, show)
+    for free in starts[1:]:
+        if last.stopped == INTERRUPTED or limits.steps is not None or limits.reached(0):
+            break
+        last = train_batches(stepper, free, key, limits, show)
+        best = max(best, last, key=lambda found: np.nan_to_num(found.bound, nan=-np.inf))
+    return replace(best, stopped=INTERRUPTED) if last.stopped == INTERRUPTED else best
 
 
 class _Run:

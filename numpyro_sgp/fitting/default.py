@@ -18,7 +18,7 @@ from numpyro_sgp._checks import check_key, check_model, check_positive
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA, on_data, split
 from numpyro_sgp._threads import alone
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
-from numpyro_sgp.fitting.batches import train_batches
+from numpyro_sgp.fitting.batches import train_best
 from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.grow import grow, most_points, with_points
 from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, constrained, unconstrained
@@ -124,6 +124,8 @@ def fit(
         :class:`~numpyro_sgp.AutoJointGP`; the result is then a
         :class:`~numpyro_sgp.JointFit`.
     :param restarts: number of starts that are drawn at random, the first one excepted.
+        Where training is cheap and has no number of ``steps``, the best three after the
+        race are trained to the end.
     :param tolerance: nats that may be left.
     :param pad: whether to fill the data up to a power of two by rows that do not count, so
         that nothing is compiled anew for most of the rounds where data grow. Not for
@@ -306,12 +308,16 @@ def _train(
             bar.update(len(early) + count - bar.n)
             bar.set_postfix_str(f"ELBO: {-loss:.6g}", refresh=False)
 
+        rest = for_training, limits, show
         if not whole:
-            found = train_batches(stepper, starts[0], for_training, limits, show)
+            number = few if restarts > 1 and size is None else 1
+            found = train_best(stepper, starts[:number], *rest)
         else:
             number = min(few, len(starts))
-            given = problem, [*starts, problem.free], for_training, limits, show
-            found = train_whole(*given, seed=0, descent=descent, number=number)
+            starts = [*starts, problem.free]
+            found = train_whole(
+                problem, starts, *rest, seed=0, descent=descent, number=number
+            )
     make = guide.fitted if hasattr(guide, "fitted") else functools.partial(Fitted, guide)
     return make(
         constrained(svi, found.free),

@@ -313,6 +313,33 @@ def test_a_likelihood_that_is_the_same_for_f_and_minus_f_is_left_on_no_saddle():
     assert_allclose(fit(model, both, (X, squares)).bound - one.bound, 0.693, atol=0.02)
 
 
+def test_of_restarts_the_best_ends_are_kept_of_random_bounds(monkeypatch):
+    # Of a product of functions, whose bound is random, there are many optima.
+    X = np.linspace(-2.0, 2.0, 40)[:, None]
+    y = np.cos(X[:, 0]) * np.sin(2.0 * X[:, 0]) + 0.1 * np.sin(37.0 * X[:, 0])
+
+    def model(X, y=None):
+        kernel = sgp.kernels.RBF(1.0, 0.8)
+        f, g = (numpyro.sample(name, sgp.GaussianProcess(kernel, X)) for name in "fg")
+        h = numpyro.sample("h", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f * g * h, 0.1), obs=y)
+
+    ends, train = [], batches.train_batches
+
+    def seen(*args):
+        ends.append(train(*args))
+        return ends[-1]
+
+    monkeypatch.setattr(batches, "train_batches", seen)
+    monkeypatch.setattr(batches, "_MOST", 200)  # steps, before rates fall
+    found = fit(model, sgp.SVGP(6), (X, y), restarts=4)
+    bounds = [end.bound for end in ends]
+    assert len(ends) == 3 and found.bound == max(bounds) > min(bounds)
+    fit(model, sgp.SVGP(6), (X, y), steps=20, restarts=4)
+    assert len(ends) == 4
+
+
 def test_other_optima_are_looked_for_and_told():
     X = np.linspace(0.0, 6.0, 40)[:, None]
     f_true = 2.0 * np.sin(2.5 * X[:, 0])
