@@ -81,6 +81,9 @@ def _of_nodes(nodes):
     told += f", {nodes.border:.1%} of the mass at their border" if nodes.border else ""
     told += f" ({nodes.stopped})" if nodes.stopped else ""
     mend = "more nodes: a larger max_nodes, or more seconds" if nodes.too_few else ""
+    single = not jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    if mend and single:  # of many rows a value is rounded by more than nodes differ
+        mend += "; or numpyro.enable_x64() at the beginning of the program"
     lost = float(-np.log1p(-min(nodes.border, 0.999)))
     if nodes.too_few and not nodes.border:  # draws without weight: what they miss is open
         lost = np.nan

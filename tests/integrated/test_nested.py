@@ -11,6 +11,7 @@ import pytest
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics.arviz import as_tree
+from numpyro_sgp.integrated.check import _of_nodes
 from numpyro_sgp.integrated.search import _student_draws
 
 RNG = np.random.default_rng(0)
@@ -268,7 +269,10 @@ def test_the_verdict(posterior):
     verdict = few.check()
     assert verdict.causes["inducing points"].nats > 1.0
     assert "more inducing points" in verdict.causes["inducing points"].mend
-    assert "more nodes" in verdict.causes["other parameters"].mend
+    mend = verdict.causes["other parameters"].mend
+    assert "more nodes" in mend and "enable_x64" not in mend  # there already
+    with jax.enable_x64(False):
+        assert "enable_x64" in _of_nodes(few.nodes).mend
     assert verdict.causes["point estimates"].nats == 0.0
 
 
