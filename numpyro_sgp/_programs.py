@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 from numpyro.distributions import Distribution
 
-from numpyro_sgp._equality import computed_once
+from numpyro_sgp._equality import computed_once, computing_once
 
 _PROGRAMS = weakref.WeakKeyDictionary()
 _COMPILED: OrderedDict = OrderedDict()  # by what they are compiled from
@@ -43,7 +43,8 @@ def program(owner, fn):
         itself = weakref.ref(owner)  # or the program would keep its own key alive
 
         def call(*arrays, static):
-            return fn(itself(), *arrays, static=static)
+            run = functools.partial(fn, itself(), static=static)
+            return computing_once(run, *arrays) if _on_cpu() else run(*arrays)
 
         options = _options(briefly=False, batches=True)
         programs[fn] = jax.jit(call, static_argnames="static", compiler_options=options)
@@ -70,10 +71,14 @@ def _options(briefly: bool, batches: bool) -> dict[str, Any] | None:
 
     :param batches: whether LAPACK may be called for batches of matrices.
     """
-    if jax.default_backend() != "cpu":
+    if not _on_cpu():
         return None
     found = _if_known(_PLAIN) | (_if_known(_IN_TURN) if batches else {})
     return (found | (_QUICK if briefly else {})) or None
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
 
 
 @functools.cache
@@ -131,7 +136,7 @@ class shared:  # noqa: N801, as jax.jit
             return found
 
         traced = jax.jit(run, keep_unused=True).trace(*leaves)
-        if jax.default_backend() == "cpu":
+        if _on_cpu():
             same = computed_once(traced.jaxpr)
             if same is not traced.jaxpr:
                 traced = jax.jit(jaxpr_as_fun(same), keep_unused=True).trace(*leaves)
