@@ -70,6 +70,26 @@ def test_a_gaussian_likelihood_is_its_closed_form(single):
     assert_allclose(got["y"], expected, rtol=1e-6)
 
 
+def test_fewer_rows_than_a_table_of_groups_has():
+    """A GP site over ten groups, and three rows of observations."""
+
+    def model(X, group, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        times = jnp.arange(10.0)[:, None]
+        h = numpyro.sample("h", sgp.GaussianProcess(sgp.kernels.RBF(), times))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + h[group], 2.0), obs=y)
+
+    inputs, group = np.linspace(0.0, 3.0, 20)[:, None], np.arange(20) % 10
+    y = np.sin(inputs[:, 0])
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    guide.setup(inputs, group, y)
+    params = guide.known().starts
+    known = sgp.log_predictive_density(guide, params, inputs, group, y)["y"]
+    got = sgp.log_predictive_density(guide, params, inputs[:3], group[:3], y[:3])["y"]
+    assert_allclose(got, known[:3], rtol=1e-10)
+
+
 def test_rules_that_draw_depend_on_the_key(single):
     guide, params, q = single
     expected = norm(q.mean, np.sqrt(q.variance + NOISE**2)).logpdf(Y_NEW)

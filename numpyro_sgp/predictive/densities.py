@@ -172,8 +172,8 @@ def batch_log_density(
 
     means = {name: q.mean for name, q in parts.posteriors.items()}
     on_f = sites_on_f(of_sites, means)
-    num_rows = parts.num_rows
-    observed = _observed(parts.run(means, parts.others), num_rows, on_f)
+    counts = sorted({parts.posteriors[k].event_shape[0] for k in parts.last}, reverse=True)
+    observed = _observed(parts.run(means, parts.others), counts, on_f)
     if not parts.drawn:
         run = partial(parts.run, others=parts.others)
         rules, limit = _RULES, _MAX_NODE_NUMBERS
@@ -211,14 +211,14 @@ def _density(run, posteriors, on_f, expectation, rng_key, rules, limit) -> dict:
     functions = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
     if expectation is None:
         expectation = rules[min(functions, len(rules)) - 1]
-    num_rows = max(shape[-1] for shape in shapes.values())
+    counts = sorted({shape[-1] for shape in shapes.values()}, reverse=True)
 
     def at(node, component):
         f = {name: q.place(node[name], component[name]) for name, q in posteriors.items()}
-        return _observed_rows(run(f), num_rows, on_f)
+        return _observed_rows(run(f), counts, on_f)
 
     nodes, weights = expectation.nodes(rng_key, shapes, dtype)
-    chunk = int(np.clip(limit / (num_rows * functions), 1, len(weights)))
+    chunk = int(np.clip(limit / (counts[0] * functions), 1, len(weights)))
     total = []
     for component, log_weight in components(posteriors):
         values = mapped(partial(at, component=component), nodes, chunk)
@@ -246,26 +246,30 @@ def _by_site(trace) -> dict:
     }
 
 
-def _observed(trace, num_rows, on_f) -> dict:
+def _observed(trace, counts, on_f) -> dict:
     """Whether each row of an observed site has an observation that is not masked."""
     # It says what is wrong with shapes.
-    names = _observed_rows(trace, num_rows, on_f)
-    counts = {name: by_row(messages.counted(trace[name]), num_rows) for name in names}
-    return {name: count > 0 for name, count in counts.items() if count is not None}
+    names = _observed_rows(trace, counts, on_f)
+    counted = {name: _rows_of(messages.counted(trace[name]), counts) for name in names}
+    return {name: count > 0 for name, count in counted.items() if count is not None}
 
 
-def _observed_rows(trace, num_rows, on_f) -> dict:
-    """Log likelihood of each observed site that depends on f, by row."""
+def _observed_rows(trace, counts, on_f) -> dict:
+    """
+    Log likelihood of each observed site that depends on f, by row.
+
+    :param counts: numbers of rows of GP sites, the largest first.
+    """
     values = {}
     for name, site in trace.items():
         if name not in on_f:
             continue
-        values[name] = by_row(messages.log_prob(site, scaled=False), num_rows)
+        values[name] = _rows_of(messages.log_prob(site, scaled=False), counts)
         if values[name] is None:
             raise ValueError(
                 f"Observed site '{name}' has log likelihoods of shape "
-                f"{jnp.shape(messages.log_prob(site))}, not one for each of the {num_rows} "
-                "rows."
+                f"{jnp.shape(messages.log_prob(site))}, not one for each of the "
+                f"{' or '.join(map(str, counts))} rows."
             )
     if not values:
         raise ValueError(
@@ -273,3 +277,9 @@ def _observed_rows(trace, num_rows, on_f) -> dict:
             "log_predictive_density(guide, params, X_new, y_new)."
         )
     return values
+
+
+def _rows_of(log_prob, counts) -> Array | None:
+    """:func:`by_row` for the largest number of rows that it has an axis of."""
+    found = (by_row(log_prob, number) for number in counts)
+    return next((rows for rows in found if rows is not None), None)

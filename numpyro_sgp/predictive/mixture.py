@@ -60,11 +60,6 @@ class MixtureParts:
         #: Draws done at a time.
         self.chunk = int(np.clip(_MAX_NUMBERS / numbers, 1, len(self.keys)))
 
-    @property
-    def num_rows(self) -> int:
-        """Of the data; inner layers may have other rows, such as patches."""
-        return max(self.posteriors[name].event_shape[0] for name in self.last)
-
     def at(self, keys):
         """
         One draw.
