@@ -1,5 +1,7 @@
 """Log predictive densities of a guide against closed forms and quadrature by hand."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from scipy.special import logsumexp
-from scipy.stats import norm
+from scipy.stats import gamma, laplace, norm, poisson, t
 
 import numpyro_sgp as sgp
 from tests.helpers import rbf
@@ -68,6 +70,130 @@ def test_a_gaussian_likelihood_is_its_closed_form(single):
     expected = norm(q.mean, np.sqrt(q.variance + NOISE**2)).logpdf(Y_NEW)
     # A hundred nodes for a likelihood as wide as q.
     assert_allclose(got["y"], expected, rtol=1e-6)
+
+
+def by_grid(log_prob, q, row):
+    """Of one row, by the trapezoidal rule on a fine grid."""
+    grid = np.linspace(-9.0, 9.0, 400_001)
+    f = float(q.mean[row]) + float(np.sqrt(q.variance[row])) * grid
+    return logsumexp(log_prob(f) + norm.logpdf(grid)) + np.log(grid[1] - grid[0])
+
+
+NARROW = {
+    "normal": (lambda f: dist.Normal(f, 0.02), Y_NEW, lambda y, f: norm(f, 0.02).logpdf(y)),
+    "next to none": (
+        lambda f: dist.Normal(f, 1e-3),
+        Y_NEW,
+        lambda y, f: norm(f, 1e-3).logpdf(y),
+    ),
+    "large counts": (
+        lambda f: dist.Poisson(jnp.exp(f + 9.0)),
+        np.array([9000, 2000, 20_000, 100_000]),
+        lambda y, f: poisson(np.exp(f + 9.0)).logpmf(y),
+    ),
+    "heavy tails": (
+        lambda f: dist.StudentT(4.0, f, 0.02),
+        Y_NEW,
+        lambda y, f: t(4.0, f, 0.02).logpdf(y),
+    ),
+    "kinks": (
+        lambda f: dist.Laplace(f, 0.02),
+        Y_NEW,
+        lambda y, f: laplace(f, 0.02).logpdf(y),
+    ),
+    "two modes": (
+        lambda f: dist.Normal(f**2, 0.5),
+        np.abs(Y_NEW) + 0.5,
+        lambda y, f: norm(f**2, 0.5).logpdf(y),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NARROW)
+def test_a_likelihood_may_be_narrower_than_nodes_are_apart(kind):
+    """Nodes of 100 for N(0, 1) are 0.3 apart."""
+    likelihood, y, log_prob = NARROW[kind]
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", 4):
+            numpyro.sample("y", likelihood(f), obs=y)
+
+    guide, params = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z)), params_of()
+    guide.setup(X, jnp.asarray(y))
+    q = guide.posterior(params, X_NEW)["f"]
+    expected = [by_grid(partial(log_prob, y[i]), q, i) for i in range(4)]
+    got = sgp.log_predictive_density(guide, params, X_NEW, jnp.asarray(y))["y"]
+    exact = kind in ("normal", "next to none")
+    assert_allclose(got, expected, atol=1e-6 if exact else 0.02)
+
+
+def of_the_sum(f):
+    return dist.Normal(f[0] + f[1], 0.01)
+
+
+def of_each(f):
+    return dist.Normal(f.T, 0.05).to_event(1)
+
+
+@pytest.mark.parametrize(("likelihood", "number"), [(of_the_sum, 2), (of_each, 5)])
+def test_several_functions_have_their_closed_form(likelihood, number):
+    """On a grid for two functions, and by draws for five, which find little of them."""
+
+    def model(X, y=None):
+        process = sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([number])
+        f = numpyro.sample("f", process)
+        with numpyro.plate("data", 4):
+            numpyro.sample("y", likelihood(f), obs=y)
+
+    y = np.stack([Y_NEW] * 5, axis=1) if likelihood is of_each else Y_NEW
+    guide, params = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z)), params_of(number)
+    guide.setup(X, jnp.asarray(y))
+    q = guide.posterior(params, X_NEW)["f"]
+    if likelihood is of_each:
+        sd = np.sqrt(np.asarray(q.variance).T + 0.05**2)
+        expected = norm(np.asarray(q.mean).T, sd).logpdf(y).sum(axis=1)
+    else:
+        sd = np.sqrt(np.asarray(q.variance).sum(axis=0) + 0.01**2)
+        expected = norm(np.asarray(q.mean).sum(axis=0), sd).logpdf(y)
+    got = sgp.log_predictive_density(guide, params, X_NEW, jnp.asarray(y))["y"]
+    assert_allclose(got, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("noise", [NOISE, 3.0])
+def test_rows_of_f_may_be_in_another_order_than_observations(noise):
+    """Each value of f has an observation, but not that of its row."""
+
+    def model(X, order, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", 4):
+            numpyro.sample("y", dist.Normal(f[order], noise), obs=y)
+
+    order = jnp.array([2, 0, 3, 1])
+    guide, params = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z)), params_of()
+    guide.setup(X, order, Y)
+    q = guide.posterior(params, X_NEW, order)["f"]
+    expected = norm(q.mean[order], np.sqrt(q.variance[order] + noise**2)).logpdf(Y_NEW)
+    got = sgp.log_predictive_density(guide, params, X_NEW, order, Y_NEW)["y"]
+    assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_densities_that_overflow_at_outer_nodes_are_numbers():
+    """The rate is infinite where f is 14 standard deviations away."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(2500.0), X))
+        with numpyro.plate("data", 4):
+            numpyro.sample("y", dist.Gamma(2.0, 2.0 * jnp.exp(-f)), obs=y)
+
+    guide, params, y = set_up(model, sgp.SVGP(inducing=Z)), params_of(), np.exp(Y_NEW)
+    q = guide.posterior(params, X_NEW + 9.0)["f"]
+    expected = [
+        by_grid(lambda f, y=y: gamma(2.0, scale=np.exp(f) / 2.0).logpdf(y), q, i)
+        for i, y in enumerate(y)
+    ]
+    got = sgp.log_predictive_density(guide, params, X_NEW + 9.0, y)["y"]
+    assert_allclose(got, expected, atol=0.01)
 
 
 def test_fewer_rows_than_a_table_of_groups_has():

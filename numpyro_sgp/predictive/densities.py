@@ -24,6 +24,7 @@ from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import as_arrays, has_no_numbers
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.expectation import check_expectation
+from numpyro_sgp.predictive.centres import centre_of, log_shares
 from numpyro_sgp.predictive.mixture import (
     TIED,
     MixtureParts,
@@ -35,6 +36,7 @@ from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.tracing.rows import by_row, sites_on_f
 
 _MAX_NODE_NUMBERS = 3e6  # of rows and nodes, held at one time
+_MOST_FUNCTIONS = 20  # of which second derivatives are taken
 _RULES = GaussHermite(100), GaussHermite(30), MonteCarlo(2000)
 _RULES_OF_A_DRAW = GaussHermite(100), GaussHermite(30), MonteCarlo(100)
 
@@ -59,6 +61,11 @@ def log_predictive_density(
         + \sigma_{kn} x_s),
 
     with the nodes of an expectation rule and, for a mixture, its components, in O(N M^2).
+    Nodes are both where q(f) is and, if ``expectation`` is None, about the mode of each
+    row's integrand, so that the density is right too where the likelihood is narrow beside
+    q(f) (little noise, large counts, many outputs); of several modes far apart which are as
+    narrow, it is about the highest one. That takes two derivatives of the likelihood, of up
+    to 20 latent functions at the same rows.
     What q(f) is given is drawn ``num_draws`` times, and the densities are averaged: the
     latents beside f where the base guide is a distribution of them (``AutoNormal``; they
     stay at the points of ``AutoDelta``), and GP sites that feed others (the inner layers of
@@ -209,9 +216,11 @@ def _density(run, posteriors, on_f, expectation, rng_key, rules, limit) -> dict:
     """
     shapes, dtype = shapes_and_dtype(posteriors)
     functions = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
+    counts = sorted({shape[-1] for shape in shapes.values()}, reverse=True)
+    about_modes = expectation is None and len(counts) == 1
+    about_modes &= functions <= _MOST_FUNCTIONS
     if expectation is None:
         expectation = rules[min(functions, len(rules)) - 1]
-    counts = sorted({shape[-1] for shape in shapes.values()}, reverse=True)
 
     def at(node, component):
         f = {name: q.place(node[name], component[name]) for name, q in posteriors.items()}
@@ -219,14 +228,74 @@ def _density(run, posteriors, on_f, expectation, rng_key, rules, limit) -> dict:
 
     nodes, weights = expectation.nodes(rng_key, shapes, dtype)
     chunk = int(np.clip(limit / (counts[0] * functions), 1, len(weights)))
+    log_weights = jnp.log(weights)[:, None]
+    # Exponentials of f may be infinite, and densities NaN, at the outermost nodes.
+    is_nothing = (weights < jnp.finfo(dtype).eps ** 2)[:, None]
+
+    def integrated(of, values):
+        """
+        :param of: from a node to the log density of a site.
+        :param values: what it is at all nodes.
+        """
+        parts = [jnp.where(is_nothing & jnp.isnan(values), -jnp.inf, values)]
+        if about_modes:
+            with suppress(Exception):  # of a likelihood that has no derivatives
+                parts = _with_modes(of, parts[0], nodes, chunk)
+        each = [logsumexp(part + log_weights, axis=0) for part in parts]
+        return logsumexp(jnp.stack(each), axis=0)
+
+    def of_site(node, name, component):
+        return at(node, component)[name]
+
     total = []
     for component, log_weight in components(posteriors):
         values = mapped(partial(at, component=component), nodes, chunk)
-        log_weights = (jnp.log(weights) + log_weight)[:, None]
         total.append(
-            {name: logsumexp(v + log_weights, axis=0) for name, v in values.items()}
+            {
+                name: log_weight
+                + integrated(partial(of_site, name=name, component=component), v)
+                for name, v in values.items()
+            }
         )
     return jax.tree.map(lambda *parts: logsumexp(jnp.stack(parts), axis=0), *total)
+
+
+def _with_modes(of, values, nodes, chunk) -> list[Array]:
+    """
+    Log densities at the nodes of a rule, and at these nodes moved to where the integrand of
+    each row is: the rule itself may have none there, where the likelihood is narrower than
+    nodes are apart. Each integral is divided among both (multiple importance sampling).
+
+    :param of: from standard normal values by site to log densities of the rows.
+    :param values: what it is at the nodes, ``(S, N)``.
+    :return: two of this shape, with what the nodes' weights are to be multiplied by.
+    """
+    sizes = [(name, v.shape[1:-1]) for name, v in nodes.items()]
+    ends = np.cumsum([int(np.prod(batch)) for _, batch in sizes])[:-1]
+
+    def joined(node):
+        parts = [node[name].reshape(-1, node[name].shape[-1]) for name, _ in sizes]
+        return jnp.concatenate(parts)
+
+    def by_name(x):
+        pairs = zip(sizes, jnp.split(x, ends), strict=True)
+        return {name: v.reshape(*batch, -1) for (name, batch), v in pairs}
+
+    flat = jax.vmap(joined)(nodes)  # (S, D, N), or (S, D, 1) where rows have the same
+    heights = values - 0.5 * jnp.sum(flat**2, axis=1)
+    best = jnp.argmax(jnp.where(jnp.isnan(heights), -jnp.inf, heights), axis=0)
+    rows = jnp.arange(len(best)) if flat.shape[-1] > 1 else 0
+    centre = centre_of(lambda x: of(by_name(x)), flat[best, :, rows].T)
+
+    def moved(node):
+        x, log_ratio = centre.place(joined(node))
+        found = of(by_name(x)) - log_ratio + log_shares(log_ratio)[0]
+        return jnp.where(centre.is_there, found, -jnp.inf)
+
+    def share(node):
+        return log_shares(centre.log_ratio(joined(node)))[1]
+
+    return [values + mapped(share, nodes, chunk), mapped(moved, nodes, chunk)]
 
 
 def _checked(trace, whole):
