@@ -253,6 +253,25 @@ def test_inputs_that_a_model_standardises_are_not_cut_or_filled_up():
     assert_allclose(found["f"].mean, want, atol=1e-9)
 
 
+def test_responses_that_know_the_mean_of_their_rows_are_not_cut_or_filled_up():
+    def of_shares(X, exposure, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f * exposure / exposure.mean(), 0.2), obs=y)
+
+    guide = sgp.AutoSparseGP(of_shares, sgp.SVGP(6))
+    X, exposure = X_NEW[:140], np.exp(X_NEW[:140, 0])
+    guide.setup(X, exposure, np.zeros(140))
+    params = {**guide.known().starts, "f_auto_qu_mu": jnp.arange(6.0)}
+    f = np.asarray(guide.posterior(params, X, exposure)["f"].mean)
+    # Of rows that are alike the mean is that of any, of the next ones it is not.
+    for given in (np.ones(140), exposure):
+        for batch_size in (50, 1000):
+            options = {"quantiles": (), "batch_size": batch_size}
+            found = sgp.predict(guide, params, X, given, **options)
+            assert_allclose(found["y"].mean, f * given / given.mean(), atol=1e-9)
+
+
 def test_as_many_outputs_as_rows_stay_apart():
     def outputs(X, y=None):
         with numpyro.plate("latent", 2):

@@ -265,7 +265,7 @@ def rows_of_sites(guide, args: tuple, kwargs: dict) -> int:
 def _trace(guide, static, arrays) -> dict:
     """The model's trace."""
     where = guide.model, *join_static(arrays, static)
-    return messages.trace_of(*where, at_site=messages.at_prior_mean)
+    return messages.trace_of(*where, at_site=messages.above_prior_mean)
 
 
 def data_plates(

@@ -37,7 +37,7 @@ def rows_of(guide, arrays: list, static: tuple, batch_size: int) -> RowAxes | No
 
     def run(arrays):
         where = guide.model, *join_static(arrays, static)
-        return messages.trace_of(*where, at_site=messages.at_prior_mean)
+        return messages.trace_of(*where, at_site=messages.above_prior_mean)
 
     def look(of, kind, fn):
         if (of, kind) not in kinds:

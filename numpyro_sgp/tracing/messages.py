@@ -257,6 +257,11 @@ def at_prior_mean(site):
     return site["fn"], prior_mean(site)
 
 
+def above_prior_mean(site):
+    """Likewise, one above it: of multiples of f nothing is seen at zero."""
+    return site["fn"], prior_mean(site) + 1.0
+
+
 def at_values(f):
     """For :class:`AtGPSites`: values by name, of shape ``batch_shape + (N,)``."""
     return lambda site: (site["fn"], f[site["name"]])

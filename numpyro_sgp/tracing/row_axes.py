@@ -116,8 +116,9 @@ def _resized(size):
 def has_rows_apart(run: Callable[[list], dict], axes: RowAxes, arrays, gp_sites) -> bool:
     """
     Whether GP sites have the same inputs, mean and kernel at the first rows where these
-    are alone, and observations the same density. They have others where a model computes
-    statistics of its arguments, such as their mean.
+    are alone, observations the same density, and what is not observed the same
+    distribution. They have others where a model computes statistics of its arguments, such
+    as their mean.
 
     :param run: from arrays to the model's trace.
     """
@@ -125,6 +126,7 @@ def has_rows_apart(run: Callable[[list], dict], axes: RowAxes, arrays, gp_sites)
         return True
 
     def agree(arrays):
+        arrays = list(map(_varied, arrays, axes.arguments))
         whole = _of_first_rows(run(arrays), axes, gp_sites)
         with GivenRows(_FEW, axes.count(arrays)):
             some = run(axes.take(arrays, slice(_FEW)))
@@ -132,6 +134,21 @@ def has_rows_apart(run: Callable[[list], dict], axes: RowAxes, arrays, gp_sites)
         return jnp.all(jnp.stack(list(map(_agree, whole, some))))
 
     return bool(shared(agree, briefly=True)(list(arrays)))
+
+
+def _varied(array, axis):
+    """
+    The same with other numbers behind the first rows where all rows are alike, as those of
+    an exposure of 1 are: their mean would be that of some.
+    """
+    if axis is None or not jnp.issubdtype(jax.dtypes.result_type(array), jnp.floating):
+        return array
+    rows = jnp.moveaxis(jnp.asarray(array), axis, 0)
+    are_alike = jnp.all(rows == rows[:1])
+    behind = jnp.arange(len(rows)) >= _FEW
+    other = rows + 0.01 * jnp.where(rows == 0.0, 1.0, rows)
+    changed = behind.reshape(-1, *(1,) * (rows.ndim - 1)) & are_alike
+    return jnp.moveaxis(jnp.where(changed, other, rows), 0, axis)
 
 
 def _of_first_rows(trace, axes, gp_sites: Collection[str]) -> list:
@@ -146,6 +163,8 @@ def _of_first_rows(trace, axes, gp_sites: Collection[str]) -> list:
             log_prob, axis = messages.log_prob(site, scaled=False), axes.sites[name]
             if axis < log_prob.ndim:
                 found.append(log_prob[(*(slice(None),) * axis, slice(_FEW))])
+        elif site["type"] == "sample" and name in axes.sites:
+            found += [v for v in jax.tree.leaves(site["fn"]) if _is_number(v)]
     return found
 
 
@@ -154,9 +173,11 @@ def _is_number(leaf) -> bool:
 
 
 def _agree(a, b):
-    """Whether two arrays are equal but for rounding; those of other shapes have rows."""
-    if jnp.shape(a) != jnp.shape(b):
+    """Whether two arrays are equal but for rounding, those of other rows at the first."""
+    if jnp.ndim(a) != jnp.ndim(b):
         return jnp.array(True)
+    least = tuple(map(slice, map(min, jnp.shape(a), jnp.shape(b))))
+    a, b = jnp.asarray(a)[least], jnp.asarray(b)[least]
     a, b = (jnp.asarray(v, jnp.result_type(float)) for v in (a, b))
     size = jnp.maximum(jnp.abs(a), jnp.abs(b)).max(initial=0.0)
     close = jnp.abs(a - b) <= 1e3 * jnp.finfo(a.dtype).eps * size
