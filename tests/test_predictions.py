@@ -20,6 +20,7 @@ from scipy.stats import (
     pareto,
     poisson,
     randint,
+    truncnorm,
     uniform,
     vonmises,
 )
@@ -308,6 +309,37 @@ def test_quantiles_where_the_support_depends_on_f(likelihood, known, observed):
         assert (cdf(found) >= levels).all() and (cdf(found - 1.0) < levels).all()
     else:
         assert_allclose(cdf(found), levels, atol=2e-3)
+
+
+@pytest.mark.parametrize("high", [None, 1.5])
+def test_a_truncation_may_be_far_above_f(high):
+    """Some values of f are thirty standard deviations of the response below zero."""
+    noise, top = 0.1, np.inf if high is None else high
+    guide = guide_of(lambda f: dist.TruncatedNormal(f, noise, low=0.0, high=high))
+    mean, sd = moments(guide)
+    levels = np.array([0.05, 0.5, 0.95])
+    found = sgp.predict(guide, PARAMS, X_NEW, quantiles=levels)["y"]
+    f = mean[:, None] + sd[:, None] * GRID
+    known = truncnorm(-f / noise, (top - f) / noise, f, noise)
+    got = known.cdf(np.asarray(found.quantiles)[..., None]) @ WEIGHTS
+    assert_allclose(got, np.broadcast_to(levels[:, None], got.shape), atol=2e-3)
+    if high is None:
+        expected = known.mean() @ WEIGHTS
+        square = (known.var() + known.mean() ** 2) @ WEIGHTS
+        # A hundred nodes, three to a standard deviation, for what nearly has a kink.
+        assert_allclose(found.mean, expected, rtol=5e-3)
+        assert_allclose(found.sd, np.sqrt(square - expected**2), rtol=5e-3)
+
+
+def test_quantiles_are_not_numbers_where_the_cdf_is_none():
+    nan = jnp.array([1.0, jnp.nan])
+    found = responses._solved(
+        lambda y: norm.cdf(0.0) + 0.0 * y + jnp.minimum(y, 0.4) * nan,
+        jnp.array([0.6]),
+        jnp.zeros(2),
+        jnp.ones(2),
+    )
+    assert np.isfinite(found[0, 0]) and np.isnan(found[0, 1])
 
 
 def test_angles_have_the_moments_of_numbers():

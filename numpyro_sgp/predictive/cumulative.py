@@ -1,9 +1,35 @@
-"""Cumulative distribution functions where NumPyro has them, and what values lie between."""
+"""Moments and distribution functions of NumPyro, and what values lie between."""
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax.scipy.special import log_ndtr
+from jax.scipy.stats import norm
 
 from numpyro_sgp.tracing.messages import innermost
+
+_TRUNCATED = dist.LeftTruncatedDistribution, dist.TwoSidedTruncatedDistribution
+
+
+def moments(fn) -> tuple:
+    """
+    Mean and variance. Those of NumPyro's normal distributions that are truncated below are
+    infinite or NaN where nearly all of the normal one is below.
+
+    :raises NotImplementedError: if it has none.
+    """
+    inner = innermost(fn)
+    if not isinstance(inner, dist.LeftTruncatedDistribution):
+        return fn.mean, fn.variance
+    base = inner.base_dist
+    if not isinstance(base, dist.Normal):
+        return fn.mean, fn.variance
+    below = (inner.low - base.loc) / base.scale
+    hazard = jnp.exp(norm.logpdf(below) - log_ndtr(-below))
+    mean = jnp.where(below > 0.0, inner.low, base.loc) + base.scale * jnp.where(
+        below > 0.0, hazard - below, hazard
+    )
+    variance = base.scale**2 * jnp.maximum(1.0 - hazard * (hazard - below), 0.0)
+    return jnp.broadcast_to(mean, fn.shape()), jnp.broadcast_to(variance, fn.shape())
 
 
 def cdf(fn, y):
@@ -23,11 +49,26 @@ def cdf(fn, y):
     elif isinstance(fn, dist.MixtureGeneral):  # whose parts may have other supports
         parts = jnp.stack([cdf(part, y) for part in fn.component_distributions], axis=-1)
         found = jnp.sum(fn.mixing_distribution.probs * parts, axis=-1)
+    elif isinstance(fn, _TRUNCATED):
+        found = _of_truncated(fn, y)
     else:
         found = fn.cdf(y)
     lower, upper = bounds(fn)
     found = jnp.clip(found, 0.0, 1.0)
     return jnp.where(y < lower, 0.0, jnp.where(y >= upper, 1.0, found))
+
+
+def _of_truncated(fn, y):
+    """Where all of it is in the upper tail, by the lower one, which keeps its digits."""
+    base, low, high = fn.base_dist, fn.low, getattr(fn, "high", None)
+    is_above = base.loc < low
+
+    def below(value):
+        return base.cdf(jnp.where(is_above, 2.0 * base.loc - value, value))
+
+    least = below(low)
+    most = jnp.where(is_above, 0.0, 1.0) if high is None else below(high)
+    return (below(y) - least) / (most - least)
 
 
 def bounds(fn) -> tuple:

@@ -220,8 +220,8 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
         mean = probs if is_number else None
         return {"mean": mean, "sd": sd, "quantiles": None, "probs": probs}
     try:
-        centre = fn.mean
-        has_moments = fn.variance is not None and not cumulative.is_circular(fn)
+        centre, variance = cumulative.moments(fn)
+        has_moments = variance is not None and not cumulative.is_circular(fn)
     except NotImplementedError:
         has_moments = False
     has_cdf = not fn.event_shape or fn is not innermost(fn)
@@ -237,9 +237,9 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
     if has_moments:
 
         def moments(point):
-            at = fn_at(point)
-            shift = at.mean - centre
-            return shift, at.variance + shift**2
+            mean, variance = cumulative.moments(fn_at(point))
+            shift = mean - centre
+            return shift, variance + shift**2
 
         shift, square = _average(moments, for_moments)
         mean, variance = centre + shift, square - shift**2
@@ -368,7 +368,7 @@ def _solved(cdf, levels, mean, sd, bounds=(-jnp.inf, jnp.inf), discrete=False):
     :param sd: how far at first, likewise.
     :param bounds: what values lie between.
     :param discrete: whether they are whole numbers.
-    :return: shape ``(levels, *shape)``.
+    :return: shape ``(levels, *shape)``; NaN where the cdf is.
     """
     if discrete:
         of_numbers = cdf  # NumPyro's may be continuous between whole numbers
@@ -415,4 +415,4 @@ def _solved(cdf, levels, mean, sd, bounds=(-jnp.inf, jnp.inf), discrete=False):
     if discrete:
         low, high = jnp.floor(low), jnp.floor(high)
     high = jax.lax.while_loop(apart, halve, (0, low, high))[2]
-    return high + 0.0  # no -0
+    return jnp.where(jnp.isnan(cdf(high)), jnp.nan, high + 0.0)  # no -0
