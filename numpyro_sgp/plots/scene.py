@@ -183,6 +183,12 @@ def grid_of(scene: Scene, X, num_points: int | None) -> tuple[np.ndarray, int]:
         columns, low, high = X.shape[1], X.min(axis=0), X.max(axis=0)
         if columns == 1:
             return X, 1
+        if not (high > low).all():
+            c = int(np.argmin(high > low))
+            raise ValueError(
+                f"With two columns the range of X is drawn as a map, but X[:, {c}] is "
+                f"{low[c]:g} in every row. Along a line: fitted.predict(X)."
+            )
     elif seen is None:
         raise ValueError(
             "This fit has neither its training data nor inducing points among the inputs: "

@@ -135,6 +135,17 @@ def test_what_cannot_be_drawn_of_a_posterior_is_told(line):
         plot_posterior(line.params)
 
 
+def test_a_map_of_no_area_is_refused():
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    fitted = untrained(model, (np.c_[LINE, LINE**2], Y))
+    with pytest.raises(ValueError, match=r"map, but X\[:, 1\] is 0.5 in every row"):
+        fitted.plot(X=np.c_[LINE, np.full(len(LINE), 0.5)])
+
+
 def test_other_arguments_go_with_the_rows_of_inputs_in_any_order():
     def model(X, offset, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
