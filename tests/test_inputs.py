@@ -216,6 +216,31 @@ def test_a_model_may_take_a_frame_apart_by_its_columns():
     assert_allclose(sgp.predict(guide, params, frame)["f"].mean, expected, rtol=1e-9)
 
 
+def test_a_guide_of_arrays_takes_the_matrix_of_a_frame(count_compiled):
+    """Of which the mean is one number, and that of the frame one for each column."""
+
+    def centred(X, y=None):
+        inputs = jnp.asarray(X - X.mean())
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), inputs))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    table = np.c_[X[:, 0], 2.0 * X[:, 0] + 1.0]
+    guide = sgp.AutoSparseGP(centred, sgp.SVGP(3))
+    guide.setup(table, y)
+    params = {**guide.known().starts, "f_auto_qu_mu": jnp.arange(3.0)}
+    frame = pd.DataFrame(table, columns=["a", "b"])
+    known = sgp.predict(guide, params, table)
+    assert_allclose(guide.posterior(params, frame)["f"].mean, known["f"].mean, rtol=1e-9)
+    assert_allclose(sgp.Predictor(guide, params)(frame)["f"].mean, known["f"].mean)
+    density = sgp.log_predictive_density(guide, params, table, y)["y"]
+    count_compiled()
+    found = sgp.predict(guide, params, frame)
+    assert_allclose(found["y"].quantiles, known["y"].quantiles)
+    assert_allclose(sgp.log_predictive_density(guide, params, frame, y)["y"], density)
+    assert count_compiled() == 0
+
+
 def test_a_frame_stays_one_but_for_indices_and_products_of_jax():
     frame = pd.DataFrame({"a": X[:, 0], "b": np.arange(N)})
     ((found,), _) = as_arrays(without_index, (frame,), {})

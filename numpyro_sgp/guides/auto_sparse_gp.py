@@ -15,7 +15,12 @@ from numpyro_sgp._checks import check_key, check_sample_shape
 from numpyro_sgp._programs import mapped, on_data
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions import KeptPosterior, SparsePosterior
-from numpyro_sgp.distributions.arguments import as_arrays, check_indexable
+from numpyro_sgp.distributions.arguments import (
+    as_arrays,
+    as_numbers,
+    check_indexable,
+    is_frame,
+)
 from numpyro_sgp.guides.memory import check_joint
 from numpyro_sgp.guides.messengers import Drawn, FirstRows, Params, Plates, run_model
 from numpyro_sgp.guides.point_latents import point_latents
@@ -229,7 +234,7 @@ class AutoSparseGP(PreparedGuide):
             are, in the shape of the sites.
         """
         self.check_params(params)
-        args, kwargs = as_arrays(self.model, args, kwargs)
+        args, kwargs = self.as_set_up(args, kwargs)
         found, values = {}, {}
 
         def at_site(site):
@@ -366,13 +371,32 @@ class AutoSparseGP(PreparedGuide):
 
     def _default_args(self, args, kwargs):
         if args or kwargs:
-            return as_arrays(self.model, args, kwargs)
+            return self.as_set_up(args, kwargs)
         if self.known().arguments is None:
             raise ValueError(
                 "Say at which inputs: pass the model's arguments after the parameters "
                 "(this guide was set up with minibatches, or from a file)."
             )
         return self._setup.arguments
+
+    def as_set_up(self, args, kwargs) -> tuple[tuple, dict]:
+        """
+        Arguments of the model as arrays, frames as matrices too where the guide was set up
+        with arrays: a model may do something else with a frame, and no compiled program
+        takes one.
+
+        :param args: tuple of the arguments of the model.
+        :param kwargs: dict of its keyword arguments.
+        """
+        args, kwargs = as_arrays(self.model, args, kwargs)
+        known = None if self._setup is None else self._setup.arguments
+        if known is None or any(map(is_frame, jax.tree.leaves(known))):
+            return args, kwargs
+
+        def plain(leaf):
+            return as_numbers(leaf, "An argument") if is_frame(leaf) else leaf
+
+        return jax.tree.map(plain, (args, kwargs), is_leaf=is_frame)
 
     def others_at(self, params: dict, args, kwargs, rng_key=None) -> dict:
         """
@@ -385,7 +409,7 @@ class AutoSparseGP(PreparedGuide):
         :param rng_key: key for a draw; None for their medians.
         """
         self.check_params(params)
-        args, kwargs = as_arrays(self.model, args, kwargs)
+        args, kwargs = self.as_set_up(args, kwargs)
         with handlers.block(), handlers.substitute(data=params):
             return self._base_values(params, rng_key, args, kwargs)
 

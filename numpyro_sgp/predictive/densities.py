@@ -21,7 +21,7 @@ from numpyro_sgp._programs import (
     split_static,
 )
 from numpyro_sgp._threads import alone
-from numpyro_sgp.distributions.arguments import as_arrays, has_no_numbers
+from numpyro_sgp.distributions.arguments import has_no_numbers
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.expectation import check_expectation
 from numpyro_sgp.predictive.centres import centre_of, log_shares
@@ -114,7 +114,7 @@ def log_predictive_density(
     check_expectation(expectation)
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     check_key(rng_key)
-    args, kwargs = as_arrays(guide.model, args, kwargs)
+    args, kwargs = guide.as_set_up(args, kwargs)
     check_row_indices(guide.model, args, kwargs)
     told = expectation, num_draws
     leaves = jax.tree.leaves((args, kwargs))

@@ -15,7 +15,7 @@ from numpyro_sgp._programs import (
 )
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions import Kept, SparsePosterior, keep
-from numpyro_sgp.distributions.arguments import as_arrays, has_no_numbers
+from numpyro_sgp.distributions.arguments import has_no_numbers
 from numpyro_sgp.predictive.row_batches import by_batches, rows_of
 from numpyro_sgp.tracing.messages import known_inside_jit
 
@@ -106,7 +106,7 @@ class Predictor:
             program. Call it outside once before, so that what it keeps is known there.
         :raises ValueError: if the inputs do not fit the model.
         """
-        args, kwargs = as_arrays(self.guide.model, args, kwargs)
+        args, kwargs = self.guide.as_set_up(args, kwargs)
         given = args, kwargs
         leaves = jax.tree.leaves(given)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):

@@ -17,7 +17,7 @@ from numpyro_sgp._programs import (
     split_static,
 )
 from numpyro_sgp._threads import alone
-from numpyro_sgp.distributions.arguments import as_arrays, has_no_numbers
+from numpyro_sgp.distributions.arguments import has_no_numbers
 from numpyro_sgp.predictive.marginals import kept_of
 from numpyro_sgp.predictive.responses import predict_rows
 from numpyro_sgp.predictive.row_batches import by_batches, rows_of
@@ -203,7 +203,7 @@ def predict(
     check_key(rng_key)
     check_guide(guide)
     guide.check_params(params)
-    args, kwargs = as_arrays(guide.model, args, kwargs)
+    args, kwargs = guide.as_set_up(args, kwargs)
     options = levels, num_draws
     found = None
     if not any(has_no_numbers(leaf) for leaf in jax.tree.leaves((args, kwargs))):
