@@ -29,10 +29,10 @@ def plot_components(
     """
     Each GP site and each effect of an additive model, with its median and a band.
 
-    A GP site is drawn over the column of its inputs that its kernel reads, or, if there are
-    two, as points in the colours of its median; an effect (an intercept, a slope, one for
-    each group) as a point with a bar for each of its numbers. Values are those of the site:
-    of the linear predictor, not of the responses.
+    A GP site is drawn over the column of its inputs that its kernel and mean read, or, if
+    there are two, as points in the colours of its median; an effect (an intercept, a slope,
+    one for each group) as a point with a bar for each of its numbers. Values are those of
+    the site: of the linear predictor, not of the responses.
 
     Under :func:`~numpyro_sgp.fit` an effect that is held at a point has no bar, and bands
     of GP sites are those given the medians of the other latents;
@@ -139,7 +139,7 @@ def _place(name, priors, values, named):
         prior = priors[name]
         X = np.asarray(prior.X)
         X = X.reshape(len(X), -1)
-        read = _columns_read(prior.kernel, X)
+        read = _columns_read(prior, X)
         if len(read) > 2:
             raise ValueError(
                 f"'{name}' reads {len(read)} columns of its inputs, and can be drawn over "
@@ -155,18 +155,25 @@ def _place(name, priors, values, named):
     return None
 
 
-def _columns_read(kernel, X) -> list[int]:
-    """Columns on which a kernel depends, as it is seen at some rows."""
+def _columns_read(prior, X) -> list[int]:
+    """Columns on which the kernel or the mean depends, as they are seen at some rows."""
     varying = [c for c in range(X.shape[1]) if np.ptp(X[:, c]) > 0]
     if len(varying) < 2 or len(varying) > _MOST_COLUMNS:
         return varying or [0]
     some = np.random.default_rng(0).permutation(len(X))[:_ROWS]
     some = X[some]
-    known, found = np.asarray(kernel(some, some)), []
+
+    def made_of(inputs):
+        return np.asarray(prior.kernel(inputs, inputs)), np.asarray(prior.at(inputs).mean)
+
+    known, found = made_of(some), []
     for c in varying:
         flat = some.copy()
         flat[:, c] = some[0, c]
-        if not np.allclose(known, kernel(flat, flat), rtol=1e-6, atol=0.0):
+        (K, mean), (known_K, known_mean) = made_of(flat), known
+        size = float(np.max(np.abs(known_mean)))
+        same_mean = np.allclose(known_mean, mean, rtol=0.0, atol=1e-6 * size)
+        if not (same_mean and np.allclose(known_K, K, rtol=1e-6, atol=0.0)):
             found.append(c)
     return found or [0]
 

@@ -221,6 +221,20 @@ def test_two_columns_are_points_in_colours(plane):
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("X[:, 0]", "X[:, 1]")
 
 
+def test_a_mean_of_another_column_is_drawn_over_it_too():
+    def model(X, y=None):
+        kernel = sgp.kernels.RBF(1.0, 1.0, active_dims=[0])
+        process = sgp.GaussianProcess(kernel, X, mean=lambda X: 3.0 * X[:, 1])
+        f = numpyro.sample("f", process)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    fitted = untrained(model, (X, X[:, 0]))
+    (ax,) = plot_components(fitted, sites=["f"])
+    assert_array_equal(ax.collections[0].get_offsets(), X)
+    assert_allclose(ax.collections[0].get_array(), fitted.posterior(X)["f"].mean)
+
+
 def test_what_cannot_be_drawn_of_components_is_told(of_additive, plane):
     with pytest.raises(ValueError, match=r"no sites \['g'\]; there are \['level', 'of_gr"):
         plot_components(of_additive, sites=["g", "trend"])
