@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from numpyro_sgp.integrated.placing import (
     free_shape,
     is_normal,
 )
-from numpyro_sgp.integrated.predictors import Layout, Linear
+from numpyro_sgp.integrated.predictors import Layout, Linear, NotByRow, Terms
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.linear import LinearProgram
 
@@ -408,13 +408,23 @@ class Field:
 
     # ---- what inference needs -------------------------------------------------------
 
-    def terms(self, thetas, points: dict, args, kwargs, signs: Any = None) -> Terms:
+    def terms(
+        self,
+        thetas,
+        points: dict,
+        args,
+        kwargs,
+        signs: Any = None,
+        num_rows: int | None = None,
+    ) -> Terms:
         """
         The bound's parts; under jit.
 
         :param thetas: hyperparameters as :meth:`run` takes them, or as an unconstrained
             vector ``(p,)``.
         :param signs: as in :meth:`linear`.
+        :param num_rows: how many the predictors are to be of, if not as in the bound, which
+            may have those of a row apart.
         """
         thetas = thetas if isinstance(thetas, dict) else self.unravel(thetas)
         program = self.program(thetas, points, args, kwargs)
@@ -427,15 +437,21 @@ class Field:
         targets = [*edge, *parts, prior]
         values = program.evaluate(targets, {}, {})
         known = dict(zip(targets, values, strict=True))
-        layout = self.layout.of_shapes(tuple(tuple(root.aval.shape) for root in roots))
+        if num_rows is None:
+            layout = self.layout.of_shapes(tuple(tuple(r.aval.shape) for r in roots))
+        else:
+            found = [each for each in self._layouts(roots) if each.num_rows == num_rows]
+            if not found:
+                raise NotByRow
+            layout = found[0]
         linear = self.linear(program, known, roots, layout.joined, signs)
 
-        def of_sites(rows):
+        def each(rows):
             given = {**known, **dict(zip(roots, layout.split(rows), strict=True))}
-            found = map(jnp.sum, program.evaluate(likelihood, given, {}))
+            found = program.evaluate(likelihood, given, {})
             return dict(zip(outputs["likelihood"], found, strict=True))
 
-        return Terms(known[prior], linear, of_sites)
+        return Terms(known[prior], linear, each)
 
     def linear(
         self, program, known, targets, joined, signs: Any = None, grouped: bool = True
@@ -462,22 +478,3 @@ class Field:
 def _is_own(site) -> bool:
     """Whether nobody outside is to see a site: all but plates and what is observed."""
     return site["type"] != "plate" and not site.get("is_observed", False)
-
-
-@dataclass(frozen=True, eq=False)
-class Terms:
-    """
-    Parts of the bound at some hyperparameters.
-
-    :param log_prior: of the unconstrained hyperparameters.
-    :param linear: the predictors of the likelihood.
-    :param of_sites: from predictors ``(J, N)`` to the log likelihood of each observed site.
-    """
-
-    log_prior: Array
-    linear: Linear
-    of_sites: Any
-
-    def log_likelihood(self, rows: Array) -> Array:
-        """The log likelihood at predictors ``(J, N)``."""
-        return sum(self.of_sites(rows).values())

@@ -113,7 +113,7 @@ def marginals(
     """
     arrays, static = split_static((args, kwargs))
     batch = [jnp.asarray(a) for a in arrays]
-    weights, kept = _kept(nodes)
+    weights, kept = kept_nodes(nodes)
     # What groups have to do with is told first: sums over many are no rows of one group.
     several: dict[str, bool] = {}
     shapes: dict = {}
@@ -186,7 +186,7 @@ def _flat(values):
     return jnp.concatenate([v.reshape(-1) for v in values])[None]
 
 
-def _kept(nodes: Nodes):
+def kept_nodes(nodes: Nodes):
     """Weights and nodes that have all but a thousandth of the mass."""
     order = np.argsort(-nodes.weights)
     number = int(np.searchsorted(np.cumsum(nodes.weights[order]), _KEPT_MASS)) + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,10 @@ from numpyro_sgp.integrated.precision import (
     Square,
 )
 from numpyro_sgp.linalg import matmul
+
+
+class NotByRow(ValueError):
+    """Predictors, or what is observed, are not of the rows of GP sites."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,6 +203,30 @@ _PARTS = ["base", "maps", "left"]
 jax.tree_util.register_dataclass(Linear, _PARTS, [])
 _PARTS = [*_PARTS, "index", "weights", "away"]
 jax.tree_util.register_dataclass(Grouped, _PARTS, ["number"])
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """
+    Parts of the bound at some hyperparameters.
+
+    :param log_prior: of the unconstrained hyperparameters.
+    :param linear: the predictors of the likelihood.
+    :param each: from predictors ``(J, N)`` to log likelihoods of each observed site, in its
+        shape.
+    """
+
+    log_prior: Array
+    linear: Linear
+    each: Any
+
+    def of_sites(self, rows: Array) -> dict[str, Array]:
+        """The log likelihood of each observed site at predictors ``(J, N)``."""
+        return {name: jnp.sum(v) for name, v in self.each(rows).items()}
+
+    def log_likelihood(self, rows: Array) -> Array:
+        """The log likelihood at predictors ``(J, N)``."""
+        return sum(self.of_sites(rows).values(), jnp.zeros((), rows.dtype))
 
 
 def row_factors(covariance: Array) -> Array:

@@ -10,11 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.scipy.special import logsumexp
+from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import join_static, mapped, shared, split_static
 from numpyro_sgp.integrated.field import Field
-from numpyro_sgp.integrated.marginals import given
+from numpyro_sgp.integrated.groups import limit
+from numpyro_sgp.integrated.marginals import given, gp_shapes, kept_nodes
+from numpyro_sgp.integrated.nodes import Nodes
+from numpyro_sgp.integrated.predictors import NotByRow, row_factors
+from numpyro_sgp.integrated.profile import quadrature
 from numpyro_sgp.integrated.views import Parts
+from numpyro_sgp.predictive.densities import MOST_FUNCTIONS, RULES, log_integrals
 from numpyro_sgp.predictive.predictions import read_rows
 from numpyro_sgp.predictive.responses import of_responses
 from numpyro_sgp.tracing import checks, messages
@@ -69,11 +75,27 @@ def predicted(
     return read_rows(found, field.sites, num_rows, 1.0, levels)
 
 
-def densities(field: Field, free, values: dict, args, kwargs) -> dict[str, Array]:
+def densities(
+    field: Field, nodes: Nodes, draw: Callable, num_draws: int, args, kwargs
+) -> dict[str, Array]:
     """
     Log predictive density of each row of each observed site, NaN where a mask leaves a row
-    out; draws are as for :func:`predicted`.
+    out; empty if nothing is observed.
+
+    :param draw: from a number of draws to these, as for :func:`predicted`.
+    :param num_draws: of them, where densities are averages over draws.
     """
+    free, values = draw(1)
+    found, seen = _at_draws(field, free, values, args, kwargs)
+    whole = _at_nodes(field, nodes, args, kwargs) if found else found
+    if whole is None:
+        free, values = draw(num_draws)
+        whole, _ = _at_draws(field, free, values, args, kwargs)
+    return {name: jnp.where(seen[name], v, jnp.nan) for name, v in whole.items()}
+
+
+def _at_draws(field: Field, free, values: dict, args, kwargs) -> tuple[dict, dict]:
+    """Averages over draws, and whether a row has any observation that is not masked."""
     number, num_rows = len(free), _num_rows(field, values)
 
     def run(free, values, where):
@@ -81,7 +103,7 @@ def densities(field: Field, free, values: dict, args, kwargs) -> dict[str, Array
             free, values = inputs
             trace = given(field, free, values, *where, jax.random.key(0))
             checks.check_observations(trace)
-            found = {}
+            found, seen = {}, {}
             for name, site in trace.items():
                 if not messages.is_response(site):
                     continue
@@ -90,14 +112,84 @@ def densities(field: Field, free, values: dict, args, kwargs) -> dict[str, Array
                 if density is None:  # of other rows than those of the GP site
                     density = messages.log_prob(site, scaled=False)
                     count = messages.counted(site)
-                found[name] = jnp.where(count > 0, density, jnp.nan)
-            return found
+                found[name], seen[name] = density, count > 0
+            return found, seen
 
         chunk = int(np.clip(_MAX_NUMBERS / num_rows, 1, number))
-        each = mapped(one, (free, values), chunk)
-        return {k: logsumexp(v, axis=0) - np.log(number) for k, v in each.items()}
+        each, seen = mapped(one, (free, values), chunk)
+        found = {k: logsumexp(v, axis=0) - np.log(number) for k, v in each.items()}
+        return found, {k: v[0] for k, v in seen.items()}
 
     return at_draws(field, run, free, values, args, kwargs)
+
+
+def _at_nodes(field: Field, nodes: Nodes, args, kwargs) -> dict[str, np.ndarray] | None:
+    """
+    Without draws: given a node the predictors of a row are Gaussian, so
+    that its density is an integral, by nodes of a rule where these are and about the mode
+    of each row's integrand.
+
+    :return: None where rows are not of predictors of their own, or of many.
+    """
+    arrays, static = split_static((args, kwargs))
+    arrays = [jnp.asarray(a) for a in arrays]
+    shapes = gp_shapes(field, nodes.points, args, kwargs)
+    num_rows = max(shape[-1] for shape in shapes.values())
+    plain = field.running(_Unscaled(field.model))
+
+    def run(free, mean, factor, points, arrays):
+        where = points, *join_static(arrays, static)
+        terms = plain.terms(free, *where, num_rows=num_rows)
+        mean, covariance = terms.linear.moments(mean, factor)
+        root = row_factors(covariance)
+        if len(mean) > MOST_FUNCTIONS:
+            raise NotByRow
+
+        def at(node):
+            x = jnp.broadcast_to(node[""], mean.shape)
+            rows = mean + jnp.einsum("rsn,sn->rn", root, x, precision="highest")
+            found = {k: by_row(v, num_rows) for k, v in terms.each(rows).items()}
+            if any(v is None for v in found.values()):
+                raise NotByRow
+            return found
+
+        z, weights = _rule(len(mean), num_rows, mean.dtype)
+        chunk = int(np.clip(_MAX_NUMBERS / mean.size, 1, len(weights)))
+        found = log_integrals(at, {"": z[..., None]}, weights, chunk, True)
+        away = getattr(terms.linear, "away", jnp.zeros(1))
+        return found, jnp.max(away) <= limit(field.dtype)
+
+    weights, kept = kept_nodes(nodes)
+    of_node, each = shared(run), []
+    for node in kept:
+        q, free = node.weighed, jnp.asarray(node.free, field.dtype)
+        try:
+            found, is_grouped = of_node(free, q.mean, q.factor, nodes.points, arrays)
+        except NotByRow:
+            return None
+        if not is_grouped:
+            return None
+        each.append(found)
+    return {
+        name: np.asarray(logsumexp(jnp.stack([v[name] for v in each]), 0, weights[:, None]))
+        for name in each[0]
+    }
+
+
+class _Unscaled(Messenger):
+    """Observations count once each."""
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["is_observed"]:
+            msg["scale"] = None
+
+
+def _rule(number, num_rows, dtype):
+    """Nodes ``(S, J)`` for J predictors, and weights."""
+    if number > len(RULES) - 1:
+        return quadrature(number, num_rows, dtype)
+    nodes, weights = RULES[number - 1].nodes(None, {"": (number, 1)}, dtype)
+    return nodes[""][..., 0], weights
 
 
 def _num_rows(field, values) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -246,10 +247,12 @@ class Nested:
         self, *args, rng_key: Array | None = None, num_draws: int = 2048, **kwargs
     ) -> dict[str, LogScore]:
         """
-        Log predictive density of observations, averaged over draws of all latents.
+        Log predictive density of observations, with all latents integrated: over the nodes
+        and, given each, over the linear predictors of a row. Where a row has more than 20
+        of these, or observations are not by row, it is averaged over draws.
 
         :param args: arguments of the model with observations, such as ``X_new, y_new``.
-        :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
+        :param rng_key: key of draws; ``jax.random.key(0)`` if None.
         :param num_draws: draws of all latents.
         :return: for each observed site the mean over the rows that no mask leaves out, and
             the density of each row.
@@ -259,8 +262,9 @@ class Nested:
         args, kwargs = self._arguments(args, kwargs)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         check_key(rng_key)
-        free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
-        found = densities(self.field, free, values, args, kwargs)
+        more = {"args": args, "kwargs": kwargs}
+        draw = partial(self._draw, rng_key, joint=False, **more)
+        found = densities(self.field, self.nodes, draw, num_draws, **more)
         if not found:
             raise ValueError(
                 "The model has no observed site with these arguments. Pass observations "

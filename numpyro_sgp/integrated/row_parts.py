@@ -12,9 +12,10 @@ from jax import Array
 
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.fitting.problem import data_plates, rows_of_sites
-from numpyro_sgp.integrated.field import Field, Terms
+from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.groups import candidates, generic, limit, others
 from numpyro_sgp.integrated.placing import check_size
+from numpyro_sgp.integrated.predictors import Terms
 from numpyro_sgp.integrated.slopes import check_slopes
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.given_rows import GivenRows

@@ -36,8 +36,8 @@ from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.tracing.rows import by_row, sites_on_f
 
 _MAX_NODE_NUMBERS = 3e6  # of rows and nodes, held at one time
-_MOST_FUNCTIONS = 20  # of which second derivatives are taken
-_RULES = GaussHermite(100), GaussHermite(30), MonteCarlo(2000)
+MOST_FUNCTIONS = 20  # of which second derivatives are taken
+RULES = GaussHermite(100), GaussHermite(30), MonteCarlo(2000)
 _RULES_OF_A_DRAW = GaussHermite(100), GaussHermite(30), MonteCarlo(100)
 
 
@@ -183,7 +183,7 @@ def batch_log_density(
     observed = _observed(parts.run(means, parts.others), counts, on_f)
     if not parts.drawn:
         run = partial(parts.run, others=parts.others)
-        rules, limit = _RULES, _MAX_NODE_NUMBERS
+        rules, limit = RULES, _MAX_NODE_NUMBERS
         last = parts.posteriors
         return _density(run, last, on_f, expectation, parts.key, rules, limit), observed
 
@@ -218,7 +218,7 @@ def _density(run, posteriors, on_f, expectation, rng_key, rules, limit) -> dict:
     functions = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
     counts = sorted({shape[-1] for shape in shapes.values()}, reverse=True)
     about_modes = expectation is None and len(counts) == 1
-    about_modes &= functions <= _MOST_FUNCTIONS
+    about_modes &= functions <= MOST_FUNCTIONS
     if expectation is None:
         expectation = rules[min(functions, len(rules)) - 1]
 
@@ -228,36 +228,40 @@ def _density(run, posteriors, on_f, expectation, rng_key, rules, limit) -> dict:
 
     nodes, weights = expectation.nodes(rng_key, shapes, dtype)
     chunk = int(np.clip(limit / (counts[0] * functions), 1, len(weights)))
+    total = []
+    for component, log_weight in components(posteriors):
+        of_component = partial(at, component=component)
+        found = log_integrals(of_component, nodes, weights, chunk, about_modes)
+        total.append({name: log_weight + v for name, v in found.items()})
+    return jax.tree.map(lambda *parts: logsumexp(jnp.stack(parts), axis=0), *total)
+
+
+def log_integrals(at, nodes: dict, weights: Array, chunk: int, about_modes: bool) -> dict:
+    """
+    Logs of integrals of densities by row, under N(0, I).
+
+    :param at: from standard normal values by site to log densities ``(N,)`` by name.
+    :param nodes: of a rule, ``(S, *batch, N)`` or ``(S, *batch, 1)`` by site.
+    :param weights: its weights, ``(S,)``.
+    :param chunk: how many nodes are taken at one time.
+    :param about_modes: whether nodes are about the mode of each row too.
+    """
     log_weights = jnp.log(weights)[:, None]
     # Exponentials of f may be infinite, and densities NaN, at the outermost nodes.
-    is_nothing = (weights < jnp.finfo(dtype).eps ** 2)[:, None]
+    is_nothing = (weights < jnp.finfo(weights.dtype).eps ** 2)[:, None]
 
-    def integrated(of, values):
-        """
-        :param of: from a node to the log density of a site.
-        :param values: what it is at all nodes.
-        """
+    def of_name(node, name):
+        return at(node)[name]
+
+    found = {}
+    for name, values in mapped(at, nodes, chunk).items():
         parts = [jnp.where(is_nothing & jnp.isnan(values), -jnp.inf, values)]
         if about_modes:
             with suppress(Exception):  # of a likelihood that has no derivatives
-                parts = _with_modes(of, parts[0], nodes, chunk)
+                parts = _with_modes(partial(of_name, name=name), parts[0], nodes, chunk)
         each = [logsumexp(part + log_weights, axis=0) for part in parts]
-        return logsumexp(jnp.stack(each), axis=0)
-
-    def of_site(node, name, component):
-        return at(node, component)[name]
-
-    total = []
-    for component, log_weight in components(posteriors):
-        values = mapped(partial(at, component=component), nodes, chunk)
-        total.append(
-            {
-                name: log_weight
-                + integrated(partial(of_site, name=name, component=component), v)
-                for name, v in values.items()
-            }
-        )
-    return jax.tree.map(lambda *parts: logsumexp(jnp.stack(parts), axis=0), *total)
+        found[name] = logsumexp(jnp.stack(each), axis=0)
+    return found
 
 
 def _with_modes(of, values, nodes, chunk) -> list[Array]:

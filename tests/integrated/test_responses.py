@@ -1,0 +1,115 @@
+"""Log scores of nested results, beside closed forms and draws."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.special import gammaln, logsumexp
+from scipy.stats import multivariate_normal, norm
+
+import numpyro_sgp as sgp
+
+RNG = np.random.default_rng(0)
+X = np.sort(RNG.uniform(0.0, 4.0, (25, 1)), axis=0)
+F = np.sin(2.0 * X[:, 0])
+X_NEW = np.array([[0.5], [2.2], [4.5], [7.0]])
+Y_NEW = np.array([0.8, -0.9, 0.4, 1.3])
+NOISE = 0.01
+
+
+def site(X, name="f"):
+    lengthscale = numpyro.sample(f"{name}_scale", dist.LogNormal(0.0, 0.5))
+    return numpyro.sample(name, sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X))
+
+
+def normal(X, y=None, mask=None):
+    """Beside an effect, scaled, and masked."""
+    mu = site(X) + numpyro.sample("level", dist.Normal(0.0, 1.0))
+    mu = numpyro.deterministic("mu", mu)
+    mask = jnp.ones(len(mu), bool) if mask is None else mask
+    with numpyro.plate("data", len(mu)), numpyro.handlers.scale(scale=3.0):
+        with numpyro.handlers.mask(mask=mask):
+            numpyro.sample("y", dist.Normal(mu, NOISE), obs=y)
+
+
+def run(model, data):
+    return sgp.nested(model, sgp.SVGP(8), data, progress_bar=False)
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    return run(normal, (X, F + NOISE * RNG.normal(size=25)))
+
+
+def test_log_scores_of_little_noise_are_those_of_the_marginals(posterior):
+    """Noise of a hundredth of sds: draws would be off by nats."""
+    q = posterior.posterior(X_NEW)["mu"]
+    each = norm.logpdf(Y_NEW, q.means, np.sqrt(q.variances + NOISE**2))
+    found = posterior.log_score(X_NEW, Y_NEW)["y"]
+    expected = logsumexp(each, axis=0, b=q.weights[:, None])
+    np.testing.assert_allclose(found.rows, expected, atol=1e-5)  # its rule's, of Gaussians
+    some = posterior.log_score(X_NEW, Y_NEW, mask=jnp.array([True, False, True, True]))["y"]
+    assert np.isnan(some.rows[1])
+    np.testing.assert_allclose(some.mean, expected[[0, 2, 3]].mean(), atol=1e-5)
+
+
+def test_of_several_outputs_they_know_that_these_go_together():
+    def model(X, Y=None):
+        f = site(X)
+        with numpyro.plate("outputs", 2):
+            g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(0.3, 1.0), X))
+        fn = dist.Normal((f + 0.1 * g).T, 0.1).to_event(1)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("Y", fn, obs=Y)
+
+    noise = 0.1 * RNG.normal(size=(2, 25))
+    found = run(model, (X, (F + noise).T))
+    Y_new = np.stack([Y_NEW, Y_NEW + 0.1])
+    rows = found.log_score(X_NEW, Y_new.T)["Y"].rows
+    draws = found.sample(jax.random.key(0), X_NEW, sample_shape=(20_000,))
+    mu = np.asarray(draws["f"][:, None] + 0.1 * draws["g"])
+    # At the two far rows, where f and g are nearly as before the data, exactly so but for
+    # the lengthscale of f: of these draws by a Gaussian of both outputs.
+    for n in (2, 3):
+        covariance = np.cov(mu[:, :, n].T) + 0.01 * np.eye(2)
+        gaussian = multivariate_normal(mu[:, :, n].mean(0), covariance)
+        assert abs(rows[n] - gaussian.logpdf(Y_new[:, n])) < 0.1
+    density = norm.logpdf(Y_new, mu, 0.1).sum(1)
+    # Of 20,000 draws: within five standard errors.
+    weights = np.exp(density - density.max(0))
+    error = weights.std(0) / weights.mean(0) / np.sqrt(len(weights))
+    expected = logsumexp(density, axis=0) - np.log(len(density))
+    assert np.all(np.abs(rows - expected) < 5.0 * error + 0.01)
+
+
+def test_of_counts_they_are_integrals_over_what_q_says():
+    def model(X, y=None):
+        f = numpyro.deterministic("eta", 5.0 + site(X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    found = run(model, (X, RNG.poisson(np.exp(5.0 + F))))
+    y_new = np.array([300, 60, 200, 400])
+    rows = found.log_score(X_NEW, y_new)["y"].rows
+    q = found.posterior(X_NEW)["eta"]
+    grid = np.linspace(-9.0, 9.0, 4001)[:, None, None]
+    eta = q.means + np.sqrt(q.variances) * grid
+    each = y_new * eta - np.exp(eta) - gammaln(y_new + 1.0) + norm.logpdf(grid)
+    each = logsumexp(each + np.log(grid[1] - grid[0]), axis=0)
+    expected = logsumexp(each, axis=0, b=q.weights[:, None])
+    np.testing.assert_allclose(rows, expected, atol=2e-3)  # by some nodes about the mode
+
+
+def test_of_rows_with_observations_of_their_own_they_are_of_draws():
+    """Five observations of four rows."""
+    row = np.array([0, 0, 2, 3, 1])
+
+    def model(X, y=None):
+        f = site(X)
+        with numpyro.plate("data", 5):
+            numpyro.sample("y", dist.Normal(f[row], 0.5), obs=y)
+
+    found = run(model, (X, F[row]))
+    assert np.isfinite(found.log_score(X_NEW, np.zeros(5))["y"].rows).all()
