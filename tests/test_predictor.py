@@ -272,6 +272,22 @@ def test_responses_that_know_the_mean_of_their_rows_are_not_cut_or_filled_up():
             assert_allclose(found["y"].mean, f * given / given.mean(), atol=1e-9)
 
 
+def test_rows_that_a_model_numbers_are_not_numbered_anew_in_batches():
+    def numbering(y):
+        days = jnp.arange(y.shape[0])[:, None] / 50.0
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), days))
+        with numpyro.plate("data", y.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+    guide, y = sgp.AutoSparseGP(numbering, sgp.SVGP(6)), jnp.zeros(140)
+    guide.setup(y)
+    params = {**guide.known().starts, "f_auto_qu_mu": jnp.arange(6.0)}
+    want = guide.posterior(params, y)["f"].mean
+    assert_allclose(sgp.Predictor(guide, params, 50)(y)["f"].mean, want, atol=1e-9)
+    found = sgp.predict(guide, params, y, quantiles=(), batch_size=50)
+    assert_allclose(found["f"].mean, want, atol=1e-9)
+
+
 def test_as_many_outputs_as_rows_stay_apart():
     def outputs(X, y=None):
         with numpyro.plate("latent", 2):

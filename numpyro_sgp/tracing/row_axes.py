@@ -13,7 +13,7 @@ from numpyro_sgp._programs import shared
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.given_rows import GivenRows
 
-_FEW = 2  # rows that are looked at by themselves
+_FEW = 16  # rows that are looked at by themselves
 
 
 class RowAxes(NamedTuple):
@@ -115,57 +115,68 @@ def _resized(size):
 
 def has_rows_apart(run: Callable[[list], dict], axes: RowAxes, arrays, gp_sites) -> bool:
     """
-    Whether GP sites have the same inputs, mean and kernel at the first rows where these
-    are alone, observations the same density, and what is not observed the same
-    distribution. They have others where a model computes statistics of its arguments, such
-    as their mean.
+    Whether GP sites have the same inputs, mean and kernel at some rows where these are
+    alone, observations the same density, and what is not observed the same distribution.
+    They have others where a model computes statistics of its arguments, such as their mean,
+    numbers its rows, or takes the value of the row before.
 
     :param run: from arrays to the model's trace.
     """
-    if axes.count(arrays) <= _FEW:
+    N = axes.count(arrays)
+    if N <= 2:
         return True
+    drawn = np.random.default_rng(0).choice(N, min(_FEW, N - 1), replace=False)
+    rows = np.sort(drawn)[::-1]  # none of which is at its place where they are alone
 
     def agree(arrays):
-        arrays = list(map(_varied, arrays, axes.arguments))
-        whole = _of_first_rows(run(arrays), axes, gp_sites)
-        with GivenRows(_FEW, axes.count(arrays)):
-            some = run(axes.take(arrays, slice(_FEW)))
-        some = _of_first_rows(some, axes, gp_sites)
+        arrays = [_varied(a, axis, rows) for a, axis in zip(arrays, axes.arguments)]
+        whole = _of_rows(run(arrays), axes, gp_sites, rows)
+        with GivenRows(len(rows), N):
+            some = run(axes.take(arrays, rows))
+        some = _of_rows(some, axes, gp_sites, np.arange(len(rows)))
         return jnp.all(jnp.stack(list(map(_agree, whole, some))))
 
     return bool(shared(agree, briefly=True)(list(arrays)))
 
 
-def _varied(array, axis):
+def _varied(array, axis, rows):
     """
-    The same with other numbers behind the first rows where all rows are alike, as those of
+    The same with other numbers at all but these rows where all rows are alike, as those of
     an exposure of 1 are: their mean would be that of some.
     """
     if axis is None or not jnp.issubdtype(jax.dtypes.result_type(array), jnp.floating):
         return array
-    rows = jnp.moveaxis(jnp.asarray(array), axis, 0)
-    are_alike = jnp.all(rows == rows[:1])
-    behind = jnp.arange(len(rows)) >= _FEW
-    other = rows + 0.01 * jnp.where(rows == 0.0, 1.0, rows)
-    changed = behind.reshape(-1, *(1,) * (rows.ndim - 1)) & are_alike
-    return jnp.moveaxis(jnp.where(changed, other, rows), 0, axis)
+    values = jnp.moveaxis(jnp.asarray(array), axis, 0)
+    are_alike = jnp.all(values == values[:1])
+    is_other = ~np.isin(np.arange(len(values)), rows)
+    other = values + 0.01 * jnp.where(values == 0.0, 1.0, values)
+    changed = is_other.reshape(-1, *(1,) * (values.ndim - 1)) & are_alike
+    return jnp.moveaxis(jnp.where(changed, other, values), 0, axis)
 
 
-def _of_first_rows(trace, axes, gp_sites: Collection[str]) -> list:
+def _of_rows(trace, axes, gp_sites: Collection[str], rows) -> list:
     """What GP sites and observations have at these."""
     found = []
     for name, site in sorted(trace.items()):
         if name in gp_sites:
             prior = messages.unwrap(site["fn"])[0]
             leaves = [v for v in jax.tree.leaves(prior.kernel) if _is_number(v)]
-            found += [prior.X[:_FEW], prior.mean[..., :_FEW], *leaves]
+            found += [prior.X[..., rows, :], prior.mean[..., rows], *leaves]
         elif site["type"] == "sample" and site["is_observed"] and name in axes.sites:
             log_prob, axis = messages.log_prob(site, scaled=False), axes.sites[name]
             if axis < log_prob.ndim:
-                found.append(log_prob[(*(slice(None),) * axis, slice(_FEW))])
+                found.append(log_prob[(*(slice(None),) * axis, rows)])
         elif site["type"] == "sample" and name in axes.sites:
-            found += [v for v in jax.tree.leaves(site["fn"]) if _is_number(v)]
+            leaves = [v for v in jax.tree.leaves(site["fn"]) if _is_number(v)]
+            found += [_at_rows(v, site["fn"].shape()[axes.sites[name]], rows) for v in leaves]
     return found
+
+
+def _at_rows(leaf, number, rows):
+    """The entries of some rows along the axes that have the number of all rows."""
+    for axis, size in enumerate(jnp.shape(leaf)):
+        leaf = jnp.take(jnp.asarray(leaf), rows, axis) if size == number else leaf
+    return leaf
 
 
 def _is_number(leaf) -> bool:

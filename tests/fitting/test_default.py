@@ -163,6 +163,22 @@ def test_data_that_a_model_standardises_have_no_batches(of_inputs):
         fit(standardising, sgp.SVGP(inducing=Z), (X, Y), batch_size=20)
 
 
+@pytest.mark.parametrize("by", ["number", "row before", "index"])
+def test_rows_that_a_model_tells_by_their_place_have_no_batches(by):
+    offsets = jnp.linspace(0.0, 1.0, N)
+
+    def model(X, y=None):
+        inputs = jnp.arange(X.shape[0])[:, None] / 10.0 if by == "number" else X
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), inputs))
+        with numpyro.plate("data", X.shape[0]) as index:
+            mean = f + offsets[index] if by == "index" else f
+            before = jnp.append(y[:1], y[:-1]) if by == "row before" else 0.0
+            numpyro.sample("y", dist.Normal(mean + before, 0.3), obs=y)
+
+    with pytest.raises(ValueError, match="rows are others in a batch"):
+        fit(model, sgp.SVGP(inducing=Z), (X, Y), batch_size=20)
+
+
 def test_models_that_read_numbers_off_their_data_are_told_to_take_them():
     def grouped(X, group, y=None, num_groups=None):
         number = num_groups or int(group.max()) + 1
