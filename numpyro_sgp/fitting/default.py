@@ -1,6 +1,7 @@
 """From a model, an approximation and data to a trained guide, with nothing to tune."""
 
 import functools
+import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -176,7 +177,7 @@ def fit(
         model = _padded(model, approximation)
         data, kwargs = model.fill(data, kwargs)
 
-    def train(guide, start=None, before=None, steps=steps):
+    def train(guide, start=None, before=None, descent=None, steps=steps):
         try:
             return _train(
                 guide,
@@ -189,6 +190,7 @@ def fit(
                 restarts=restarts,
                 start=start,
                 before=before,
+                descent=descent,
                 progress_bar=progress_bar,
             )
         except (*NEEDS_KNOWN_DATA, TypeError) as error:
@@ -227,7 +229,7 @@ def fit(
             return train(guide, start, steps=few if steps is None else min(few, steps))
 
         def go_on(fitted):
-            return train(fitted.guide, before=fitted)
+            return train(fitted.guide, before=fitted, descent=fitted.descent)
 
         most = max(allowed.values())
         fitted = grow(begin, go_on, most, data, kwargs, until, progress_bar)
@@ -251,6 +253,7 @@ def _train(
     restarts,
     start,
     before,
+    descent,
     progress_bar,
 ) -> Any:
     """
@@ -258,6 +261,7 @@ def _train(
 
     :param start: values of parameters that are known already, in place of the race.
     :param before: a fit of this guide to go on from.
+    :param descent: that of a fit with the same data, or None.
     """
     for_init, for_guide, for_starts, for_race, for_training = split(rng_key, 5)
     if before is None:
@@ -271,9 +275,7 @@ def _train(
     problem = Problem(svi, state, args, kwargs)
     size = _batch_size(problem, batch_size)
     whole = not problem.random and size is None
-    stepper, race, settling, descent = Stepper(problem, size), None, None, None
-    if before is not None and before.args is args:
-        descent = before.descent
+    stepper, race, settling = Stepper(problem, size), None, None
     if before is None and start is None and problem.natural:
         # Fast steps of Adam make components of a mixture, which has none, collapse.
         race = Race(stepper, whole)
@@ -430,7 +432,8 @@ def _check(model, approximation, data, rng_key, base_guide):
                 "approximation in place of the guide."
             )
         own = guide.model.model if isinstance(guide.model, Padded) else guide.model
-        if own is not model:
+        # A bound method is another object each time that it is asked for.
+        if own is not model and not (inspect.ismethod(own) and own == model):
             raise ValueError(
                 "The guide is of another model than the one that is fitted. Make it of "
                 "this one: AutoSparseGP(model, SVGP(50))."

@@ -525,6 +525,24 @@ def test_a_guide_that_is_fitted_is_of_the_model_and_has_its_base_guide():
         fit(known, guide, (X, Y), base_guide=AutoDelta)
 
 
+def test_a_fit_of_keywords_goes_on_with_the_data_that_it_is_given():
+    first = fit(known, sgp.SVGP(inducing=Z), (), X=X, y=Y)
+    again = fit(known, first, (), X=X, y=2.0 * Y)
+    assert_allclose(again.bound, fit(known, first, (X, 2.0 * Y)).bound, atol=0.1)
+
+
+def test_a_fit_of_a_bound_method_is_gone_on_from():
+    class Study:
+        def model(self, X, y=None):
+            known(X, y)
+
+    study = Study()
+    fitted = fit(study.model, sgp.SVGP(inducing=Z), (X, Y), steps=1)
+    assert fit(study.model, fitted, (X, Y)).bound > fitted.bound - 1e-3
+    with pytest.raises(ValueError, match="of another model"):
+        fit(Study().model, fitted, (X, Y))
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
