@@ -82,9 +82,8 @@ def load(
     found = read(path, model, {**given, "arguments": arguments})
     of_file = {k: found.pop(k) for k in ("examples", "num_rows", "_verdict", "more")}
     fitted = Fitted(found.pop("guide"), found.pop("params"), *(arguments or ()), **found)
-    fitted.examples = of_file["examples"]
-    if arguments is None:
-        fitted.num_rows = of_file["num_rows"]
+    if arguments is None:  # else they are all of the data, of which a file has two rows
+        fitted.examples, fitted.num_rows = of_file["examples"], of_file["num_rows"]
     fitted._verdict = of_file["_verdict"]
     for kind, more in of_file["more"].items():
         return RESULTS[kind](fitted, more)

@@ -152,6 +152,16 @@ def test_a_loaded_fit_can_be_saved_again(loaded, path, tmp_path):
             assert_array_equal(first[name], second[name])
 
 
+def test_a_fit_that_is_loaded_with_its_data_is_saved_with_two_rows_of_them(path, tmp_path):
+    loaded = sgp.load(path, model, args=(X, Y))  # noqa: F821
+    assert loaded.num_rows == 20 and loaded.sample(jax.random.key(0))["f"].shape == (20,)
+    loaded.save(tmp_path / "again.npz")
+    with np.load(tmp_path / "again.npz") as file:
+        assert not any(20 in file[name].shape for name in file.files)
+        assert_array_equal(file["arguments/0/0"], X[:2])
+    assert_same(sgp.load(tmp_path / "again.npz", model), loaded)  # noqa: F821
+
+
 @pytest.mark.parametrize(
     "approximation",
     [
