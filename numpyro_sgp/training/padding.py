@@ -167,9 +167,16 @@ def rows_that_count(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return args, kwargs
     kwargs = dict(kwargs)
     counts = np.asarray(kwargs.pop("rows_that_count"))
+    number = int(counts.sum())
+
+    def is_filled(leaf):
+        if np.shape(leaf)[:1] != counts.shape:
+            return False
+        known = np.asarray(leaf)  # a table of that length does not end as it begins
+        return np.array_equal(known[number:], known[: len(counts) - number], equal_nan=True)
 
     def cut(leaf):
-        return leaf[: counts.sum()] if np.shape(leaf)[:1] == counts.shape else leaf
+        return leaf[:number] if is_filled(leaf) else leaf
 
     return jax.tree.map(cut, (args, kwargs))
 

@@ -127,6 +127,20 @@ def test_a_padded_fit_is_that_of_the_rows_that_count(fits):
     assert np.isfinite(verdict.to_dataframe().nats.iloc[0])
 
 
+def test_a_table_as_long_as_the_filled_rows_stays_whole():
+    def model(X, group, table, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.8), X))
+        mean = numpyro.deterministic("mean", f + table[group])
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    (X, y), group, table = growing(11), np.arange(11) + 5, jnp.arange(16.0)
+    given = model, sgp.SVGP(5), (X, group, table, y)
+    fitted = sgp.fit(*given, steps=1, pad=True, progress_bar=False)
+    drawn = fitted.sample(jax.random.key(0))
+    assert_allclose(drawn["mean"] - drawn["f"], np.arange(11) + 5.0, atol=1e-9)
+
+
 def test_a_fit_goes_on_with_more_data_and_compiles_nothing(fits, monkeypatch, tmp_path):
     from numpyro_sgp import _programs
 
