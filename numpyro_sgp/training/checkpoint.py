@@ -59,6 +59,8 @@ class Checkpoints:
 
     def __exit__(self, *error):
         if self._lock is not None:
+            # Workers of a loader that were forked hold it open, and with it the lock.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
 
     def save(self, step: int, tree):

@@ -69,6 +69,14 @@ def test_a_folder_has_one_training_at_a_time(folder):
     assert len(list(folder.iterdir())) == 2
 
 
+def test_a_folder_is_free_again_though_a_forked_worker_holds_it_open(folder):
+    with checkpoints(folder) as here:
+        of_worker = os.dup(here._lock)  # as a fork has it
+    with checkpoints(folder) as again:
+        assert again.load(STATE) is not None
+    os.close(of_worker)
+
+
 def test_a_folder_that_was_removed_is_made_again(folder):
     with checkpoints(folder) as here:
         shutil.rmtree(folder)
