@@ -72,15 +72,16 @@ def test_one_thread_at_a_time_is_in_what_is_marked():
     assert max(most) == 2 and not inside
 
 
+def is_free(seconds):
+    free = _ALONE.acquire(timeout=seconds)
+    if free:
+        _ALONE.release()
+    return free
+
+
 def test_a_loader_may_run_models_beside_a_training():
     """Its threads find the lock free, but never while the training runs its model."""
     X = np.linspace(0.0, 1.0, 5)[:, None]
-
-    def is_free(seconds):
-        free = _ALONE.acquire(timeout=seconds)
-        if free:
-            _ALONE.release()
-        return free
 
     def batches():
         for _ in range(12):
@@ -99,6 +100,25 @@ def test_a_loader_may_run_models_beside_a_training():
     with ThreadPoolExecutor(2) as pool:
         result = sgp.train(svi, jax.random.key(0), batches(), 12, **options)
     assert len(result.losses) == 12
+
+
+def test_a_fit_is_made_by_one_thread_at_a_time():
+    X, free = np.linspace(0.0, 1.0, 5)[:, None], []
+
+    def model(X, y):
+        free.append(pool.submit(is_free, 0.01).result())
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    svi = numpyro.infer.SVI(model, guide, optax.adam(0.02), sgp.TraceGP_ELBO())
+    with ThreadPoolExecutor(1) as pool:
+        result = svi.run(jax.random.key(0), 1, X, X[:, 0], progress_bar=False)
+        free.clear()
+        sgp.Fitted(guide, result.params, (X, X[:, 0]))
+        sgp.Fitted.from_svi(svi, result, X, X[:, 0])
+    assert free and not any(free)
 
 
 def test_what_is_marked_keeps_its_signature():

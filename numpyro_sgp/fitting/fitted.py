@@ -17,7 +17,7 @@ from numpyro.infer.svi import SVIRunResult
 
 from numpyro_sgp._checks import check_args, check_key
 from numpyro_sgp._programs import split
-from numpyro_sgp._threads import methods_alone
+from numpyro_sgp._threads import alone, methods_alone
 from numpyro_sgp.diagnostics import to_arviz
 from numpyro_sgp.distributions import FunctionSamples, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
@@ -93,6 +93,7 @@ class Fitted:
         (4, 7)
     """
 
+    @alone
     def __init__(
         self,
         guide: AutoSparseGP,
@@ -149,6 +150,7 @@ class Fitted:
             self.num_rows = rows_of_sites(guide, *as_arrays(self.model, *count))
 
     @classmethod
+    @alone
     def from_svi(cls, svi: SVI, result: Any, *args, **kwargs) -> Fitted:
         """
         Of a training by NumPyro's SVI, :func:`~numpyro_sgp.train` or
