@@ -85,7 +85,8 @@ class Stepper:
         """
         A step for each rate, at most :data:`CHUNK`. Where a loss is not finite, or ten
         times as far above its running mean as losses are on average, the step that led
-        there is undone, and the next ones are shorter.
+        there is undone, and the next ones are shorter; but not where that batch's loss was
+        half as far above before the step.
 
         :param index: rows of each batch, shape ``(steps, B)``; None for all rows.
         :param natural: rates of natural steps, shape ``(steps,)``.
@@ -130,6 +131,10 @@ class Stepper:
         finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((value, slopes))]
         begins = ~jnp.isfinite(mean)
         near = begins | (value <= mean + 10.0 * spread)
+        if self.num_rows is not None:
+            # A step is not to blame for a batch with a row that is far off anyway.
+            before = jax.lax.cond(near, lambda: value, lambda: loss(state.good.free))
+            near = near | (value - mean <= 2.0 * (before - mean))
         good = jnp.all(jnp.array(finite)) & near
 
         damping = state.damping

@@ -271,6 +271,19 @@ def test_a_step_that_is_too_long_is_undone(poisson_fit):
     assert losses[-1] < losses[20] + 1.0
 
 
+def test_no_step_is_undone_for_a_batch_with_a_row_that_is_far_off():
+    y = np.where(np.arange(N) == 17, 1e3, Y)
+    guide = sgp.AutoSparseGP(known, sgp.SVGP(inducing=Z))
+    svi = SVI(known, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    given = problem.Problem(svi, svi.init(KEY, X, y), (X, y), {})
+    stepper = Stepper(given, 2)
+    rows = np.arange(80).reshape(40, 2) % 16
+    rows[30] = 16, 17
+    rates = np.where(np.arange(40) == 30, 0.0, 0.01)  # it is looked at alone
+    _, losses = stepper(stepper.start(given.free, KEY), rows, rates, rates)
+    assert np.isfinite(losses).all() and np.argmax(losses) == 30
+
+
 def test_steps_are_one_program_whatever_their_number(poisson_fit, count_compiled):
     svi = poisson_fit.svi
     given = problem.Problem(svi, svi.init(KEY, X, COUNTS), (X, COUNTS), {})
