@@ -130,7 +130,8 @@ def fit(
     :param tolerance: nats that may be left.
     :param pad: whether to fill the data up to a power of two by rows that do not count, so
         that nothing is compiled anew for most of the rounds where data grow. Not for
-        approximations with a part for each row (``VGP``, pseudo-data, tight bounds).
+        approximations with a part for each row (``VGP``, pseudo-data, tight bounds), nor
+        for latents that have an entry for each.
     :param progress_bar: whether to show the bound while it rises.
     :param kwargs: keyword arguments of the model.
     :return: the result, a :class:`~numpyro_sgp.Fitted`: ``predict``, ``posterior``,

@@ -182,16 +182,27 @@ def rows_that_count(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 class _Counting(Messenger):
-    """Masks observed sites."""
+    """Masks observed sites, and refuses latents in their plate."""
 
     def __init__(self, counts):
         self.counts = counts
+        self._latents = {}  # by the plates that they are in
         super().__init__()
 
     def process_message(self, msg):
-        if msg["type"] != "sample" or not msg["is_observed"]:
+        if msg["type"] != "sample":
             return
         batch, num_rows = msg["fn"].batch_shape, self.counts.shape[0]
+        plates = [f.name for f in msg["cond_indep_stack"] if f.size == num_rows]
+        if not msg["is_observed"]:
+            if not messages.is_latent_gp(msg):
+                self._latents |= dict.fromkeys(plates, msg["name"])
+            return
+        if found := [self._latents[name] for name in plates if name in self._latents]:
+            raise ValueError(
+                "pad=True fills the data up by rows that do not count, but those of latent "
+                f"site '{found[0]}', which has an entry for each row, would. Leave pad out."
+            )
         if batch[-1:] == (num_rows,):
             msg["fn"] = msg["fn"].mask(jnp.broadcast_to(self.counts, batch))
         elif not msg["infer"].get("is_auxiliary"):  # a factor of no row

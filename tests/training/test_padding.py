@@ -188,6 +188,15 @@ def test_what_cannot_be_padded_is_told(fits):
     _, kwargs = Padded(factor).fill(data, {"of_rows": True})
     assert kwargs["rows_that_count"].sum() == 11
 
+    def by_row(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            extra = numpyro.sample("extra", dist.Normal())
+            numpyro.sample("y", dist.Normal(f + extra, 1.0), obs=y)
+
+    with pytest.raises(ValueError, match="'extra', which has an entry for each row"):
+        sgp.fit(by_row, sgp.SVGP(4), data, pad=True, progress_bar=False)
+
     with pytest.raises(ValueError, match="of another model"):
         sgp.fit(one_event, fits[False], data, progress_bar=False)
     with pytest.raises(ValueError, match="from fits with pad=True only"):
