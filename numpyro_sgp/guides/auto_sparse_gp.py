@@ -268,14 +268,16 @@ class AutoSparseGP(PreparedGuide):
             with handlers.seed(rng_seed=rng_key):
                 values = self.base_guide(*args, **kwargs)
         else:
-            try:
-                values = self.base_guide.median(params)
-            except NotImplementedError:
+            base, values = self.base_guide, None
+            if hasattr(base, "median"):  # a function has none
+                with suppress(NotImplementedError):
+                    values = base.median(params)
+            if values is None:
+                name = getattr(base, "__name__", type(base).__name__)
                 raise NotImplementedError(
-                    f"{type(self.base_guide).__name__} has no median to put the latents "
-                    "beside f at; draw them: guide.posterior(params, ..., rng_key=key), or "
-                    "guide.sample_posterior."
-                ) from None
+                    f"{name} has no median to put the latents beside f at; draw them: "
+                    "guide.posterior(params, ..., rng_key=key), or guide.sample_posterior."
+                )
         return {name: values[name] for name in self.known().latents}
 
     def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs) -> dict:

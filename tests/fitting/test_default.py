@@ -556,6 +556,20 @@ def test_a_fit_of_a_bound_method_is_gone_on_from():
         fit(Study().model, fitted, (X, Y))
 
 
+def test_a_base_guide_may_be_a_function_without_a_median():
+    def of_lengthscale(model):
+        def guide(X, y=None):
+            mean = numpyro.param("mean", 0.0)
+            return {"lengthscale": numpyro.sample("lengthscale", dist.LogNormal(mean, 0.1))}
+
+        return guide
+
+    fitted = fit(poisson, sgp.SVGP(4), (X, COUNTS), base_guide=of_lengthscale, steps=3)
+    assert np.isfinite(fitted.predict(X[:2])["y"].mean).all()
+    with pytest.raises(NotImplementedError, match="guide has no median"):
+        fitted.posterior(X[:2])
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
