@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgp._programs import on_data
-from numpyro_sgp.guides.messengers import FirstRows, OnePlateEach
+from numpyro_sgp.guides.messengers import FirstRows, OnePlateEach, ProperPriors
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import Coupling, find_coupling, log_likelihood
 from numpyro_sgp.tracing.curvature import check_gaussian
@@ -20,7 +20,8 @@ def checked_trace(model, args, kwargs) -> dict:
     """
 
     def run(args, kwargs):
-        at_mean, model_here = messages.at_prior_mean, OnePlateEach(FirstRows(model))
+        model_here = ProperPriors(OnePlateEach(FirstRows(model)))
+        at_mean = messages.at_prior_mean
         trace = messages.trace_of(model_here, args, kwargs, at_site=at_mean)
         return trace, checks.valid_arguments(trace)
 

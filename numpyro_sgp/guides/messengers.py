@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
@@ -128,6 +129,20 @@ class OnePlateEach(Messenger):
                 "data: ..."
             )
         self.seen.add(name)
+
+
+class ProperPriors(Messenger):
+    """Refuses latents that cannot be drawn, as no guide begins without a draw of them."""
+
+    def process_message(self, msg):
+        if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
+            return
+        if isinstance(messages.innermost(msg["fn"]), dist.ImproperUniform):
+            raise ValueError(
+                f"Latent site '{msg['name']}' has an improper prior, of which no values "
+                "can be drawn to begin with. Give it a proper one, such as "
+                "dist.Normal(0, 10), or sample the model by NUTS."
+            )
 
 
 class WithoutGPs:

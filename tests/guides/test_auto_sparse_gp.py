@@ -468,6 +468,19 @@ def test_discrete_latents():
         start(model, sgp.SVGP(3), X, y)
 
 
+def test_improper_priors_are_told_unless_they_have_a_value():
+    def model(X, y):
+        level = numpyro.sample("level", dist.ImproperUniform(dist.constraints.real, (), ()))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + level, 1.0), obs=y)
+
+    X, y = helpers.regression_data()
+    with pytest.raises(ValueError, match="'level' has an improper prior, of which no val"):
+        start(model, sgp.SVGP(3), X, y)
+    start(numpyro.handlers.condition(model, {"level": 0.0}), sgp.SVGP(3), X, y)
+
+
 def test_a_response_with_an_obs_mask():
     def model(X, y):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
