@@ -126,7 +126,9 @@ def fit(
         :class:`~numpyro_sgp.JointFit`.
     :param restarts: number of starts that are drawn at random, the first one excepted.
         Where training is cheap and has no number of ``steps``, the best three after the
-        race are trained to the end.
+        race are trained to the end. Where natural gradients train nothing (mixtures,
+        inverse-free ones) there is no race: training on all rows goes on from each to the
+        end, and on batches from the first alone.
     :param tolerance: nats that may be left.
     :param pad: whether to fill the data up to a power of two by rows that do not count, so
         that nothing is compiled anew for most of the rounds where data grow. Not for
@@ -301,6 +303,8 @@ def _train(
     few = int(np.clip(affordable, 1, 3))
     if race is not None:
         starts = race(starts, for_race, 2 if affordable < 1 else len(starts), limits)
+    elif restarts > 1:  # that nothing else chooses from
+        few = len(starts)
     early = np.zeros(0)
     if settling is not None:
         starts[0], early = settling(starts[0], for_race, limits)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import numpyro_sgp as sgp
+from numpyro_sgp.fitting import default
 from numpyro_sgp.fitting.batches import _FEWEST, _HASTE, _NATURAL, _RATE, _keep_rates, _Run
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.starts import Race, Settling, random_starts
+from numpyro_sgp.training.descent import Descent
 from tests.helpers import gaussian_model
 
 NO_LIMITS = Limits(0.1, None, None)
@@ -154,6 +156,29 @@ def test_many_rows_with_few_points_settle_first(monkeypatch):
     assert len(early) == 115 and early[-1] < early[0]  # half of the steps
     assert np.array_equal(fitted.losses[:115], early) and len(fitted.losses) <= 230
     assert fitted.bound >= -np.nanmin(early)  # L-BFGS begins where they end
+
+
+def test_where_there_is_no_race_each_start_is_trained(monkeypatch):
+    rng = np.random.default_rng(0)
+    X = np.linspace(0.0, 6.0, 40)[:, None]
+    y = np.sin(2.0 * X[:, 0]) + 0.3 * rng.normal(size=40)
+    started = []
+    start_at = Descent.start_at
+
+    def counted(self, free):
+        started.append(free)
+        start_at(self, free)
+
+    monkeypatch.setattr(Descent, "start_at", counted)
+    monkeypatch.setattr(default, "SEVERAL", 1.0)  # as if evaluations took long
+    bounds = []
+    for restarts, number in (1, 1), (4, 4):
+        started.clear()
+        options = {"restarts": restarts, "progress_bar": False}
+        fitted = sgp.fit(gaussian_model, sgp.InverseFreeSVGP(4), (X, y), **options)
+        assert len(started) == number
+        bounds.append(fitted.bound)
+    assert bounds[1] >= bounds[0]
 
 
 def test_limits_are_of_all_trainings_together_or_of_each():
