@@ -163,7 +163,7 @@ def _keep_rates(run, limits) -> str:
     if run.batch_size is not None:
         group = round(1.0 / run.share)
         fewest, most = max(_FEWEST, _FEW_EPOCHS * group), max(_MOST, _EPOCHS * group)
-    while True:
+    while not (reason := limits.reached(0)):
         at = np.arange(run.count, run.count + chunk)
         rates = run.rate + (_FIRST_RATE - run.rate) * np.exp(-at / _EARLY)
         run(np.full(chunk, run.first_rate), rates)
@@ -181,6 +181,7 @@ def _keep_rates(run, limits) -> str:
             return "converged"
         if limits.steps is None and run.count >= most:
             return f"the most steps, {(1 + _DOWN) * run.count}, were done"
+    return reason
 
 
 def _lower_rates(run, limits) -> str:
@@ -190,12 +191,12 @@ def _lower_rates(run, limits) -> str:
     if limits.steps is not None:
         number = min(number, max(limits.steps - held, 0))
     for begin in range(0, number, chunk):
+        if limits.until is not None and (reason := limits.reached(0)):
+            return reason
         part = np.arange(begin, min(begin + chunk, number)) / number
         last = min(run.share, _LAST_NATURAL)
         natural = run.first_rate ** (1.0 - part) * last**part
         run(natural, run.rate * 0.5 * (1.0 + np.cos(np.pi * part)))
-        if limits.until is not None and (reason := limits.reached(0)):
-            return reason
     return ""
 
 

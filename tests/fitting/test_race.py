@@ -9,7 +9,15 @@ import pytest
 
 import numpyro_sgp as sgp
 from numpyro_sgp.fitting import default
-from numpyro_sgp.fitting.batches import _FEWEST, _HASTE, _NATURAL, _RATE, _keep_rates, _Run
+from numpyro_sgp.fitting.batches import (
+    _FEWEST,
+    _HASTE,
+    _NATURAL,
+    _RATE,
+    _keep_rates,
+    _lower_rates,
+    _Run,
+)
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.starts import Race, Settling, random_starts
 from numpyro_sgp.training.descent import Descent
@@ -90,6 +98,15 @@ def test_rates_are_higher_where_there_is_time_for_few_steps(most, factor):
     assert np.allclose(natural, max(_NATURAL * factor, 0.1))
     assert others[-1] == pytest.approx(_RATE * factor, rel=0.5)
     assert run.rate == _RATE * factor
+
+
+def test_no_step_begins_where_time_is_up():
+    run = _Run(Falling(), (0.0, 0.3), jax.random.key(0), lambda *_: None)
+    over = Limits(0.1, None, time.monotonic())
+    assert _keep_rates(run, over) == "the time was used up" and run.count == 0
+    _keep_rates(run, Limits(0.1, 150, None))
+    held = run.count
+    assert _lower_rates(run, over) == "the time was used up" and run.count == held > 0
 
 
 def test_random_starts_have_other_numbers_for_means_than_for_hyperparameters():
