@@ -273,6 +273,7 @@ def _train(
         state = _initial_state(svi, for_init, for_guide, args, kwargs)
     else:
         svi = before.svi
+        kwargs = {**svi.static_kwargs, **kwargs}
         free = unconstrained(svi, before.params)
         state = SVIState(svi.optim.init(free), None, for_init)
     problem = Problem(svi, state, args, kwargs)

@@ -62,7 +62,7 @@ class Problem:
         self.svi, self.guide, self.state = svi, svi.guide, state
         #: Unconstrained starting values.
         self.free: dict = svi.optim.get_params(state.optim_state)
-        arrays, self._static = split_static((args, {**kwargs, **svi.static_kwargs}))
+        arrays, self._static = split_static((args, {**svi.static_kwargs, **kwargs}))
         #: Arrays among the arguments.
         self.arrays: list[Array] = jax.device_put(arrays)
         self.args, self.kwargs = args, kwargs

@@ -30,7 +30,7 @@ def descent_of(problem, key) -> Descent:
         svi,
         SVIState(problem.state.optim_state, None, key),
         problem.args,
-        {**problem.kwargs, **svi.static_kwargs},
+        {**svi.static_kwargs, **problem.kwargs},
         natural=bool(problem.natural) or suits_natural(svi),
         families=problem.natural,
         scales=problem.scales(),

@@ -544,6 +544,24 @@ def test_a_fit_of_keywords_goes_on_with_the_data_that_it_is_given():
     assert_allclose(again.bound, fit(known, first, (X, 2.0 * Y)).bound, atol=0.1)
 
 
+def test_keywords_of_an_svi_are_those_of_the_fit_that_goes_on():
+    def model(X, y=None, variance=1.0):
+        kernel = sgp.kernels.RBF(variance, 0.7)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z, train_inducing=False))
+    svi = SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO(), variance=4.0)
+    by_hand = svi.run(KEY, 2, X, Y, progress_bar=False)
+    fitted = fit(model, sgp.Fitted.from_svi(svi, by_hand, X, Y), (X, Y))
+    assert fitted.kwargs == {"variance": 4.0}
+    assert fitted.check().causes["q(u)"].nats < 0.01
+    fitted = fit(model, fitted, (X, Y), variance=2.0)
+    again = fit(model, guide.approximation, (X, Y), variance=2.0)
+    assert_allclose(fitted.bound, again.bound, atol=1e-3)
+
+
 def test_a_fit_of_a_bound_method_is_gone_on_from():
     class Study:
         def model(self, X, y=None):
