@@ -343,6 +343,12 @@ def make_source(data, batch_size, shuffle, seed, devices=None) -> Rows | Batches
             "data must be a tuple of arrays, such as (X, y), or an iterable of batches, "
             f"got {type(data).__name__}."
         )
+    known = data if isinstance(data, list) else []
+    if len({np.ndim(a) for a in known if hasattr(a, "shape")}) > 1:
+        raise ValueError(
+            "data is a list of arrays with different numbers of axes, each of which would "
+            "be a batch. Arrays to take batches from are passed as a tuple: (X, y)."
+        )
     if batch_size is not None:
         raise ValueError(
             "batch_size is for a tuple of arrays, but data is an iterable "

@@ -585,6 +585,7 @@ def test_errors_of_a_model_are_raised_as_they_are(data):
         ({"num_steps": True}, TypeError, "num_steps must be a whole number"),
         ({"chunk": None}, TypeError, "chunk must be a whole number"),
         ({"data": {"X": 1}}, TypeError, "got dict"),
+        ({"data": [np.zeros((5, 2)), np.zeros(5)]}, ValueError, "passed as a tuple: .X, y"),
         ({"data": [[1.0], None]}, ValueError, "Each batch of data must be a tuple"),
         ({"data": [(np.zeros((5, 2)), np.zeros(5)), 1]}, TypeError, "batch 2 is a int"),
         ({"data": (np.zeros((9, 2), ">f4"), np.zeros(9))}, TypeError, "Array 0 .* >f4"),
