@@ -151,8 +151,8 @@ def lengthscale_starts(problem) -> list[dict]:
         return found
     params = problem.params
     for scale in SCALES:
-        moved = {}
-        for name, (lengthscale, sd) in fed.items():
+        moved, stepped = {}, {}
+        for name, (lengthscale, sd, slope) in fed.items():
             active = sd[sd > 0.0]
             target = scale * np.sqrt(len(active)) * np.where(sd > 0.0, sd, 1.0)
             value = np.asarray(params[name])
@@ -160,17 +160,37 @@ def lengthscale_starts(problem) -> list[dict]:
                 ratio = target / lengthscale
             else:
                 ratio = np.exp(np.mean(np.log(target)) - np.mean(np.log(lengthscale)))
-            moved[name] = np.asarray(value * ratio, free[name].dtype)
-        start = {**free, **unconstrained(problem.svi, moved)}
+            if slope is None:
+                moved[name] = np.asarray(value * ratio, free[name].dtype)
+            else:
+                step = _newton(slope, np.log(ratio), lengthscale.size)
+                stepped[name] = np.asarray(free[name] + step, free[name].dtype)
+        start = {**free, **unconstrained(problem.svi, moved), **stepped}
         if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(start)):
             found.append(start)
     return found
 
 
+def _newton(slope, change, number: int):
+    """
+    What to add to a parameter so that logs of lengthscales change by so much.
+
+    :param slope: of their sum, by the parameter.
+    :param change: of each, or of all.
+    :param number: of lengthscales.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if np.shape(slope) == np.shape(change):
+            return change / slope * (number if np.ndim(slope) == 0 else 1.0)
+        # Of several latents in one vector, those that move them.
+        return slope * np.mean(change) * number / np.sum(slope**2)
+
+
 def _lengthscales(problem, names) -> dict:
     """
-    Parameters that lengthscales are made of, and nothing else: the lengthscale and the
-    standard deviations of the columns that it is of.
+    Parameters that lengthscales are made of, and nothing else: the lengthscale, the
+    standard deviations of the columns that it is of, and, unless it is the parameter
+    itself, the slope of the sum of its logs by the unconstrained parameter.
     """
     guide, params, places = problem.guide, problem.params, {}
 
@@ -195,15 +215,31 @@ def _lengthscales(problem, names) -> dict:
         values = on_data(run, problem.args, problem.kwargs, rest)
     except NotImplementedError:  # a base guide without a median
         return {}
-    fed = {}
+    fed, label_of = {}, {}
     for label, origin in labels.items():
         site, kernel = places[label]
         X, dims = guide.known().sites[site].X, kernel.active_dims
         sd = np.std(X if dims is None else X[:, dims], axis=0)
         names = union(origin)
         if len(names) == 1 and np.any(sd > 0.0):  # equal rows tell no scale
-            fed[next(iter(names))] = np.asarray(values[label]), sd
-    return fed
+            (name,) = names
+            fed[name], label_of[name] = (np.asarray(values[label]), sd), label
+
+    def slopes(args, kwargs, free):
+        def logs(free):
+            found = run(args, kwargs, {**rest, **problem.svi.constrain_fn(free)})
+            return sum(jnp.sum(jnp.log(found[label_of[name]])) for name in free)
+
+        return jax.grad(logs)(free)
+
+    others = {k: problem.free[k] for k, (v, _) in fed.items() if not _is(params[k], v)}
+    found = on_data(slopes, problem.args, problem.kwargs, others) if others else {}
+    found = {name: np.asarray(slope) for name, slope in found.items()}
+    return {name: (*told, found.get(name)) for name, told in fed.items()}
+
+
+def _is(value, lengthscale) -> bool:
+    return np.shape(value) == lengthscale.shape and np.allclose(value, lengthscale)
 
 
 def _stationary(kernel) -> list[Stationary]:

@@ -11,7 +11,7 @@ import optax
 import pytest
 from numpy.testing import assert_allclose
 from numpyro.infer import SVI
-from numpyro.infer.autoguide import AutoDelta
+from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from scipy.optimize import minimize
 
 import numpyro_sgp as sgp
@@ -20,7 +20,7 @@ from numpyro_sgp.fitting import batches, problem
 from numpyro_sgp.fitting.check import problem_at
 from numpyro_sgp.fitting.grow import FIRST
 from numpyro_sgp.fitting.progress import AT_EDGE, INTERRUPTED, Limits
-from numpyro_sgp.fitting.starts import with_other_points
+from numpyro_sgp.fitting.starts import SCALES, lengthscale_starts, with_other_points
 from numpyro_sgp.fitting.stepper import Stepper
 from numpyro_sgp.fitting.whole import remaining, train_whole
 from numpyro_sgp.training.descent import Descent
@@ -411,6 +411,34 @@ def test_starts_ten_times_too_short_and_too_long_end_alike():
     bounds = [fit(student(s), sgp.SVGP(8), data).bound for s in (0.07, 7.0)]
     assert np.isfinite(bounds).all()
     assert_allclose(*bounds, atol=0.5)
+
+
+@pytest.mark.parametrize("base", [AutoDelta, AutoNormal, AutoMultivariateNormal])
+@pytest.mark.parametrize("of_logs", [False, True])
+def test_starts_have_the_lengthscales_that_are_meant_under_any_base_guide(base, of_logs):
+    wide = np.column_stack([100.0 * X[:, 0], X[::-1, 0]])
+
+    def model(X, y=None):
+        numpyro.sample("level", dist.Normal())
+        with numpyro.plate("columns", 2):
+            prior = dist.Normal(1.0, 1.0) if of_logs else dist.LogNormal(1.0, 1.0)
+            scales = numpyro.sample("scales", prior)
+        kernel = sgp.kernels.RBF(1.0, jnp.exp(scales) if of_logs else scales)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(4), base)
+    svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    given = problem.Problem(svi, svi.init(KEY, wide, Y), (wide, Y), {})
+    _, *found = lengthscale_starts(given)
+    for scale, free in zip(SCALES, found, strict=True):
+        scales = guide.base_guide.median(problem.constrained(svi, free))["scales"]
+        logs = np.asarray(scales if of_logs else jnp.log(scales))
+        wanted = np.log(scale * np.sqrt(2.0) * np.std(wide, axis=0))
+        # A vector of all latents moves as a whole, in the mean over columns.
+        apart = base is not AutoMultivariateNormal
+        assert_allclose(logs if apart else logs.mean(), wanted if apart else wanted.mean())
 
 
 @pytest.mark.slow
