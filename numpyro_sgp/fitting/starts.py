@@ -220,9 +220,10 @@ def _lengthscales(problem, names) -> dict:
         site, kernel = places[label]
         X, dims = guide.known().sites[site].X, kernel.active_dims
         sd = np.std(X if dims is None else X[:, dims], axis=0)
-        names = union(origin)
-        if len(names) == 1 and np.any(sd > 0.0):  # equal rows tell no scale
-            (name,) = names
+        if len(union(origin)) != 1 or not np.any(sd > 0.0):  # equal rows tell no scale
+            continue
+        (name,) = union(origin)
+        if isinstance(params[name], jax.Array):  # and no tree, as modules have
             fed[name], label_of[name] = (np.asarray(values[label]), sd), label
 
     def slopes(args, kwargs, free):

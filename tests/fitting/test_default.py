@@ -441,6 +441,17 @@ def test_starts_have_the_lengthscales_that_are_meant_under_any_base_guide(base, 
         assert_allclose(logs if apart else logs.mean(), wanted if apart else wanted.mean())
 
 
+def test_a_lengthscale_of_a_tree_of_parameters_starts_where_it_is():
+    def model(X, y=None):
+        net = numpyro.param("net", {"scale": jnp.ones(()), "log": jnp.zeros(2)})
+        lengthscale = net["scale"] * jnp.exp(net["log"].sum())
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    assert np.isfinite(fit(model, sgp.SVGP(4), (X, Y), steps=2).bound)
+
+
 @pytest.mark.slow
 def test_random_bounds_have_an_error():
     classes = np.digitize(F, [-0.5, 0.5])
