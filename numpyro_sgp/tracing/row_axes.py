@@ -129,7 +129,8 @@ def has_rows_apart(run: Callable[[list], dict], axes: RowAxes, arrays, gp_sites)
     rows = np.sort(drawn)[::-1]  # none of which is at its place where they are alone
 
     def agree(arrays):
-        arrays = [_varied(a, axis, rows) for a, axis in zip(arrays, axes.arguments)]
+        pairs = zip(arrays, axes.arguments, strict=True)
+        arrays = [_varied(a, axis, rows) for a, axis in pairs]
         whole = _of_rows(run(arrays), axes, gp_sites, rows)
         with GivenRows(len(rows), N):
             some = run(axes.take(arrays, rows))
@@ -168,7 +169,9 @@ def _of_rows(trace, axes, gp_sites: Collection[str], rows) -> list:
                 found.append(log_prob[(*(slice(None),) * axis, rows)])
         elif site["type"] == "sample" and name in axes.sites:
             leaves = [v for v in jax.tree.leaves(site["fn"]) if _is_number(v)]
-            found += [_at_rows(v, site["fn"].shape()[axes.sites[name]], rows) for v in leaves]
+            found += [
+                _at_rows(v, site["fn"].shape()[axes.sites[name]], rows) for v in leaves
+            ]
     return found
 
 
