@@ -9,6 +9,8 @@ from numpyro_sgp.diagnostics.evidence import EvidenceBracket
 
 #: Nats that may be left where a fit is said to have converged.
 ENOUGH_NATS = 0.5
+_MOST_NOISE, _MOST_SHARE = 1.0, 1e-3  # of that, in nats and of the bound
+_LEFT = "q(u)", "other parameters"
 #: The row of trainings from other starts.
 OTHER_OPTIMA = "other optima"
 
@@ -78,31 +80,40 @@ class Verdict:
     @property
     def converged(self) -> bool:
         """
-        Whether less than half a nat (or the noise of what is measured) is left for q(u) and
-        for the other parameters together, and trainings from other starts do not end
-        elsewhere.
+        Whether less than half a nat (or the noise of what is measured, if that is a nat or
+        a thousandth of the bound at most) is left for q(u) and for the other parameters
+        together, and trainings from other starts do not end elsewhere.
         """
-        left, noise = 0.0, 0.0
-        for name in ("q(u)", "other parameters", OTHER_OPTIMA):
+        for name in (*_LEFT, OTHER_OPTIMA):
             cause = self.causes.get(name)
-            if cause is None:
-                continue
-            if np.isnan(cause.nats):
-                if cause.mend:
-                    return False
-                continue
-            left, noise = left + cause.nats, max(noise, 2.0 * cause.error)
-        return bool(left <= max(ENOUGH_NATS, noise))
+            if cause is not None and np.isnan(cause.nats) and cause.mend:
+                return False
+        left = sum(cause.nats for cause in self._left)
+        return bool(left <= max(ENOUGH_NATS, self._noise)) and not self._is_lost_in_noise
+
+    @property
+    def _left(self) -> list[Cause]:
+        """What training has left, as far as it is known."""
+        causes = [self.causes[name] for name in _LEFT]
+        return [cause for cause in causes if not np.isnan(cause.nats)]
+
+    @property
+    def _noise(self) -> float:
+        return max((2.0 * cause.error for cause in self._left), default=0.0)
+
+    @property
+    def _is_lost_in_noise(self) -> bool:
+        size = 0.0 if np.isnan(self.bound) else abs(self.bound)
+        return bool(self._noise > max(_MOST_NOISE, _MOST_SHARE * size))
 
     @property
     def summary(self) -> str:
         """One sentence."""
-        left = [self.causes[name] for name in ("q(u)", "other parameters")]
-        told = " and ".join(
-            f"{c.number} nats for {c.name}" for c in left if not np.isnan(c.nats)
-        )
+        told = " and ".join(f"{c.number} nats for {c.name}" for c in self._left)
         optima = self.causes.get(OTHER_OPTIMA)
         text = "converged" if self.converged else "not converged"
+        if self._is_lost_in_noise and sum(c.nats for c in self._left) <= self._noise:
+            text = "not known to have converged"
         if optima is not None and np.isnan(optima.nats):
             text = "at one of several optima"
         if told:

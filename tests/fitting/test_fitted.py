@@ -14,6 +14,7 @@ from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_sgp as sgp
+from numpyro_sgp.fitting.verdict import Cause, Verdict
 
 X = np.linspace(-2.0, 2.0, 15)[:, None]
 Y = np.sin(2.0 * X[:, 0])
@@ -437,3 +438,22 @@ def test_rows_that_are_tied_together_leave_f_to_be_drawn():
     assert_allclose(mean, q.mean, rtol=1e-12)
     low = ax.collections[0].get_paths()[0].vertices[:, 1].min()
     assert_allclose(low, (q.mean - 1.6448536 * jnp.sqrt(q.variance)).min(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "bound, error, text",
+    [
+        (-60.0, 9.0, "not known to have converged"),
+        (-60.0, 0.3, "converged"),
+        (-60_000.0, 9.0, "converged"),  # of many rows
+    ],
+)
+def test_what_is_lost_in_noise_has_not_converged(bound, error, text):
+    causes = [
+        Cause("q(u)", np.nan),
+        Cause("other parameters", 0.0, error),
+        Cause("inducing points", 0.0),
+    ]
+    verdict = Verdict({cause.name: cause for cause in causes}, bound=bound)
+    assert verdict.converged == (text == "converged")
+    assert verdict.summary.startswith(f"{text}: left are about")
