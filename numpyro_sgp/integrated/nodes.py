@@ -93,13 +93,13 @@ class Nodes:
         return self._between(number, rng)
 
     def _at_nodes(self, number, rng):
-        places = rng.permutation(_systematic(self.weights, number, rng))
+        places = rng.permutation(systematic(self.weights, number, rng))
         return self.free[places], places
 
     def _near(self, number, rng):
         """Draws near nodes, with the mean and covariance of these."""
         z, dim = self.standardised(self.free), len(self.mode)
-        places = rng.permutation(_systematic(self.weights, number, rng))
+        places = rng.permutation(systematic(self.weights, number, rng))
         mean, spread = _moments(z, self.weights)
         root = np.linalg.cholesky(spread + 1e-6 * np.eye(dim))
         near = np.sqrt(1 - _SMOOTH**2) * (z[places] - mean) + mean
@@ -146,7 +146,7 @@ class Grid(Nodes):
         # Evenly in the cells around nodes: beyond them nothing holds the spline.
         heavy = 0.9 * self.weights + 0.1 / len(z)
         heavy /= heavy.sum()
-        centres = _systematic(heavy, _CANDIDATES, rng)
+        centres = systematic(heavy, _CANDIDATES, rng)
         candidates = z[centres] + apart * rng.uniform(-0.5, 0.5, (_CANDIDATES, dim))
         log_weight = _interpolated(z, self.values, tree, apart)(candidates)
         log_weight = log_weight - np.log(heavy[centres])
@@ -154,7 +154,7 @@ class Grid(Nodes):
         weight /= weight.sum()
         if weight.max() > _LARGEST or not self._alike(z, candidates, weight):
             return self._near(number, rng)
-        places = rng.permutation(_systematic(weight, number, rng))
+        places = rng.permutation(systematic(weight, number, rng))
         return self.mode + candidates[places] @ self.axes.T, centres[places]
 
     def _alike(self, z, candidates, weight) -> bool:
@@ -197,7 +197,7 @@ def _interpolated(z, values, tree, apart) -> Callable:
     return at
 
 
-def _systematic(weights, number, rng):
+def systematic(weights, number, rng):
     """Indices drawn with these probabilities, evenly."""
     places = (rng.uniform() + np.arange(number)) / number
     return np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)

@@ -16,7 +16,7 @@ from numpyro_sgp._programs import join_static, mapped, shared, split_static
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.groups import limit
 from numpyro_sgp.integrated.marginals import given, gp_shapes, kept_nodes
-from numpyro_sgp.integrated.nodes import Nodes
+from numpyro_sgp.integrated.nodes import Nodes, systematic
 from numpyro_sgp.integrated.predictors import NotByRow, row_factors
 from numpyro_sgp.integrated.profile import quadrature
 from numpyro_sgp.integrated.views import Parts
@@ -26,6 +26,8 @@ from numpyro_sgp.predictive.responses import of_responses
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.rows import by_row
 
+_MOST_NODES = 512  # drawn ones
+_NODES = 32  # whose densities are found by one call
 _MAX_NUMBERS = 3e6  # of rows and draws, held at one time
 
 
@@ -123,11 +125,11 @@ def _at_draws(field: Field, free, values: dict, args, kwargs) -> tuple[dict, dic
     return at_draws(field, run, free, values, args, kwargs)
 
 
-def _at_nodes(field: Field, nodes: Nodes, args, kwargs) -> dict[str, np.ndarray] | None:
+def _at_nodes(field: Field, nodes: Nodes, args, kwargs) -> dict[str, Array] | None:
     """
-    Without draws: given a node the predictors of a row are Gaussian, so
-    that its density is an integral, by nodes of a rule where these are and about the mode
-    of each row's integrand.
+    Without draws: given a node the predictors of a row are Gaussian, so that its density is
+    an integral, by nodes of a rule where these are and about the mode of each row's
+    integrand.
 
     :return: None where rows are not of predictors of their own, or of many.
     """
@@ -160,20 +162,31 @@ def _at_nodes(field: Field, nodes: Nodes, args, kwargs) -> dict[str, np.ndarray]
         return found, jnp.max(away) <= limit(field.dtype)
 
     weights, kept = kept_nodes(nodes)
-    of_node, each = shared(run), []
-    for node in kept:
-        q, free = node.weighed, jnp.asarray(node.free, field.dtype)
+    if len(kept) > _MOST_NODES:
+        places = systematic(weights, _MOST_NODES, np.random.default_rng(0))
+        places, counts = np.unique(places, return_counts=True)
+        weights, kept = counts / counts.sum(), [kept[i] for i in places]
+    q = [(jnp.asarray(n.free, field.dtype), n.weighed.mean, n.weighed.factor) for n in kept]
+
+    def several(each, points, arrays):
+        return jax.lax.map(lambda node: run(*node, points, arrays), each)
+
+    of_nodes, found = shared(several), []
+    most = min(_NODES, len(q)) if len(set(map(jax.tree.structure, q))) == 1 else 1
+    for start in range(0, len(q), most):
+        some = q[start : start + most]
+        number = len(some)
+        some += [some[-1]] * (most - number)  # for one program
+        stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *some)
         try:
-            found, is_grouped = of_node(free, q.mean, q.factor, nodes.points, arrays)
+            densities, is_grouped = of_nodes(stacked, nodes.points, arrays)
         except NotByRow:
             return None
-        if not is_grouped:
+        if not np.all(is_grouped):
             return None
-        each.append(found)
-    return {
-        name: np.asarray(logsumexp(jnp.stack([v[name] for v in each]), 0, weights[:, None]))
-        for name in each[0]
-    }
+        found.append({k: np.asarray(v)[:number] for k, v in densities.items()})
+    each = {k: jnp.concatenate([part[k] for part in found]) for k in found[0]}
+    return {k: logsumexp(v, axis=0, b=weights[:, None]) for k, v in each.items()}
 
 
 class _Unscaled(Messenger):
