@@ -1,5 +1,6 @@
 """Log predictive densities of a guide against closed forms and quadrature by hand."""
 
+import warnings
 from functools import partial
 
 import jax
@@ -452,3 +453,25 @@ def test_inputs_without_numbers_are_told(single):
     guide, params, _ = single
     with pytest.raises(ValueError, match="NaN or infinite values in 1 of 4 rows"):
         sgp.log_predictive_density(guide, params, X_NEW.at[1].set(np.nan), Y_NEW)
+
+
+@pytest.mark.parametrize("level", [30.0, 4.0])
+def test_observed_rows_without_a_density_are_told(level):
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            with numpyro.handlers.mask(mask=jnp.arange(X.shape[0]) > 1):
+                numpyro.sample("y", dist.Normal(jnp.log(f + level), 0.5), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    X, y = jnp.arange(6.0)[:, None], jnp.full(6, np.log(level))
+    guide.setup(X, y)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = sgp.log_predictive_density(guide, guide.known().starts, X, y)["y"]
+    assert np.isnan(found[:2]).all()
+    if level == 30.0:  # q has no weight where the logarithm is none
+        assert np.isfinite(found[2:]).all() and not told
+    else:
+        (warning,) = told
+        assert "4 observed rows of site 'y' (first: 2) is NaN" in str(warning.message)

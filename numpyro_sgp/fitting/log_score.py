@@ -25,5 +25,5 @@ class LogScore:
     rows: Array
 
     def __repr__(self):
-        number = int(np.isfinite(np.asarray(self.rows)).sum())
+        number = int((~np.isnan(np.asarray(self.rows))).sum())
         return f"{self.mean:.6g} (mean log predictive density of {number} rows)"

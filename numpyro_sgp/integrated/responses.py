@@ -20,7 +20,12 @@ from numpyro_sgp.integrated.nodes import Nodes, systematic
 from numpyro_sgp.integrated.predictors import NotByRow, row_factors
 from numpyro_sgp.integrated.profile import quadrature
 from numpyro_sgp.integrated.views import Parts
-from numpyro_sgp.predictive.densities import MOST_FUNCTIONS, RULES, log_integrals
+from numpyro_sgp.predictive.densities import (
+    MOST_FUNCTIONS,
+    RULES,
+    log_integrals,
+    warn_of_nan,
+)
 from numpyro_sgp.predictive.predictions import read_rows
 from numpyro_sgp.predictive.responses import of_responses
 from numpyro_sgp.tracing import checks, messages
@@ -93,6 +98,8 @@ def densities(
     if whole is None:
         free, values = draw(num_draws)
         whole, _ = _at_draws(field, free, values, args, kwargs)
+    for name, rows in seen.items():
+        warn_of_nan(name, np.isnan(whole[name]) & np.asarray(rows))
     return {name: jnp.where(seen[name], v, jnp.nan) for name, v in whole.items()}
 
 

@@ -1,5 +1,6 @@
 """Predictive densities of a guide."""
 
+import warnings
 from contextlib import suppress
 from functools import partial
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.scipy.special import logsumexp
-from numpyro.util import not_jax_tracer
+from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp._checks import check_guide, check_key
 from numpyro_sgp._programs import (
@@ -122,18 +123,39 @@ def log_predictive_density(
         with suppress(*NEEDS_KNOWN_DATA, NoHash):  # a model that counts groups, say
             arrays, static = split_static((args, kwargs))
             run = program(guide, _by_row)
-            found, fine = run(params, rng_key, arrays, static=(static, *told))
-            if not not_jax_tracer(fine) or fine:
+            found, is_fine = run(params, rng_key, arrays, static=(static, *told))
+            if not all(not_jax_tracer(v) for v in is_fine.values()):
+                return found
+            if all(np.all(v) for v in is_fine.values()):
                 return found
     # Operation by operation: what is wrong with values is told where they are known.
     static = all_static((args, kwargs))
-    return _by_row(guide, params, rng_key, [], static=(static, *told))[0]
+    found, is_fine = _by_row(guide, params, rng_key, [], static=(static, *told))
+    for name, rows in is_fine.items():
+        if not_jax_tracer(rows):
+            warn_of_nan(name, np.isnan(found[name]) & ~np.asarray(rows))
+    return found
 
 
-def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, Array]:
+def warn_of_nan(name, rows):
     """
-    The density of each row, NaN where all of it is masked; and whether those of the other
-    rows are finite.
+    :param name: of an observed site.
+    :param rows: which of its observed rows have no density.
+    """
+    if np.any(rows):
+        warnings.warn(
+            f"The log density of {np.sum(rows)} observed rows of site '{name}' (first: "
+            f"{np.argmax(rows)}) is NaN: the likelihood is none at some values of f that "
+            "the posterior has. Means over rows leave these rows out.",
+            UserWarning,
+            stacklevel=find_stack_level(),
+        )
+
+
+def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, dict]:
+    """
+    The density of each row, NaN where all of it is masked; and whether that is so or it is
+    finite.
     """
     given, expectation, num_draws = static
     args, kwargs = join_static(arrays, given)
@@ -141,8 +163,7 @@ def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, Array]:
         guide, params, args, kwargs, expectation, rng_key, num_draws, whole=True
     )
     found = {name: jnp.where(observed[name], v, jnp.nan) for name, v in density.items()}
-    fine = [jnp.all(jnp.isfinite(v) | ~observed[name]) for name, v in found.items()]
-    return found, jnp.all(jnp.stack(fine))
+    return found, {k: jnp.isfinite(v) | ~observed[k] for k, v in found.items()}
 
 
 def _has_hash(value) -> bool:
