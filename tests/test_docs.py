@@ -360,10 +360,16 @@ def test_what_docs_say_of_the_regression_benchmark(script):
     told = "LL {:.3f} and {:.3f} with M = 256".format(*kegg)
     assert says(f"{RECORDS}/regression.md", told), told
     devices = [row.get("device") for row in results("regression")]
-    known = devices.count("NVIDIA H100 80GB HBM3")
-    assert known + devices.count(None) == len(devices)
-    told = f"{known} of the {len(devices)} fits ran on an NVIDIA H100. The file does not"
-    assert says(f"{RECORDS}/regression.md", f"{told} have the device of the other {17}")
+    known, cpu = devices.count("NVIDIA H100 80GB HBM3"), devices.count("cpu")
+    assert known + cpu + devices.count(None) == len(devices)
+    told = f"{known} of the {len(devices)} fits ran on an NVIDIA H100, {cpu} on a CPU."
+    told += f" The file does not have the device of the other {devices.count(None)}"
+    assert says(f"{RECORDS}/regression.md", told), told
+    at_1024 = [ll(name, "SVGP", 1024)[0] for name in ("elevators", "bike")]
+    paper = [benchmark.PUBLISHED[name]["SVGP"][0] for name in ("elevators", "bike")]
+    told = "SVGP has {:.3f} and {:.3f} there, the paper {:.3f} and {:.3f}"
+    told = told.format(*at_1024, *paper)
+    assert says(f"{RECORDS}/regression.md", told), told
 
 
 def test_what_docs_say_of_deep_gps():
