@@ -94,9 +94,10 @@ def draw_functions(
     process, L = posterior.prior, posterior.chol
     points = union(posterior.inducing)
     shape = (*sample_shape, *posterior.batch_shape)
-    weights = whitened
-    if weights is None:
+    if whitened is None:
         weights = posterior._sample_whitened(key_q, sample_shape)
+    else:
+        weights = jnp.asarray(whitened, L.dtype)
     prior = None
     if posterior._residual:
         features = (process.kernel, shape, num_features, points.shape[-1], L.dtype)

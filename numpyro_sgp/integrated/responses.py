@@ -93,14 +93,14 @@ def densities(
     :param num_draws: of them, where densities are averages over draws.
     """
     free, values = draw(1)
-    found, seen = _at_draws(field, free, values, args, kwargs)
-    whole = _at_nodes(field, nodes, args, kwargs) if found else found
-    if whole is None:
+    _, seen = _at_draws(field, free, values, args, kwargs)
+    found = _at_nodes(field, nodes, args, kwargs) if seen else {}
+    if seen.keys() - found.keys():
         free, values = draw(num_draws)
-        whole, _ = _at_draws(field, free, values, args, kwargs)
+        found = {**_at_draws(field, free, values, args, kwargs)[0], **found}
     for name, rows in seen.items():
-        warn_of_nan(name, np.isnan(whole[name]) & np.asarray(rows))
-    return {name: jnp.where(seen[name], v, jnp.nan) for name, v in whole.items()}
+        warn_of_nan(name, np.isnan(found[name]) & np.asarray(rows))
+    return {name: jnp.where(rows, found[name], jnp.nan) for name, rows in seen.items()}
 
 
 def _at_draws(field: Field, free, values: dict, args, kwargs) -> tuple[dict, dict]:
@@ -132,13 +132,14 @@ def _at_draws(field: Field, free, values: dict, args, kwargs) -> tuple[dict, dic
     return at_draws(field, run, free, values, args, kwargs)
 
 
-def _at_nodes(field: Field, nodes: Nodes, args, kwargs) -> dict[str, Array] | None:
+def _at_nodes(field: Field, nodes: Nodes, args, kwargs) -> dict[str, Array]:
     """
     Without draws: given a node the predictors of a row are Gaussian, so that its density is
     an integral, by nodes of a rule where these are and about the mode of each row's
     integrand.
 
-    :return: None where rows are not of predictors of their own, or of many.
+    :return: by site; none where rows are not of predictors of their own, or of many, and
+        without the sites that have no density for each row.
     """
     arrays, static = split_static((args, kwargs))
     arrays = [jnp.asarray(a) for a in arrays]
@@ -158,9 +159,7 @@ def _at_nodes(field: Field, nodes: Nodes, args, kwargs) -> dict[str, Array] | No
             x = jnp.broadcast_to(node[""], mean.shape)
             rows = mean + jnp.einsum("rsn,sn->rn", root, x, precision="highest")
             found = {k: by_row(v, num_rows) for k, v in terms.each(rows).items()}
-            if any(v is None for v in found.values()):
-                raise NotByRow
-            return found
+            return {k: v for k, v in found.items() if v is not None}
 
         z, weights = _rule(len(mean), num_rows, mean.dtype)
         chunk = int(np.clip(_MAX_NUMBERS / mean.size, 1, len(weights)))
@@ -188,9 +187,9 @@ def _at_nodes(field: Field, nodes: Nodes, args, kwargs) -> dict[str, Array] | No
         try:
             densities, is_grouped = of_nodes(stacked, nodes.points, arrays)
         except NotByRow:
-            return None
+            return {}
         if not np.all(is_grouped):
-            return None
+            return {}
         found.append({k: np.asarray(v)[:number] for k, v in densities.items()})
     each = {k: jnp.concatenate([part[k] for part in found]) for k in found[0]}
     return {k: logsumexp(v, axis=0, b=weights[:, None]) for k, v in each.items()}

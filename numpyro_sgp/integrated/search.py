@@ -281,6 +281,8 @@ def _weights(z, nodes, proposals, top):
     counts = [_ROUND] * len(proposals)
     counts[-1] = len(z) - sum(counts[:-1])  # the last one may have ended early
     for (centre, root), count in zip(proposals, counts, strict=True):
+        if count == 0:
+            continue
         density = multivariate_t(centre, root @ root.T, df=_FREEDOM)
         log_q = np.logaddexp(log_q, np.log(count / len(z)) + density.logpdf(z))
     values = np.array([node.value for node in nodes]) - top
