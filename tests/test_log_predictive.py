@@ -187,7 +187,12 @@ def test_densities_that_overflow_at_outer_nodes_are_numbers():
         with numpyro.plate("data", 4):
             numpyro.sample("y", dist.Gamma(2.0, 2.0 * jnp.exp(-f)), obs=y)
 
-    guide, params, y = set_up(model, sgp.SVGP(inducing=Z)), params_of(), np.exp(Y_NEW)
+    guide, params, y = (
+        sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z)),
+        params_of(),
+        np.exp(Y_NEW),
+    )
+    guide.setup(X_NEW, y)
     q = guide.posterior(params, X_NEW + 9.0)["f"]
     expected = [
         by_grid(lambda f, y=y: gamma(2.0, scale=np.exp(f) / 2.0).logpdf(y), q, i)

@@ -170,6 +170,7 @@ def to_arviz(
     """
     import arviz
     import arviz_base
+    from arviz_base.io_numpyro import NumPyroConverter
     from xarray import DataTree
 
     rng_key = jax.random.key(0) if rng_key is None else rng_key
@@ -247,9 +248,9 @@ def to_arviz(
     if not held:
         groups["log_likelihood"] = at_places(whole, seen)
     if isinstance(fit, MCMC):
-        converted = as_tree(arviz.from_numpyro(fit, dims={}, log_likelihood=False))
-        if "sample_stats" in converted.children:
-            groups["sample_stats"] = converted["sample_stats"].to_dataset()
+        # Not from_numpyro, whose tree takes no names with "/" in them.
+        converter = NumPyroConverter(posterior=fit, dims={}, log_likelihood=False)
+        groups["sample_stats"] = converter.sample_stats_to_xarray()
     elif result is not None and result.losses is not None:
         loss = {"loss": np.asarray(result.losses)}
         groups["sample_stats"] = group(loss, (), {"loss": ["step"]})

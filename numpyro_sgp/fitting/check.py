@@ -172,15 +172,25 @@ def _of_family(weights, given):
         found = weights()
     except Exception as failed:  # a distribution without a density, for one
         return Cause(name, np.nan, told=unknown(failed))
-    return family(found, point_latents(*given))
+    return family(found, point_latents(*given), _has_uncoupled(given[0]))
 
 
-def family(found: Weighed, points) -> Cause:
+def _has_uncoupled(guide) -> bool:
+    """Whether a GP site has several latent functions with a q(u) of their own."""
+    for name, option in guide.approximations.items():
+        functions = messages.unwrap(guide.prototype_trace[name]["fn"])[0].batch_shape
+        if np.prod(functions) > 1 and option.family.independent_latents:
+            return True
+    return False
+
+
+def family(found: Weighed, points, uncoupled: bool = True) -> Cause:
     """
     The row of importance weights.
 
     :param found: what weights of draws tell.
     :param points: latents that they are given.
+    :param uncoupled: whether there are functions that may be coupled.
     """
     name, limit = "family", good_k(NUM_DRAWS)
     if not np.isfinite(found.gap):
@@ -201,7 +211,8 @@ def family(found: Weighed, points) -> Cause:
     off = [_moments(site, moments) for site, moments in found.moments.items()]
     told += "".join(words for words, _ in off)
     if found.gap > max(1.0, 3.0 * found.error) or any(far for _, far in off):
-        mend = "if more than the causes above: covariance='coupled', a mixture, or MCMC"
+        coupled = "covariance='coupled', " if uncoupled else ""
+        mend = f"if more than the causes above: {coupled}a mixture, or MCMC"
     return Cause(name, max(found.gap, 0.0), found.error, told, mend)
 
 

@@ -22,12 +22,20 @@ from numpyro_sgp.distributions.arguments import (
     is_frame,
 )
 from numpyro_sgp.guides.memory import check_joint
-from numpyro_sgp.guides.messengers import Drawn, FirstRows, Params, Plates, run_model
+from numpyro_sgp.guides.messengers import (
+    Drawn,
+    FirstRows,
+    Params,
+    Plates,
+    drawn_by,
+    run_model,
+)
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.guides.prepared import PreparedGuide
 from numpyro_sgp.guides.reports import report, verdicts
 from numpyro_sgp.inducing import InducingVerdict
 from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.row_indices import check_row_indices
 
 
 class _AllFound(BaseException):
@@ -134,11 +142,11 @@ class AutoSparseGP(PreparedGuide):
         if base_key is not None and not (is_new and not_jax_tracer(base_key)):
             starts = functools.cache(lambda: self._starts_by(base_key, args, kwargs))
         values, plates = {}, Plates()
+        latents = self.known().latents
         with Params(self._setup.shapes, starts) as params:
             if self.base_guide is not None:
                 with plates:
-                    values = self.base_guide(*args, **kwargs)
-            values = {name: values[name] for name in self.known().latents}
+                    values = drawn_by(self.base_guide, latents, args, kwargs)
             rng_key = numpyro.prng_key()
             posterior_at = self._setup.posteriors(self.natural_rate)
             # Where no optimiser or result has given parameters yet, SVI.init wants values
@@ -214,6 +222,7 @@ class AutoSparseGP(PreparedGuide):
         base_key = inner_key = None
         if rng_key is not None:
             base_key, inner_key = jax.random.split(rng_key)
+        check_row_indices(self.model, *self.as_set_up(args, kwargs))
         return self.posterior_at(params, args, kwargs, base_key, inner_key)[0]
 
     def posterior_at(
@@ -266,7 +275,7 @@ class AutoSparseGP(PreparedGuide):
             return {}
         if rng_key is not None:
             with handlers.seed(rng_seed=rng_key):
-                values = self.base_guide(*args, **kwargs)
+                return drawn_by(self.base_guide, self.known().latents, args, kwargs)
         else:
             base, values = self.base_guide, None
             if hasattr(base, "median"):  # a function has none

@@ -31,6 +31,28 @@ def run_model(model, at_site, given, rng_key, args, kwargs) -> dict:
     return at_sites.values
 
 
+def drawn_by(base_guide, names, args, kwargs) -> dict:
+    """
+    Values of latents by a base guide: what it returns, or, of a function that returns
+    nothing of the kind, its sample sites.
+
+    :param names: of the latents.
+    :raises ValueError: if it has no value for one of them.
+    """
+    with handlers.trace() as trace:
+        returned = base_guide(*args, **kwargs)
+    found = {name: site["value"] for name, site in messages.latents(trace).items()}
+    if isinstance(returned, dict):
+        found |= returned
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(
+            f"The base guide has no value of the latent sites {missing} beside f. It must "
+            "sample each of them, at a site of its name, or return a dict with all."
+        )
+    return {name: found[name] for name in names}
+
+
 class Drawn(Messenger):
     """Puts NaN where a distribution cannot be drawn from, which stops nothing else."""
 

@@ -22,7 +22,12 @@ from numpyro_sgp.guides.checks import (
     checked_trace,
 )
 from numpyro_sgp.guides.identity import describe, shape_and_dtype
-from numpyro_sgp.guides.messengers import FirstRows, WithoutGPs, run_model
+from numpyro_sgp.guides.messengers import (
+    FirstRows,
+    WithoutGPs,
+    drawn_by,
+    run_model,
+)
 from numpyro_sgp.guides.reports import check_cholesky
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import Coupling
@@ -265,10 +270,15 @@ def _new_base(model, make_base, gp_sites, others, rng_key, args, kwargs):
     if not others:
         return None, {}, {}
     guide = make_base(WithoutGPs(model, gp_sites))
+    if not callable(guide):
+        raise TypeError(
+            "base_guide must return a guide, a function of the model's arguments, got "
+            f"{guide!r}."
+        )
     with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=rng_key):
-        values = guide(*args, **kwargs)
+        values = drawn_by(guide, others, args, kwargs)
     params = {name: s["value"] for name, s in trace.items() if s["type"] == "param"}
-    return guide, {name: values[name] for name in others}, params
+    return guide, values, params
 
 
 def _prior(model, name, values, before: dict[str, SiteSetup], args, kwargs, num_batches=0):

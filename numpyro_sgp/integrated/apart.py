@@ -27,6 +27,7 @@ from numpyro_sgp.fitting.check import MORE_CAUSES
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.integrated.field import Field
+from numpyro_sgp.integrated.marginals import flat, known_at_edge
 from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.row_parts import choose_layout
 
@@ -116,24 +117,40 @@ def _parts(field, held, together) -> list[tuple[np.ndarray, str]]:
 
 
 def _ratios(field, profile, free, P, parts, args, kwargs):
-    """Sds of the predictors' parts that are held apart, beside those in one Gaussian."""
+    """
+    Sds of GP sites at the inputs, and of effects, where parts are held apart, beside those
+    in one Gaussian. A GP site has the effects in it that its mean is made of.
+    """
     arrays, static = split_static((args, kwargs))
 
-    def linear(free, points, arrays):
-        found = field.terms(free, points, *join_static(arrays, static)).linear
-        return found.maps.reshape(len(found.maps), -1)
+    def maps(free, points, arrays):
+        where = points, *join_static(arrays, static)
+        program = field.program(field.unravel(free), *where)
+        values = {name: program.outputs["values"][name] for name in field.sites}
+        known, found = known_at_edge(program, list(values.values())), {}
+        for name, value in values.items():
+            linear = field.linear(program, known, [value], flat, grouped=False)
+            found[name] = linear.maps.reshape(len(linear.maps), -1, value.aval.shape[-1])
+        return found
 
-    B = np.asarray(shared(linear, briefly=True)(free, profile.points, list(arrays)), float)
     S = cho_solve(cho_factor(P), np.eye(len(P)))
+    within = [(part, np.linalg.inv(P[np.ix_(part, part)])) for part, _ in parts]
     names, ratios = [], []
-    for part, name in parts:
-        own = np.ix_(part, part)
-        mine = cho_solve(cho_factor(P[own]), np.eye(len(part)))
-        here = B[part]
-        variance = np.sum(here * (S[own] @ here))
-        if variance > 0.0:
+
+    def compare(name, B):
+        together = np.sum(B * (S @ B))
+        if together > 0.0:
+            apart = sum(np.sum(B[part] * (own @ B[part])) for part, own in within)
             names.append(name)
-            ratios.append(np.sqrt(np.sum(here * (mine @ here)) / variance))
+            ratios.append(np.sqrt(apart / together))
+
+    found = shared(maps, briefly=True)(free, profile.points, list(arrays))
+    for name, B in found.items():
+        for k in range(B.shape[1]):  # the functions of a site
+            compare(name, np.asarray(B[:, k], float))
+    for part, name in parts:
+        if name not in field.sites:
+            compare(name, np.eye(len(P))[:, part])
     return names, ratios
 
 

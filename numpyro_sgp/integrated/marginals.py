@@ -127,29 +127,24 @@ def marginals(
                 found[name] = value
         return found
 
-    def known_of(program, targets):
-        parts = jax.tree.leaves([program.outputs[k] for k in ("projections", "left")])
-        edge = [*program.boundary(targets, []), *parts]
-        return dict(zip(edge, program.evaluate(edge, {}, {}), strict=True))
-
     def look(free, points, batch):
         program = field.program(field.unravel(free), points, *join_static(batch, static))
         targets = chosen(program)
-        known, away = known_of(program, list(targets.values())), {}
+        known, away = known_at_edge(program, list(targets.values())), {}
         for name, value in targets.items():
-            away[name] = jnp.max(field.linear(program, known, [value], _flat).away)
+            away[name] = jnp.max(field.linear(program, known, [value], flat).away)
         return away
 
     def moments(free, mean, factor, points, batch):
         program = field.program(field.unravel(free), points, *join_static(batch, static))
         targets = chosen(program)
-        known, found = known_of(program, list(targets.values())), []
+        known, found = known_at_edge(program, list(targets.values())), []
         for grouped in (True, False):
             own = {k: v for k, v in targets.items() if several.get(k, False) != grouped}
             if not own:
                 continue
             shapes.update({k: tuple(v.aval.shape) for k, v in own.items()})
-            where = program, known, list(own.values()), _flat
+            where = program, known, list(own.values()), flat
             linear = field.linear(*where, grouped=grouped)
             mean_here, variance = linear.moments(mean, factor)
 
@@ -182,7 +177,15 @@ def marginals(
     return out
 
 
-def _flat(values):
+def known_at_edge(program, targets) -> dict:
+    """Values of a program that targets are made of and that do not depend on the field."""
+    parts = jax.tree.leaves([program.outputs[k] for k in ("projections", "left")])
+    edge = [*program.boundary(targets, []), *parts]
+    return dict(zip(edge, program.evaluate(edge, {}, {}), strict=True))
+
+
+def flat(values: list[Array]) -> Array:
+    """All numbers as rows with one predictor each, ``(1, N)``."""
     return jnp.concatenate([v.reshape(-1) for v in values])[None]
 
 

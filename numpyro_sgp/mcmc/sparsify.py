@@ -217,6 +217,7 @@ class _Sparsified:
                 values[name] = site["value"]
         f = {name: values.pop(name) for name in chosen}
         self._on_f = self._sites_on_f(f, values, args, kwargs)
+        self._on_f -= self._unmoved(self._on_f & set(values), f, values, args, kwargs)
         latent_on_f = sorted(self._on_f & set(values))
         if latent_on_f:
             raise ValueError(
@@ -283,6 +284,23 @@ class _Sparsified:
             return log_probs | {site["name"]: site["value"] for site in shown}
 
         return sites_on_f(of_sites, f)
+
+    def _unmoved(self, names, f, values, args, kwargs) -> set:
+        """
+        Those of some latents whose density is the same wherever f is: in a scan with
+        responses all depend on f by what is told of its program.
+        """
+        if not names:
+            return set()
+
+        @jax.jit
+        def densities(f):
+            trace = self._run(messages.at_values(f), values, args, kwargs)
+            return {name: messages.log_prob(trace[name]) for name in names}
+
+        moved = jax.tree.map(lambda value: value + 1.0 + 0.1 * jnp.sin(3.0 * value), f)
+        before, after = densities(f), densities(moved)
+        return {name for name in names if np.array_equal(before[name], after[name])}
 
     def _check_coupling(self, f, values, args, kwargs):
         shapes = {name: value.shape for name, value in f.items()}
@@ -413,6 +431,8 @@ class _InducingValues(Messenger):
         white = white.expand((*prior.batch_shape, points.shape[-2]))
         white = white.to_event(1 + reinterpreted)
         v = numpyro.sample(f"{name}_u_white", white, infer={"whitened": True})
+        # Handlers inside of the model (a scope) give the site of v another name once more.
+        self.values[f"{name}_u_white"] = v
         self.shapes[name] = prior.shape()
         if self.likelihood is None:
             msg["fn"] = messages.rewrap(self.sparse._posterior(msg, v), reinterpreted)
@@ -423,7 +443,7 @@ class _InducingValues(Messenger):
     def postprocess_message(self, msg):
         # By what the model has: outside of it, reparam makes a site deterministic.
         name = self.names.pop(id(msg), None)
-        if name is None:
+        if name is None or msg.get("infer", {}).get("whitened"):
             return
         if msg.get("infer", {}).get("enumerate") == "parallel" and not msg["is_observed"]:
             raise ValueError(

@@ -25,6 +25,7 @@ from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import has_no_numbers
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.expectation import check_expectation
+from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.predictive.centres import centre_of, log_shares
 from numpyro_sgp.predictive.mixture import (
     TIED,
@@ -201,7 +202,13 @@ def batch_log_density(
     means = {name: q.mean for name, q in parts.posteriors.items()}
     on_f = sites_on_f(of_sites, means)
     counts = sorted({parts.posteriors[k].event_shape[0] for k in parts.last}, reverse=True)
-    observed = _observed(parts.run(means, parts.others), counts, on_f)
+    trace = parts.run(means, parts.others)
+    observed = _observed(trace, counts, on_f)
+    # A step has its edge where nodes of a product rule are (functions are equal), and no
+    # mode.
+    kinds = {type(messages.innermost(trace[name]["fn"])) for name in on_f}
+    if expectation is None and RobustMax in kinds:
+        expectation = MonteCarlo(128 if parts.drawn else 2048, sequence="sobol")
     if not parts.drawn:
         run = partial(parts.run, others=parts.others)
         rules, limit = RULES, _MAX_NODE_NUMBERS
@@ -276,13 +283,19 @@ def log_integrals(at, nodes: dict, weights: Array, chunk: int, about_modes: bool
 
     found = {}
     for name, values in mapped(at, nodes, chunk).items():
-        parts = [jnp.where(is_nothing & jnp.isnan(values), -jnp.inf, values)]
+        parts = [_without_nothing(values, is_nothing)]
         if about_modes:
             with suppress(Exception):  # of a likelihood that has no derivatives
                 parts = _with_modes(partial(of_name, name=name), parts[0], nodes, chunk)
+                parts = [_without_nothing(part, is_nothing) for part in parts]
         each = [logsumexp(part + log_weights, axis=0) for part in parts]
         found[name] = logsumexp(jnp.stack(each), axis=0)
     return found
+
+
+def _without_nothing(values, is_nothing):
+    """Without what is NaN, or infinite, where weights are next to nothing."""
+    return jnp.where(is_nothing & ~(values < jnp.inf), -jnp.inf, values)
 
 
 def _with_modes(of, values, nodes, chunk) -> list[Array]:

@@ -74,9 +74,13 @@ class MixtureParts:
         given = {name: values[name] for name in found if name not in self.last}
         return _alone(found), given, self.guide.others_at(*where)
 
-    def map(self, given_draw):
-        """``given_draw`` of each row of ``self.keys``, so many at a time as fit."""
-        return mapped(given_draw, self.keys, self.chunk)
+    def map(self, given_draw, *others):
+        """
+        ``given_draw`` of each row of ``self.keys``, and of arrays with a row for each, so
+        many at a time as fit.
+        """
+        rows = self.keys, *map(jnp.asarray, others)
+        return mapped(lambda row: given_draw(*row), rows, self.chunk)
 
     def run(self, f, others, rng_key=0, responses=None):
         """

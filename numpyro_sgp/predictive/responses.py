@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import ndtr, ndtri
+from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._programs import join_static
@@ -31,25 +32,36 @@ _DRAWS = 4  # of a response that has no cdf, at each value of f
 
 @dataclass(frozen=True)
 class _Midpoints:
-    """Values of one latent function of equal probability, as an expectation rule."""
+    """
+    Values of one latent function of equal probability, as an expectation rule.
+
+    :param shift: where they are in intervals of equal probability, between 0 and 1. Those
+        of several draws are at other places, so that tails have as many as all together.
+    """
 
     num_points: int
+    shift: ArrayLike = 0.5
 
     def nodes(self, rng_key, shapes, dtype):
         del rng_key
-        x = ndtri((jnp.arange(self.num_points, dtype=dtype) + 0.5) / self.num_points)
+        shift = jnp.asarray(self.shift, dtype)
+        x = ndtri((jnp.arange(self.num_points, dtype=dtype) + shift) / self.num_points)
         nodes = {name: x.reshape(-1, *(1,) * len(shape)) for name, shape in shapes.items()}
         return nodes, jnp.full(self.num_points, 1.0 / self.num_points, dtype)
 
 
-def _rules(num_functions, num_draws):
-    """Rules for moments and for quantiles, the latter coarser where there are draws."""
+def _rules(num_functions, num_draws, shift=0.5):
+    """
+    Rules for moments and for quantiles, the latter coarser where there are draws.
+
+    :param shift: of this draw's values.
+    """
     drawn = num_draws > 1
     each = max(2048 // num_draws, 16)
     several = MonteCarlo(each, sequence="sobol")
     if num_functions == 1:
         return GaussHermite(20 if drawn else 100), _Midpoints(
-            max(1024 // num_draws, 8) if drawn else 512
+            max(1024 // num_draws, 8) if drawn else 512, shift
         )
     if num_functions == 2:
         return GaussHermite(10 if drawn else 30), several
@@ -69,17 +81,18 @@ def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
     parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws, kept)
     last = [parts.posteriors[name] for name in parts.last]
     functions = sum(int(np.prod(q.batch_shape)) for q in last)
-    rules = _rules(functions, len(parts.keys))
+    total = len(parts.keys)
 
-    def given_draw(keys):
+    def given_draw(keys, shift):
         found, given, others = parts.at(keys)
         marginals = {name: _components(q) for name, q in found.items()}
         ends = {name: found[name] for name in parts.last}
+        rules = _rules(functions, total, shift)
         points = [_points(ends, rule, keys[2], given, others) for rule in rules]
         return marginals, points
 
-    marginals, points = parts.map(given_draw)
-    total = len(parts.keys)
+    shifts = (np.arange(total) + 0.5) / total
+    marginals, points = parts.map(given_draw, shifts)
     flat = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), (marginals, points))
     marginals, points = flat
     levels = jnp.asarray(levels, jnp.result_type(float))
@@ -214,7 +227,9 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
     :return: a dict, or None if it can be neither integrated nor drawn.
     """
     if isinstance(innermost(fn), _CLASSES):
-        probs = _average(lambda point: _probs(fn_at(point)), for_moments)
+        # Nodes of a product rule are where functions are equal, and a step has its edge.
+        points = for_quantiles if isinstance(innermost(fn), RobustMax) else for_moments
+        probs = _average(lambda point: _probs(fn_at(point)), points)
         is_number = isinstance(innermost(fn), _CLASSES[:2])
         sd = jnp.sqrt(probs * (1.0 - probs)) if is_number else None
         mean = probs if is_number else None
@@ -298,7 +313,7 @@ def _sum(weights, values):
     NaN, at the outermost nodes, whose weights are next to nothing: these are left out.
     """
     info = jnp.finfo(values.dtype)
-    nothing = jnp.expand_dims(weights < info.tiny / info.eps, range(1, values.ndim))
+    nothing = jnp.expand_dims(weights < info.eps**2, range(1, values.ndim))
     return jnp.tensordot(weights, jnp.where(nothing & ~jnp.isfinite(values), 0, values), 1)
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
 from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import not_jax_tracer
 
@@ -12,6 +13,7 @@ from numpyro_sgp.distributions.arguments import as_numbers
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.kernels.adapters import check_kernel
 from numpyro_sgp.kernels.base import broadcasts_to
+from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.tracing import messages
 
 
@@ -162,8 +164,10 @@ def check_observations(trace) -> None:
         if site["type"] != "sample" or not site["is_observed"]:
             continue
         _check_finite(name, site)
+        _check_labels(name, site)
         got, expected = jnp.shape(site["value"]), tuple(site["fn"].shape())
         if got == () or broadcasts_to(expected, got):
+            _check_support(name, site)
             continue
         gps = ", ".join(f"{n} rows at GP site '{gp}'" for gp, n in rows.items())
         raise ValueError(
@@ -189,14 +193,76 @@ def _check_finite(name, site):
     known = not_jax_tracer(value) and hasattr(value, "dtype") and not masked
     if known and value.size and jnp.issubdtype(value.dtype, jnp.floating):
         nan = np.isnan(np.atleast_1d(np.asarray(value)))
-        bad = np.flatnonzero(nan.reshape(len(nan), -1).any(axis=1))
-        if bad.size:
+        if nan.any():
             raise ValueError(
-                f"Observed site '{name}' has NaN in {bad.size} rows (first: "
-                f"{bad[:5].tolist()}). Drop these rows, or leave them out "
-                "with numpyro.handlers.mask(mask=...) around the site, with any number in "
-                "place of NaN."
+                f"Observed site '{name}' has NaN in {_places(nan)}. Drop these rows, or "
+                "leave what is missing out with numpyro.handlers.mask(mask=...) around the "
+                "site, with any number in place of NaN."
             )
+
+
+def _places(bad) -> str:
+    """Of which rows, or entries, something is told."""
+    if bad.ndim == 1:
+        return f"{bad.sum()} rows (first: {np.flatnonzero(bad)[:5].tolist()})"
+    first = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f"{bad.sum()} entries (first: {first})"
+
+
+def _check_labels(name, site):
+    """Refuses classes that are no whole numbers, by their type."""
+    fn, value = messages.innermost(site["fn"]), site["value"]
+    classes = dist.CategoricalProbs, dist.CategoricalLogits, RobustMax
+    floats = jnp.issubdtype(getattr(value, "dtype", type(value)), jnp.floating)
+    if isinstance(fn, classes) and floats:
+        raise ValueError(
+            f"Observed site '{name}' ({type(fn).__name__}) has classes that are floats. "
+            "They are whole numbers from 0: y.astype(int)."
+        )
+
+
+def _check_support(name, site):
+    """
+    Refuses known values outside of a support that does not move with latents, and at its
+    ends where there is no density. Of numbers between whole ones nothing is said: averages
+    of counts, shares for classes.
+    """
+    fn, value = messages.innermost(site["fn"]), site["value"]
+    support = fn.support
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    counted = getattr(support, "is_discrete", False)
+    low, high = (getattr(support, f"{end}_bound", None) for end in ("lower", "upper"))
+    if isinstance(support, type(constraints.boolean)):
+        low, high = 0, 1
+    ends = [end for end in (low, high) if end is not None]
+    moves = not counted and constraints.is_dependent(type(fn).support)
+    moves = moves or isinstance(support, type(constraints.circular))
+    parts = value, *ends, *jax.tree.leaves(site["fn"])
+    if moves or not ends or not all(map(not_jax_tracer, parts)):
+        return
+    with jax.ensure_compile_time_eval():
+        counts = np.asarray(messages.unmasked(site["fn"]))
+    value, least = np.asarray(value), np.asarray(-np.inf if low is None else low)
+    most = np.asarray(np.inf if high is None else high)
+    outside, wrong = (value < least) | (value > most), "outside of"
+    counts = counts.reshape(counts.shape + (1,) * site["fn"].event_dim)
+    if not np.any(outside & counts) and not counted:
+        at_end = (value == least) | (value == most)
+        if at_end.any():  # of some there is a density, as at zero of an exponential one
+            with jax.ensure_compile_time_eval():
+                outside = at_end & ~np.isfinite(np.asarray(fn.log_prob(value)))
+            wrong = "at the end of"
+    outside = outside & counts
+    if outside.any():
+        told = [f"{end.min():g}" for end in (least, most) if np.isfinite(end).any()]
+        told = f"{told[0]} to {told[1]}" if len(told) == 2 else f"from {told[0]}"
+        first = np.broadcast_to(value, outside.shape)[outside][0]
+        raise ValueError(
+            f"Observed site '{name}' has values {wrong} what its {type(fn).__name__} can "
+            f"be ({told}), in {_places(np.atleast_1d(outside))}, as {first:g}. Classes are "
+            "counted from 0; look for other units, and for codes of missing values."
+        )
 
 
 def check_imputed(trace) -> None:

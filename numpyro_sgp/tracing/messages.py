@@ -15,6 +15,7 @@ from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp._stacked import Stacked
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior
+from numpyro_sgp.distributions.truncated import with_digits
 
 
 def unwrap(fn):
@@ -81,6 +82,13 @@ def is_latent_gp(site) -> bool:
             "name for each, or sample the model as it is by NUTS, without whiten or "
             "sparsify."
         )
+    shape = site.get("kwargs", {}).get("sample_shape", ())
+    if shape and isinstance(fn, GaussianProcess):
+        raise ValueError(
+            f"GP site '{site['name']}' has sample_shape={tuple(shape)}. Independent "
+            f"functions are written on the process: GaussianProcess(kernel, X).expand("
+            f"{list(shape)}), or in a plate."
+        )
     return isinstance(fn, GaussianProcess)
 
 
@@ -103,7 +111,7 @@ def log_prob(site, scaled: bool = True):
     if site["intermediates"]:
         found = site["fn"].log_prob(site["value"], site["intermediates"])
     else:
-        found = site["fn"].log_prob(site["value"])
+        found = with_digits(site["fn"]).log_prob(site["value"])
     return scale_and_mask(found, site["scale"]) if scaled else found
 
 
@@ -213,6 +221,12 @@ def telling_arguments(args, kwargs):
         raise  # of no shapes, though the operations that they name may broadcast
     except (TypeError, ValueError, IndexError) as error:
         told = str(error)
+        if isinstance(error, IndexError) and args and jnp.ndim(args[0]) == 1:
+            raise ValueError(
+                f"The model's first argument has the shape {jnp.shape(args[0])}; inputs "
+                "are tables of shape (N, D). Give one column as x[:, None], one row of a "
+                f"frame as df.iloc[:1], and arguments in their order. ({told})"
+            ) from error
         if any(words in told for words in _NO_INDEX):
             raise ValueError(
                 "An index in the model has no whole numbers. Codes of groups are integers "
@@ -235,6 +249,12 @@ def telling_arguments(args, kwargs):
             why = (
                 f"an argument of which has more than two axes: {given}. Inputs are tables "
                 "of shape (N, D); flatten images and the like to rows."
+            )
+        elif sum(len(shape) == 2 for shape in shapes.values()) > 1:
+            given = ", ".join(f"{name} has {shape}" for name, shape in shapes.items())
+            why = (
+                f"whose arguments have the shapes: {given}. Outputs are rows, (P, N), as "
+                "GP sites have them: Y.T, and masks with it."
             )
         else:
             raise

@@ -1,4 +1,7 @@
-"""Whether arrays that a model takes rows of, ``y[idx]``, have as many as their plate."""
+"""
+Whether what a model indexes has as many entries as the index asks for: arrays that it takes
+rows of, ``y[idx]``, as many as their plate, and effects, ``b[group]``, as many as groups.
+"""
 
 import functools
 import weakref
@@ -12,6 +15,7 @@ from jax.extend.core import Literal, Primitive, jaxprs_in_params
 from numpyro import handlers
 from numpyro.infer import init_to_sample
 from numpyro.primitives import Messenger
+from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions.arguments import named_arguments
@@ -36,27 +40,36 @@ class _Index(NamedTuple):
     size: int
 
 
+class _Codes(NamedTuple):
+    """Whole numbers of the data."""
+
+    values: np.ndarray
+
+
 def check_row_indices(model, args, kwargs) -> bool:
     """
     JAX clamps indices: in ``y[idx]`` a y that is shorter than the plate repeats its last
     value, and of a longer one the tail is never used. So the model's program is looked at
     for arrays that are indexed by the index of a plate, as it is, and have another length.
-    What is computed from the index (``y[idx + 1]``) is not looked at. Nothing is compiled,
-    and each combination of model and shapes is looked at once.
+    What is computed from the index (``y[idx + 1]``) is not looked at. So are codes of
+    groups that are there in the data: ``b[group]`` with codes from 1 is without an error
+    too. Nothing is compiled, and each combination of model and shapes is looked at once, or
+    at each call if it has codes.
 
     :return: whether rows of arrays are taken by the index of a plate.
-    :raises ValueError: naming the array, its length, the plate and its size.
+    :raises ValueError: naming the array, its length, the plate and its size; or the codes.
     """
     key = _shapes(args, kwargs)
     try:
         checked = _CHECKED.setdefault(model, {})
     except TypeError:  # a model without a hash
         checked = {}
-    if key not in checked:
+    takes_rows, has_codes = checked.get(key, (False, True))
+    if has_codes:
         if (found := _check(model, args, kwargs)) is None:
             return False
-        checked[key] = found
-    return checked[key]
+        takes_rows, _ = checked[key] = found
+    return takes_rows
 
 
 def _check(model, args, kwargs):
@@ -75,14 +88,49 @@ def _check(model, args, kwargs):
     except Exception:  # it runs with known indices only, or will fail and tell why
         return None
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    taken = list(_taken(closed.jaxpr, {}, constants))
-    for index, array, shape, axis in taken:
+    codes = {var: _codes(value) for var, value in constants.items()}
+    codes = {var: value for var, value in codes.items() if value is not None}
+    taken = list(_taken(closed.jaxpr, codes, constants))
+    of_plates = [found for found in taken if isinstance(found[0], _Index)]
+    for index, _, shape, axis in taken:
+        if isinstance(index, _Codes):
+            _check_codes(index.values, shape[axis], model, args, kwargs)
+    for index, array, shape, axis in of_plates:
         # More rows than a plate has are a mistake of data only.
         if shape[axis] < index.size or (shape[axis] > index.size and array is not None):
             raise ValueError(
                 _told(index, shape, axis, _name(model, args, kwargs, array, shape))
             )
-    return bool(taken)
+    return bool(of_plates), len(of_plates) < len(taken)
+
+
+def _codes(value) -> _Codes | None:
+    """Whole numbers of an array that is known; of no single number, as ``f[-1]`` has."""
+    if not not_jax_tracer(value) or not np.ndim(value) or not np.size(value):
+        return None
+    return _Codes(np.asarray(value)) if np.asarray(value).dtype.kind in "iu" else None
+
+
+def _check_codes(codes, size, model, args, kwargs):
+    """
+    :raises ValueError: if codes are beyond the entries that there are, or below zero where
+        they are an argument: those of the model's own may count from the end.
+    """
+    low, high = int(codes.min()), int(codes.max())
+    if 0 <= low and high < size:
+        return
+    leaves = named_arguments(model, args, kwargs)
+    names = [name for name, leaf in leaves if np.array_equal(leaf, codes)]
+    if not names and -size <= low and high < size:
+        return
+    what = f"argument '{names[0]}'" if names else "an array of the model"
+    raise ValueError(
+        f"The model takes entries of an array with {size} of them by {what}, whose codes "
+        f"go from {low} to {high}. They are counted from 0 to {size - 1}, and JAX would "
+        "take the last entry for what is beyond, without an error, and count back for what "
+        "is below. names, group = np.unique(codes, return_inverse=True) makes such codes "
+        "of any; a group that was not in the data of the fit has no effect to be looked up."
+    )
 
 
 def _told(index, shape, axis, name):
@@ -173,11 +221,11 @@ def _taken(jaxpr, known, constants):
             continue
         elif name in _SAME and not isinstance(found[0], list):
             known[eqn.outvars[0]] = found[0]
-        elif name == "lt" and isinstance(found[0], _Index):
+        elif name == "lt" and isinstance(found[0], _Index | _Codes):
             zero = value(inputs[1])
             if zero is not None and zero is not _MADE and not np.any(zero):
                 known[eqn.outvars[0]] = _NEVER
-        elif name == "select_n" and found[0] is _NEVER:
+        elif name == "select_n" and (found[0] is _NEVER or _is_of_codes(found)):
             known[eqn.outvars[0]] = found[1]
         elif name == "concatenate" and all(v.aval.shape[-1:] == (1,) for v in inputs):
             if params["dimension"] == len(inputs[0].aval.shape) - 1:
@@ -186,15 +234,24 @@ def _taken(jaxpr, known, constants):
             if name == "gather":
                 axes = params["dimension_numbers"].start_index_map
                 indices = found[1] if isinstance(found[1], list) else [found[1]]
+                if params["mode"] != jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS:
+                    # What is beyond has been thought of.
+                    indices = [None if isinstance(i, _Codes) else i for i in indices]
             else:
                 axes, indices = range(len(found) - 1), found[1:]
             if len(axes) == len(indices):
                 shape = inputs[0].aval.shape
                 for axis, index in zip(axes, indices, strict=True):
-                    if isinstance(index, _Index) and params["slice_sizes"][axis] == 1:
+                    taken = isinstance(index, _Index | _Codes)
+                    if taken and params["slice_sizes"][axis] == 1:
                         yield index, value(inputs[0]), shape, axis
         elif name in _CALLS or name in ("scan", "cond"):
             yield from _taken_inside(eqn, found, [value(a) for a in inputs], known)
+
+
+def _is_of_codes(found) -> bool:
+    """Whether a choice is between known codes and the same counted from the end."""
+    return len(found) == 3 and found[0] is None and isinstance(found[1], _Codes)
 
 
 def _taken_inside(eqn, found, values, known):

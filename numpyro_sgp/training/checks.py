@@ -10,6 +10,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions.arguments import as_numbers
 from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.given_rows import GivenRows
 from numpyro_sgp.training.rows import check_dtype, not_finite
 
@@ -50,6 +51,39 @@ def check_scale(svi, source, batch, args, kwargs):
             f"scaled by {told}. Write the likelihood inside numpyro.plate('data', "
             "num_rows, subsample_size=X.shape[0]), and give train the model's argument "
             f"num_rows={source.total_rows}."
+        )
+
+
+def check_row_latents(svi, source, batch, args, kwargs) -> None:
+    """
+    :raises ValueError: if a latent has an entry for each row of the data, in a plate that
+        batches are given to from outside: which rows a batch has nobody knows there.
+    """
+    if source.total_rows is None:
+        return
+    found = {}
+
+    def run(batch):
+        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
+            with GivenRows(source.batch_size, source.total_rows):
+                svi.model(*batch, *args, **kwargs, **svi.static_kwargs)
+        sizes = {k: site["args"][0] for k, site in trace.items() if site["type"] == "plate"}
+        for name, site in messages.latents(trace).items():
+            for frame in site["cond_indep_stack"]:
+                if frame.size == source.batch_size < sizes.get(frame.name, 0):
+                    found[name] = frame.name
+
+    try:
+        jax.eval_shape(run, batch)
+    except Exception:  # which the set-up meets too, and tells
+        return
+    for name, plate in found.items():
+        raise ValueError(
+            f"Latent '{name}' has an entry for each row of plate '{plate}', and a batch "
+            "that is given from outside does not say which rows it has. Make it a part of "
+            "the likelihood (a Normal latent: dist.Normal(f, sqrt(s**2 + noise**2))), or "
+            "let the plate draw the rows: with plate as i: X[i], y[i], and svi.run with "
+            "all of the data."
         )
 
 

@@ -25,6 +25,7 @@ from numpyro_sgp.training.checkpoint import Checkpoints, is_key
 from numpyro_sgp.training.checks import (
     check_keywords,
     check_options,
+    check_row_latents,
     check_scale,
     check_validation,
 )
@@ -468,6 +469,7 @@ def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwarg
 @alone
 def _begin(svi, rng_key, source, init_params, init_state, rows, batch, args, kwargs):
     """The same from a batch, and from rows for the guide if there was no set-up."""
+    check_row_latents(svi, source, batch, args, kwargs)
     if rows is not None and svi.guide.prototype_trace is None:
         svi.guide.setup(*rows, *args, **kwargs, **svi.static_kwargs)
     check_scale(svi, source, batch, args, kwargs)

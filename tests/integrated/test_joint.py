@@ -219,6 +219,34 @@ def test_a_fit_is_told_what_sites_apart_lose(data):
     assert f"sds of 'f' are {ratio:.2f}" in cause.told
 
 
+@pytest.mark.parametrize("of_mean", [True, False])
+def test_sds_of_a_site_have_the_level_of_its_mean(data, of_mean):
+    """A level as the mean of f is in f; beside f it is not. As dense algebra has it."""
+    X, _, y = data
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 5.0))
+        mean = {"mean": level} if of_mean else {}
+        prior = sgp.GaussianProcess(sgp.kernels.Matern12(1.5, 2.0), X, **mean)
+        f = numpyro.sample("f", prior)
+        with numpyro.plate("data", X.shape[0]):
+            fn = dist.Normal(f if of_mean else level + f, 0.3)
+            numpyro.sample("y", fn, obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=X, train_inducing=False))
+    guide.setup(X, y)
+    told = sgp.integrated.sites_apart(guide, guide.known().starts, (X, y), {}).told
+    N = len(X)
+    K = 1.5 * np.exp(-np.abs(X - X.T) / 2.0)
+    A = np.concatenate([np.eye(N), np.ones((N, 1))], axis=1)  # of g and of the level
+    prior = np.zeros((N + 1, N + 1))
+    prior[:N, :N], prior[N, N] = K + 1e-8 * 1.5 * np.eye(N), 25.0
+    S = np.linalg.inv(np.linalg.inv(prior) + A.T @ A / 0.3**2)
+    together = np.trace(A @ S @ A.T) if of_mean else np.trace(S[:N, :N])
+    alone = np.linalg.inv(np.linalg.inv(prior[:N, :N]) + np.eye(N) / 0.3**2)
+    assert f"sds of 'f' are {np.sqrt(np.trace(alone) / together):.2f} of" in told
+
+
 def test_a_likelihood_without_derivatives_is_told_as_unknown(data):
     X, _, y = data
 

@@ -615,3 +615,20 @@ def test_bad_held_out_data_are_refused(svi, data):
     ):
         with pytest.raises(ValueError, match=match):
             fit(svi, data, 5, validation=validation)
+
+
+def test_latents_of_rows_are_refused_where_batches_are_given():
+    """Which rows a batch has is not known: entries would be of whichever rows come."""
+
+    def model(X, y=None, num_rows=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", num_rows or X.shape[0], subsample_size=X.shape[0]):
+            e = numpyro.sample("e", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(f + e, 0.1), obs=y)
+
+    X, y = np.linspace(0.0, 3.0, 20)[:, None], np.zeros(20)
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
+    svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    options = {"batch_size": 5, "num_rows": 20, "progress_bar": False}
+    with pytest.raises(ValueError, match="Latent 'e' has an entry for each row of plate"):
+        sgp.train(svi, jax.random.key(0), (X, y), 3, **options)

@@ -1,0 +1,162 @@
+"""Predictions where nodes or JAX's functions have too few digits, beside SciPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.autoguide import AutoNormal
+from scipy.stats import binom, nbinom, norm, poisson, truncnorm, weibull_min
+
+import numpyro_sgp as sgp
+from numpyro_sgp.likelihoods import RobustMax, robust_max_probabilities
+from numpyro_sgp.predictive import cumulative
+
+Z = np.array([[0.0], [1.0], [2.0]])
+LEVELS = np.array([0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99])
+
+
+def at(likelihood, sd, y, mean=0.0, functions=()):
+    """A guide and parameters with q(f) = N(mean, sd^2) at the inducing points."""
+
+    def model(X, y=None):
+        prior = sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X, mean=mean)
+        f = numpyro.sample("f", prior.expand(list(functions)))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", likelihood(f), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z, train_inducing=False))
+    guide.setup(jnp.asarray(Z), y)
+    root = jnp.broadcast_to(sd * jnp.eye(3), (*functions, 3, 3))
+    return guide, {"f_auto_qu_mu": jnp.zeros((*functions, 3)), "f_auto_qu_sqrt": root}
+
+
+def test_tails_of_responses_have_the_nodes_of_all_draws():
+    """Little noise, far from the data: y is as wide as f, whose sd is one."""
+
+    def model(X, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.01))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.05), obs=y)
+
+    X = jnp.linspace(0.0, 3.0, 20)[:, None]
+    data, options = (X, jnp.sin(X[:, 0])), {"steps": 20, "progress_bar": False}
+    fitted = sgp.fit(model, sgp.SVGP(8), data, base_guide=AutoNormal, **options)
+    found = fitted.predict(jnp.array([[9.0]]), quantiles=LEVELS)["y"].quantiles[:, 0]
+    reached = norm.cdf(found, scale=np.sqrt(1.0 + 0.05**2))
+    np.testing.assert_allclose(reached, LEVELS, atol=1e-3)  # a midpoint's probability
+
+
+@pytest.mark.parametrize("limits", [(0.0, 1.0), (None, 0.6), (0.0, None)])
+def test_truncated_responses_are_integrals(limits):
+    """With f some sds on either side of the limits, beside sums over a fine grid."""
+    low, high = limits
+    given = {k: v for k, v in {"low": low, "high": high}.items() if v is not None}
+
+    def likelihood(f):
+        return dist.TruncatedNormal(f, 0.1, **given)
+
+    guide, params = at(likelihood, 1.0, jnp.full(3, 0.5), mean=0.5)
+    X = jnp.asarray(Z)
+    found = sgp.predict(guide, params, X, quantiles=())["y"]
+    density = sgp.log_predictive_density(guide, params, X, jnp.full(3, 0.5))["y"]
+    f = 0.5 + np.linspace(-8.0, 8.0, 4001)
+    weights = norm.pdf(f - 0.5) * (f[1] - f[0])
+    ends = [-np.inf if low is None else low, np.inf if high is None else high]
+    exact = truncnorm(*((end - f) / 0.1 for end in ends), loc=f, scale=0.1)
+    mean, second = (weights @ cumulative_moment(likelihood, f, k) for k in (1, 2))
+    # Rules of 100 nodes over functions with bends at the limits: some 1e-3.
+    np.testing.assert_allclose(found.mean, mean, atol=2e-3)
+    np.testing.assert_allclose(found.sd, np.sqrt(second - mean**2), atol=5e-3)
+    expected = np.log(weights @ np.exp(exact.logpdf(0.5)))
+    np.testing.assert_allclose(density, expected, atol=1e-2)
+
+
+def cumulative_moment(likelihood, f, power):
+    """Moments that `tests/distributions/test_truncated.py` compares with integrals."""
+    mean, variance = map(np.asarray, cumulative.moments(likelihood(jnp.asarray(f))))
+    return mean if power == 1 else variance + mean**2
+
+
+def test_a_truncated_likelihood_can_be_fitted():
+    """Nodes of f far outside of the limits were infinitely likely."""
+
+    def model(X, y=None):
+        noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.TruncatedNormal(f, noise, low=0.0, high=1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    X = np.linspace(0.0, 3.0, 30)[:, None]
+    y = np.clip(0.5 + 0.4 * np.sin(2.0 * X[:, 0]) + 0.05 * rng.normal(size=30), 0.01, 0.99)
+    fitted = sgp.fit(model, sgp.SVGP(8), (X, y), progress_bar=False)
+    assert np.isfinite(fitted.bound)
+    assert np.abs(fitted.predict(X, quantiles=())["y"].mean - y).mean() < 0.08
+
+
+def test_of_two_classes_the_larger_function_is_no_tie_of_nodes():
+    """Far from the data both functions are alike: each is the larger in half of cases."""
+    guide, params = at(RobustMax, 0.5, jnp.array([0, 1, 0]), functions=(2,))
+    X = jnp.array([[0.5], [40.0]])
+    found = sgp.predict(guide, params, X)["y"].probs
+    q = guide.posterior(params, X)["f"]
+    exact = robust_max_probabilities(q.mean, q.variance).T
+    np.testing.assert_allclose(exact, 0.5, atol=1e-12)
+    np.testing.assert_allclose(found, exact, atol=5e-3)  # of 2,048 Sobol points
+    density = sgp.log_predictive_density(guide, params, X, jnp.zeros(2, int))["y"]
+    np.testing.assert_allclose(density, np.log(exact[:, 0]), atol=1e-2)
+
+
+@pytest.mark.parametrize("sds", [(1.0, 0.1), (1.0, 0.1, 0.3), (1.0, 1.0, 1.0)])
+def test_the_largest_of_functions_of_unlike_variances(sds):
+    """Beside a Riemann sum over the label's function."""
+    mean, sds = np.array([0.5, 0.0, 0.2])[: len(sds)], np.array(sds)
+    found = robust_max_probabilities(mean[:, None], sds[:, None] ** 2, 0.0)[:, 0]
+    for own in range(len(sds)):
+        f = mean[own] + sds[own] * np.linspace(-9.0, 9.0, 20_001)
+        below = norm.cdf((f[:, None] - mean) / sds)
+        below[:, own] = 1.0
+        total = np.sum(norm.pdf(f, mean[own], sds[own]) * below.prod(1)) * (f[1] - f[0])
+        assert abs(found[own] - total) < (1e-9 if len(sds) == 2 else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("exact", "fn"),
+    [
+        (nbinom(5.0, 5.0 / (5.0 + 1e6)), lambda: dist.NegativeBinomial2(1e6, 5.0)),
+        (nbinom(50.0, 50.0 / (50.0 + 1e5)), lambda: dist.NegativeBinomial2(1e5, 50.0)),
+        (nbinom(3e3, 0.5), lambda: dist.NegativeBinomial2(3e3, 3e3)),
+        (nbinom(0.3, 0.3 / (0.3 + 1e6)), lambda: dist.NegativeBinomial2(1e6, 0.3)),
+        (poisson(9e3), lambda: dist.Poisson(9e3)),
+        (poisson(1e6), lambda: dist.Poisson(1e6)),
+        (poisson(50.0), lambda: dist.Poisson(50.0)),
+        (binom(500, 0.02), lambda: dist.Binomial(500, 0.02)),
+        (binom(10**6, 0.3), lambda: dist.Binomial(10**6, 0.3)),
+        (binom(20, 0.3), lambda: dist.Binomial(20, logits=np.log(0.3 / 0.7))),
+    ],
+)
+def test_levels_of_large_counts_in_float32(exact, fn):
+    with jax.enable_x64(False):
+        y = exact.ppf(LEVELS).astype(np.float32)
+        found = cumulative.cdf(fn(), jnp.asarray(y))
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, exact.cdf(y.astype(float)), atol=3e-4)
+
+
+def test_censored_responses_are_predicted_without_draws():
+    """As what would be seen without a limit, which is what NumPyro draws."""
+
+    def likelihood(f):
+        plain = dist.Weibull(jnp.exp(f), 2.0)
+        return dist.RightCensoredDistribution(plain, jnp.array([True, False, True]))
+
+    guide, params = at(likelihood, 1e-6, jnp.array([1.0, 2.0, 0.5]), mean=0.3)
+    guide_found = sgp.predict(guide, params, jnp.asarray(Z), quantiles=LEVELS)["y"]
+    exact = weibull_min(2.0, scale=np.exp(0.3))
+    # q(f) is a point but for the jitter of K_uu.
+    np.testing.assert_allclose(guide_found.mean, exact.mean(), rtol=1e-3)
+    np.testing.assert_allclose(guide_found.sd, exact.std(), rtol=1e-3)
+    np.testing.assert_allclose(guide_found.quantiles[:, 0], exact.ppf(LEVELS), rtol=1e-2)

@@ -1,0 +1,147 @@
+"""What a model indexes by codes of the data, and what it may not observe."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+import pytest
+
+import numpyro_sgp as sgp
+from numpyro_sgp.guides.checks import checked_trace
+from numpyro_sgp.tracing.row_indices import check_row_indices
+
+X = np.linspace(0.0, 3.0, 12)[:, None]
+GROUP = np.arange(12) % 3
+KERNEL = sgp.kernels.RBF(1.0, 1.0)
+
+
+def groups(X, group, y=None, *, last=False):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([3]))
+    f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+    ends = f[jnp.array([0, -1])].sum() if last else 0.0
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + b[group] + ends, 0.3), obs=y)
+
+
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray, pd.Series, list])
+def test_codes_of_groups_are_counted_from_zero(make):
+    """JAX takes the last group for codes beyond, and says nothing."""
+    model = sgp.AutoSparseGP(groups, sgp.SVGP(4))
+    model.setup(X, make(GROUP), np.zeros(12))
+    for codes, told in ((GROUP + 1, "from 1 to 3"), (GROUP - 1, "from -1 to 1")):
+        with pytest.raises(ValueError, match=f"argument 'group'.*{told}.*from 0 to 2"):
+            sgp.AutoSparseGP(groups, sgp.SVGP(4)).setup(X, make(codes), np.zeros(12))
+
+
+def test_codes_are_looked_at_where_something_is_predicted():
+    options = {"steps": 3, "progress_bar": False}
+    data = X, GROUP, np.zeros(12)
+    fitted = sgp.fit(groups, sgp.SVGP(4), data, **options)
+    nested = sgp.nested(groups, sgp.SVGP(4), data, progress_bar=False)
+    new = X[:2], np.array([0, 3])
+    for call in (fitted.predict, fitted.posterior, fitted.predictor(), nested.predict):
+        call(X[:2], np.array([0, 2]))
+        with pytest.raises(ValueError, match="codes go from 0 to 3"):
+            call(*new)
+
+
+def test_indices_of_the_model_itself_may_count_from_the_end():
+    assert not check_row_indices(groups, (X, GROUP), {"last": True})
+
+    def thought_of(X, group, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([3]))
+        effect = b.at[group].get(mode="fill", fill_value=0.0)
+        numpyro.sample("y", dist.Normal(f + effect, 0.3), obs=y)
+
+    assert not check_row_indices(thought_of, (X, GROUP + 1), {})
+
+
+def observed(likelihood):
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X).expand([3]))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", likelihood(f), obs=y)
+
+    return model
+
+
+REFUSED = [
+    (lambda f: dist.Categorical(logits=f.T), GROUP + 1, r"outside of.*\(0 to 2\).*4 rows"),
+    (lambda f: dist.Bernoulli(logits=f[0]), 2 * (GROUP % 2) - 1, r"\(0 to 1\).* as -1"),
+    (lambda f: dist.Binomial(jnp.full(12, 4), logits=f[0]), GROUP + 3, "0 to 4"),
+    (lambda f: dist.Poisson(jnp.exp(f[0])), GROUP - 1.0, "from 0.*as -1"),
+    (lambda f: dist.Gamma(2.0, jnp.exp(f[0])), GROUP * 1.0, "at the end of.*from 0"),
+    (lambda f: dist.BetaProportion(0.5, jnp.exp(f[0])), GROUP / 2.0, "at the end of"),
+    (lambda f: dist.Categorical(logits=f.T), GROUP * 1.0, r"y.astype\(int\)"),
+]
+
+
+@pytest.mark.parametrize(("likelihood", "y", "told"), REFUSED)
+def test_values_that_cannot_be_are_told_by_name(likelihood, y, told):
+    with pytest.raises(ValueError, match=f"(?s)site 'y'.*{told}"):
+        checked_trace(observed(likelihood), (X, y), {})
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "y"),
+    [
+        (lambda f: dist.Exponential(jnp.exp(f[0])), GROUP * 1.0),  # has a density at zero
+        (lambda f: dist.Uniform(f[0] - 0.1, f[0] + 0.1), GROUP * 1.0),  # moves with f
+        (lambda f: dist.VonMises(f[0], 1.0), GROUP + 3.0),  # angles are the same again
+        (lambda f: dist.Poisson(jnp.exp(f[0])), GROUP + 0.5),  # averages of counts
+        (
+            lambda f: dist.Bernoulli(logits=f[0]).mask(jnp.arange(12) > 0),
+            3 * (X[:, 0] == 0),
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Out-of-support values")
+def test_values_that_can_be_are_taken(likelihood, y):
+    checked_trace(observed(likelihood), (X, y), {})
+
+
+def test_missing_entries_of_outputs_are_counted_by_entry():
+    def model(X, Y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X).expand([2]))
+        numpyro.sample("Y", dist.Normal(f, 0.1), obs=Y)
+
+    Y = np.zeros((2, 12))
+    Y[1, 7] = np.nan
+    with pytest.raises(ValueError, match=r"NaN in 1 entries \(first: \(1, 7\)\)"):
+        checked_trace(model, (X, Y), {})
+
+
+def test_functions_by_sample_shape_are_refused():
+    """Whitened and sparse sites would lose it."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X), sample_shape=(2,))
+        numpyro.sample("y", dist.Normal(f[0], jnp.exp(f[1])), obs=y)
+
+    for run in (sgp.AutoSparseGP(model, sgp.SVGP(4)).setup, sgp.whiten(model)):
+        with numpyro.handlers.seed(rng_seed=0):
+            with pytest.raises(ValueError, match=r"sample_shape=\(2,\).*expand\(\[2\]\)"):
+                run(X, np.zeros(12))
+
+
+def test_shapes_of_outputs_and_masks_are_told():
+    def model(X, Y, seen):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X).expand([3]))
+        with numpyro.handlers.mask(mask=seen):
+            numpyro.sample("Y", dist.Normal(f, 0.1), obs=Y)
+
+    Y = np.zeros((12, 3))
+    with pytest.raises(ValueError, match=r"Outputs are rows, \(P, N\)"):
+        sgp.AutoSparseGP(model, sgp.SVGP(4)).setup(X, Y, Y == 0.0)
+
+
+def test_a_row_of_a_frame_is_no_table():
+    def model(X, y=None):
+        scale = jnp.ones(X.shape[1])
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, scale), X))
+        numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"shape \(12,\).*tables of shape \(N, D\)"):
+        sgp.AutoSparseGP(model, sgp.SVGP(4)).setup(X[:, 0], np.zeros(12))
