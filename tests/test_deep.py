@@ -175,6 +175,7 @@ def test_the_bound_of_two_layers_is_the_integral_by_numpy(two_layers):
     assert_allclose(found, total - kl, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_predictions_are_mixtures_over_draws_of_the_inner_layers(two_layers):
     guide, params = two_layers
     num = 1000

@@ -32,6 +32,7 @@ def at(likelihood, sd, y, mean=0.0, functions=()):
     return guide, {"f_auto_qu_mu": jnp.zeros((*functions, 3)), "f_auto_qu_sqrt": root}
 
 
+@pytest.mark.slow
 def test_tails_of_responses_have_the_nodes_of_all_draws():
     """Little noise, far from the data: y is as wide as f, whose sd is one."""
 

@@ -380,6 +380,7 @@ def test_without_levels_there_are_no_quantiles():
         assert_allclose(found[name].sd, known[name].sd, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_rows_in_batches_are_the_rows_at_once():
     def model(X, offset, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([2]))

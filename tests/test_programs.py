@@ -160,6 +160,7 @@ def test_flat_vectors_are_those_of_jax():
     assert np.array_equal(out, [3.0, 4.0, 5.0])
 
 
+@pytest.mark.slow
 def test_a_check_of_other_data_of_the_same_shapes_compiles_next_to_nothing(compiled):
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.4), X))
@@ -247,6 +248,7 @@ def posterior(kernel=None, mean=None, X=X):
     return sgp.SparsePosterior(sgp.GaussianProcess(kernel, X, mean), (X[::3],), q)
 
 
+@pytest.mark.slow
 def test_moments_and_draws_of_a_posterior_are_a_program_each(compiled):
     rows = jnp.linspace(0.0, 1.0, 11)[:, None]  # a number that no other test has
 
@@ -264,6 +266,7 @@ def test_moments_and_draws_of_a_posterior_are_a_program_each(compiled):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_whole_functions_are_drawn_by_a_program_and_looked_at_by_another(compiled):
     rows = jnp.linspace(0.0, 1.0, 10)[:, None]  # a number that no other test has
 

@@ -35,7 +35,7 @@ from numpyro_sgp.guides.prepared import PreparedGuide
 from numpyro_sgp.guides.reports import report, verdicts
 from numpyro_sgp.inducing import InducingVerdict
 from numpyro_sgp.tracing import checks, messages
-from numpyro_sgp.tracing.row_indices import check_row_indices
+from numpyro_sgp.tracing.row_indices import check_codes
 
 
 class _AllFound(BaseException):
@@ -222,7 +222,7 @@ class AutoSparseGP(PreparedGuide):
         base_key = inner_key = None
         if rng_key is not None:
             base_key, inner_key = jax.random.split(rng_key)
-        check_row_indices(self.model, *self.as_set_up(args, kwargs))
+        check_codes(self.model, *self.as_set_up(args, kwargs))
         return self.posterior_at(params, args, kwargs, base_key, inner_key)[0]
 
     def posterior_at(

@@ -18,7 +18,7 @@ from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
-from numpyro_sgp.distributions.arguments import named_arguments
+from numpyro_sgp.distributions.arguments import is_frame, named_arguments
 from numpyro_sgp.tracing import messages
 
 _PLATE_INDEX = Primitive("plate_index")  # marks the index of a plate in a program
@@ -72,6 +72,15 @@ def check_row_indices(model, args, kwargs) -> bool:
     return takes_rows
 
 
+def check_codes(model, args, kwargs) -> None:
+    """
+    :func:`check_row_indices` of arguments to predict at, if any may be codes of groups.
+    """
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_frame)
+    if any(is_frame(leaf) or _codes(leaf) is not None for leaf in leaves):
+        check_row_indices(model, args, kwargs)
+
+
 def _check(model, args, kwargs):
     def run(flag, known=nullcontext):
         at_mean = messages.AtGPSites(messages.at_prior_mean)
@@ -106,9 +115,10 @@ def _check(model, args, kwargs):
 
 def _codes(value) -> _Codes | None:
     """Whole numbers of an array that is known; of no single number, as ``f[-1]`` has."""
-    if not not_jax_tracer(value) or not np.ndim(value) or not np.size(value):
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    if kind not in ("i", "u") or not not_jax_tracer(value) or not np.ndim(value):
         return None
-    return _Codes(np.asarray(value)) if np.asarray(value).dtype.kind in "iu" else None
+    return _Codes(np.asarray(value)) if np.size(value) else None
 
 
 def _check_codes(codes, size, model, args, kwargs):

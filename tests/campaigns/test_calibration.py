@@ -43,6 +43,7 @@ def test_two_references_agree():
     np.testing.assert_allclose(sd, references[0].sd, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_a_fit_of_the_campaign_is_calibrated():
     found = calibration.look("SVGP, conjugate", each=8)
     assert not found.failed and found.numbers["misses"] == 0

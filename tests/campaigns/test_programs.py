@@ -29,7 +29,8 @@ def test_programs_are_their_dense_twins(kind):
     assert found.cases >= 3 and not found.failed
 
 
-@pytest.mark.parametrize("jitter", [pytest.param(1e-8, marks=pytest.mark.slow), 1e-5])
+@pytest.mark.slow
+@pytest.mark.parametrize("jitter", [1e-8, 1e-5])
 def test_the_bound_is_the_one_by_hand_and_another_is_seen(monkeypatch, jitter):
     monkeypatch.setattr(_bound, "JITTER", jitter)
     for name, value in (("MORE", 1), ("GRADIENTS", 0.0), ("SPARSIFIED", 0.0)):

@@ -118,6 +118,7 @@ def test_bounds_are_the_papers(problem):
     agree(eq_15, eq_14)
 
 
+@pytest.mark.slow
 @given(problems(), st.sampled_from([2, 5]))
 def test_tight_bounds_are_their_formulas(problem, size):
     dense = Dense(*problem)

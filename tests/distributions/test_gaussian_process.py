@@ -358,6 +358,7 @@ def test_kernels_of_every_kind_make_a_process():
     assert_allclose(got, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .* values of a GaussianProcess")
 def test_a_site_inside_scan_has_the_density_and_slope_of_a_loop():
     # A state that decays, with innovations from a process of its own size each step.

@@ -139,9 +139,10 @@ def poisson(X, y, num_rows=None):
         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
-    ["mixture", pytest.param("svgp", marks=SLOW), pytest.param("solve", marks=SLOW)],
+    ["mixture", "svgp", "solve"],
 )
 def test_scalar_is_its_formula_for_any_likelihood(family):
     X, y = count_data(12)
@@ -335,6 +336,7 @@ def set_up(program, option, *args):
     sgp.AutoSparseGP(program, option).setup(*args)
 
 
+@pytest.mark.slow
 def test_bad_input_is_told():
     X, y = count_data(12)
     for tight in ("diagonal", "block"):

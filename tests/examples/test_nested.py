@@ -30,12 +30,8 @@ EFFECTS = {
 }
 
 
-QUICK = "map"  # of the three; `make slow` has the others
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(k, marks=[pytest.mark.slow] * (k != QUICK)) for k in EFFECTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EFFECTS)
 def test_true_effects_are_found_and_the_figure_is_written(example, name, tmp_path, capsys):
     simulated = small(example, name)
     # NUTS, which is far from done then, for a table.

@@ -104,6 +104,7 @@ def poisson_fit():
     return fit(poisson, sgp.SVGP(8), (X, COUNTS))
 
 
+@pytest.mark.slow
 def test_all_points_of_a_known_regression_give_its_evidence():
     fitted = fit(known, sgp.SVGP(inducing=X, train_inducing=False), (X, Y))
     exact = log_normal(Y, rbf(X, X, 0.8, 0.7) + 0.09 * np.eye(N))
@@ -179,6 +180,7 @@ def test_rows_that_a_model_tells_by_their_place_have_no_batches(by):
         fit(model, sgp.SVGP(inducing=Z), (X, Y), batch_size=20)
 
 
+@pytest.mark.slow
 def test_models_that_read_numbers_off_their_data_are_told_to_take_them():
     def grouped(X, group, y=None, num_groups=None):
         number = num_groups or int(group.max()) + 1
@@ -194,6 +196,7 @@ def test_models_that_read_numbers_off_their_data_are_told_to_take_them():
     assert np.isfinite(fit(*given, num_groups=3, steps=1).bound)
 
 
+@pytest.mark.slow
 def test_one_row_tells_no_lengthscale():
     """The columns' standard deviations are zero: no warning of their logarithms."""
     assert np.isfinite(fit(learned, sgp.SVGP(1), (X[:1], Y[:1]), steps=1).bound)
@@ -240,6 +243,7 @@ def test_gain_in_q_is_the_kl_to_the_optimum(learned_fit):
     assert_allclose(batches.gain_in_q(start, jax.random.key(0)), kl, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_some_inducing_points_are_drawn_anew(poisson_fit, learned_fit):
     svi = poisson_fit.svi
     whole = problem.Problem(svi, svi.init(jax.random.key(0), X, COUNTS), (X, COUNTS), {})
@@ -322,6 +326,7 @@ def test_python_runs_the_model_once_for_natural_descent_inside_of_lbfgs():
     assert found.work > 1 and np.isfinite(found.loss)
 
 
+@pytest.mark.slow
 def test_a_likelihood_that_is_the_same_for_f_and_minus_f_is_left_on_no_saddle():
     X = np.linspace(0.0, 5.0, 25)[:, None]
     f_true = 1.5 + 0.3 * np.sin(2.0 * X[:, 0])
@@ -342,6 +347,7 @@ def test_a_likelihood_that_is_the_same_for_f_and_minus_f_is_left_on_no_saddle():
     assert_allclose(fit(model, both, (X, squares)).bound - one.bound, 0.693, atol=0.02)
 
 
+@pytest.mark.slow
 def test_of_restarts_the_best_ends_are_kept_of_random_bounds(monkeypatch):
     # Of a product of functions, whose bound is random, there are many optima.
     X = np.linspace(-2.0, 2.0, 40)[:, None]
@@ -369,6 +375,7 @@ def test_of_restarts_the_best_ends_are_kept_of_random_bounds(monkeypatch):
     assert len(ends) == 4
 
 
+@pytest.mark.slow
 def test_other_optima_are_looked_for_and_told():
     X = np.linspace(0.0, 6.0, 40)[:, None]
     f_true = 2.0 * np.sin(2.5 * X[:, 0])
@@ -546,6 +553,7 @@ def interrupt(monkeypatch, run):
     return calls
 
 
+@pytest.mark.slow
 def test_auto_grows_no_more_once_the_user_interrupts(monkeypatch):
     calls = interrupt(monkeypatch, run=1)
     fitted = fit(poisson, sgp.SVGP("auto"), (X, COUNTS))
@@ -583,6 +591,7 @@ def test_a_fit_of_keywords_goes_on_with_the_data_that_it_is_given():
     assert_allclose(again.bound, fit(known, first, (X, 2.0 * Y)).bound, atol=0.1)
 
 
+@pytest.mark.slow
 def test_keywords_of_an_svi_are_those_of_the_fit_that_goes_on():
     def model(X, y=None, variance=1.0):
         kernel = sgp.kernels.RBF(variance, 0.7)
@@ -613,6 +622,7 @@ def test_a_fit_of_a_bound_method_is_gone_on_from():
         fit(Study().model, fitted, (X, Y))
 
 
+@pytest.mark.slow
 def test_a_base_guide_may_be_a_function_without_a_median():
     def of_lengthscale(model):
         def guide(X, y=None):

@@ -75,6 +75,7 @@ def loaded(fitted, tmp_path_factory):
     return sgp.load(path, model)
 
 
+@pytest.mark.slow
 def test_it_is_the_guide_and_its_functions_with_the_parameters(fitted, trained):
     svi, result = trained
     guide, params = svi.guide, result.params
@@ -219,6 +220,7 @@ def test_printed_it_is_a_summary(fitted):
     ]
 
 
+@pytest.mark.slow
 def test_arviz_data_are_those_of_the_svi(fitted, loaded):
     data = fitted.to_arviz(num_samples=4, khat=False)
     known = sgp.to_arviz(

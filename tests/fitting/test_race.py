@@ -155,6 +155,7 @@ def test_settling_ends_where_time_is_up():
     assert not losses.size
 
 
+@pytest.mark.slow
 def test_many_rows_with_few_points_settle_first(monkeypatch):
     rng = np.random.default_rng(0)
     X = rng.uniform(0.0, 3.0, (1_100, 1))

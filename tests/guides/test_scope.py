@@ -45,7 +45,8 @@ def plain():
     return guide, params, losses_of(poisson_model, guide, params)
 
 
-@pytest.mark.parametrize("divider", ["/", pytest.param(".", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("divider", ["/", "."])
 def test_a_guide_of_a_scoped_model_is_that_of_the_model(plain, divider):
     model = scope(poisson_model, prefix="a", divider=divider)
     guide = sgp.AutoSparseGP(model, sgp.SVGP(3), AutoNormal)
@@ -114,6 +115,7 @@ def test_a_scoped_guide_has_one_minibatch_for_all_its_parts():
     assert_allclose(trace["a/f"]["fn"].prior.X, X[rows])
 
 
+@pytest.mark.slow
 def test_two_scoped_copies_of_a_submodel():
     def submodel(X):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))

@@ -56,6 +56,7 @@ def posterior():
     return sgp.nested(two_sites, sgp.SVGP(6), (X, Y), progress_bar=False)
 
 
+@pytest.mark.slow
 def test_their_moments_are_those_of_the_posterior(posterior):
     """Of sums too: sites are drawn together."""
     found = posterior.functions(jax.random.key(0), DRAWS, num_features=64)
@@ -66,6 +67,7 @@ def test_their_moments_are_those_of_the_posterior(posterior):
     assert len(found["f"].parts) > 5
 
 
+@pytest.mark.slow
 def test_they_are_functions(posterior):
     found = posterior.functions(jax.random.key(1), (2, 3))["f"]
     assert found(X_NEW).shape == (2, 3, 3)

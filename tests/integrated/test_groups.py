@@ -112,13 +112,8 @@ def order(field):
     return np.concatenate([*found, np.concatenate(columns, axis=1).ravel()])
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(m, id=m.__name__, marks=[pytest.mark.slow] * (m is not slopes))
-        for m in MODELS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [pytest.param(m, id=m.__name__) for m in MODELS])
 def test_nodes_are_those_of_dense_products(model, few):
     """The bound, its slope, q(w), what natural steps leave, and covariances of draws."""
     dense, arrow = profile_of(model, False), profile_of(model, True)
@@ -139,6 +134,7 @@ def test_nodes_are_those_of_dense_products(model, few):
         np.testing.assert_allclose(root.T @ root, np.linalg.inv(P), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_products_with_an_arrow_are_those_with_its_matrix():
     keys = jax.random.split(jax.random.key(0), 6)
     across = jax.random.normal(keys[0], (4, 3, 2))
@@ -204,6 +200,7 @@ def both():
         return dense, run(intercepts)
 
 
+@pytest.mark.slow
 def test_posteriors_are_those_of_dense_products(both):
     """Of sums over all groups and of differences between them, too."""
     dense, arrow = both
@@ -253,6 +250,7 @@ def test_it_is_asked_what_others_are_asked(both, tmp_path):
         assert np.isfinite(found["family"].nats)
 
 
+@pytest.mark.slow
 def test_weights_are_of_draws_from_the_same_gaussian(few):
     """Without hyperparameters 4,096 draws are weighed, whose errors are some .05 sd."""
 
@@ -275,6 +273,7 @@ def test_weights_are_of_draws_from_the_same_gaussian(few):
     np.testing.assert_allclose((b.mean - a.mean[places]) / other, 0.0, atol=0.1)
 
 
+@pytest.mark.slow
 def test_weights_of_a_gaussian_posterior_are_all_the_same(few):
     arrow = profile_of(grouped_with(lambda b, group, tau: b[group] * tau), True)
     assert arrow.field.groups is not None

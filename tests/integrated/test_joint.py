@@ -116,6 +116,7 @@ def test_batches_average_to_the_bound(data, trained):
     np.testing.assert_allclose(np.mean(parts), full, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_its_result_goes_through_a_file(data, trained, tmp_path):
     X, day, _ = data
     _, guide, result = trained

@@ -54,6 +54,7 @@ def learned(X, y=None):
     observe(f + g, y, noise)
 
 
+@pytest.mark.slow
 def test_linear_gaussian_models_are_exact():
     prior = [matern12(X, 1.5, 2.0), matern12(X, 0.4, 0.3), 1.69 * np.eye(4), [[4.0]]]
     prior = [np.asarray(block) for block in prior]
@@ -93,6 +94,7 @@ def test_batches_end_at_the_optimum_of_all_rows(fitted):
     assert verdict.converged and verdict.causes["q(u)"].nats < 0.05
 
 
+@pytest.mark.slow
 def test_it_is_asked_what_a_fit_is_asked(fitted, tmp_path):
     assert f"bound: {fitted.bound:.7g}" in repr(fitted)
     assert "at points: noise, slow, fast" in repr(fitted)

@@ -42,6 +42,7 @@ def posterior():
 # ---- results ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_its_parts(posterior):
     assert posterior.field.effects == ("slope",)
     assert posterior.field.thetas == ("lengthscale",)
@@ -93,6 +94,7 @@ def test_predictions(posterior):
     assert score.rows.shape == (30,) and np.isfinite(score.mean)
 
 
+@pytest.mark.slow
 def test_predictions_of_an_intercept_have_one_row():
     """Beside sites with a row for each row of X."""
 
@@ -108,6 +110,7 @@ def test_predictions_of_an_intercept_have_one_row():
     assert "twice" in repr(found)
 
 
+@pytest.mark.slow
 def test_responses_that_do_not_depend_on_f_are_predicted_too():
     """Of which the probability is that of draws of a latent, to .02 in 256 even ones."""
 
@@ -127,6 +130,7 @@ def test_responses_that_do_not_depend_on_f_are_predicted_too():
     np.testing.assert_allclose(found["above"].mean, share, atol=0.02)
 
 
+@pytest.mark.slow
 def test_what_combines_rows_is_drawn_alone():
     """A mean over rows between inducing points; and at them, where nothing is left open."""
 
@@ -174,6 +178,7 @@ def test_more_groups_than_rows():
     assert len(found.summary()) == 512
 
 
+@pytest.mark.slow
 def test_the_dense_posterior():
     found, other = (
         run(counts, (X, COUNTS), sgp.VGP()),
@@ -313,6 +318,7 @@ def test_the_verdict_on_one_node_names_what_is_held_at_a_point():
     assert "max_nodes above 1" in cause["point estimates"].mend
 
 
+@pytest.mark.slow
 def test_it_goes_through_a_file(posterior, tmp_path):
     posterior.save(tmp_path / "posterior.npz")
     loaded = sgp.load(tmp_path / "posterior.npz", counts)
@@ -397,6 +403,7 @@ def test_noise_that_is_a_function():
     assert found.check().converged
 
 
+@pytest.mark.slow
 def test_classes():
     """Three functions in a row, for which shifts of all change nothing."""
     y = (X[:, 0] > 2.0).astype(int) + (X[:, 0] > 3.5)
@@ -430,6 +437,7 @@ def test_a_normal_scale_is_a_hyperparameter():
     assert {*found.field.thetas} == {"log_noise", "log_length"}
 
 
+@pytest.mark.slow
 def test_a_likelihood_may_be_a_factor_of_all_rows():
     def model(X, y):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.5))

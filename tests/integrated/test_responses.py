@@ -55,6 +55,7 @@ def test_log_scores_of_little_noise_are_those_of_the_marginals(posterior):
     np.testing.assert_allclose(some.mean, expected[[0, 2, 3]].mean(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_of_several_outputs_they_know_that_these_go_together():
     def model(X, Y=None):
         f = site(X)
@@ -84,6 +85,7 @@ def test_of_several_outputs_they_know_that_these_go_together():
     assert np.all(np.abs(rows - expected) < 5.0 * error + 0.01)
 
 
+@pytest.mark.slow
 def test_of_counts_they_are_integrals_over_what_q_says():
     def model(X, y=None):
         f = numpyro.deterministic("eta", 5.0 + site(X))

@@ -44,6 +44,7 @@ def test_a_row_has_its_score_among_however_many(outputs, number):
     np.testing.assert_allclose(some, together[:number], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_functions_that_are_as_many_as_rows_are_no_rows():
     """A softmax of (3, N) functions at three rows, beside drawn functions."""
 

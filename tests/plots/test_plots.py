@@ -204,6 +204,7 @@ def test_effects_have_a_bar_for_each_number(of_additive):
     assert_allclose(found, known[[0, 2]].T, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_components_of_nested_inference(of_nested):
     _, given = plt.subplots(2, 3)
     axes = plot_components(of_nested, axes=given)
@@ -354,6 +355,7 @@ def test_no_losses_are_told(losses):
 # ---- comparisons ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fits_and_draws_are_drawn_over_each_other(line):
     other = untrained(simple, (LINE, Y))
     new = np.linspace(2.0, -2.0, 5)[:, None]

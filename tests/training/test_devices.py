@@ -225,6 +225,7 @@ def found(request):
     return answer(start("devices", request.param, num_devices=request.param))
 
 
+@pytest.mark.slow
 def test_bounds_and_gradients_are_those_of_one_device(found):
     assert all(found[case]["deviation"] < 1e-10 for case in CASES), found
 

@@ -106,6 +106,7 @@ def bernoulli(X, y):
         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
 
+@pytest.mark.slow
 def test_black_box_slopes_and_monte_carlo_find_the_optimum_of_quadrature():
     X, y = count_data(12)
     y = jnp.minimum(y, 1.0)

@@ -111,6 +111,7 @@ def fits():
     return {pad: sgp.fit(*given, pad=pad, progress_bar=False) for pad in (False, True)}
 
 
+@pytest.mark.slow
 def test_a_padded_fit_is_that_of_the_rows_that_count(fits):
     assert fits[True].args[0].shape == (16, 1)
     assert_allclose(fits[True].bound, fits[False].bound, atol=1e-3)
