@@ -15,6 +15,7 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import log_ndtr
 from jax.scipy.stats import norm
+from jax.typing import ArrayLike
 from numpyro.distributions.util import validate_sample
 
 _WRAPPERS = dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution
@@ -62,19 +63,19 @@ def _kind_with_digits(kind):
     return made
 
 
-def _limits(fn) -> tuple[Array | None, Array | None]:
+def _limits(fn) -> Any:
     """In scales from the mode of the whole distribution; None where there is none."""
     base, found = fn.base_dist, (getattr(fn, "low", None), getattr(fn, "high", None))
     low, high = (None if v is None else (v - base.loc) / base.scale for v in found)
     return low, high
 
 
-def _log_between(low: Array | None, high: Array | None) -> Array:
+def _log_between(low: Any, high: Any) -> Array:
     """The log probability of a standard normal number between limits."""
-    if high is None:
-        return log_ndtr(-low)
     if low is None:
         return log_ndtr(high)
+    if high is None:
+        return log_ndtr(-low)
     above = low + high > 0.0  # where the upper tail is the smaller one
     low, high = jnp.where(above, -high, low), jnp.where(above, -low, high)
     most = log_ndtr(high)
@@ -101,10 +102,11 @@ def moments(fn) -> tuple[Array, Array]:
     low, high = _limits(fn)
     log_all = _log_between(low, high)
     # By reflection, if need be, the mass is near the lower limit.
+    sign: ArrayLike = 1.0
     if low is None:
         sign, low, high, limit = -1.0, -high, None, fn.high
     elif high is None:
-        sign, limit = 1.0, fn.low
+        limit = fn.low
     else:
         above = low + high > 0.0
         sign, limit = jnp.where(above, 1.0, -1.0), jnp.where(above, fn.low, fn.high)

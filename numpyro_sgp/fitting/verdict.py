@@ -121,9 +121,9 @@ class Verdict:
         points = self.causes["inducing points"]
         if points.nats >= 0.05:
             text += f"; the inducing points lose at least {points.number} nats"
+        told_already = *_LEFT, "inducing points"
         for name, cause in self.causes.items():
-            told = name in (*_LEFT, "inducing points")
-            if not told and cause.mend and cause.nats >= ENOUGH_NATS:
+            if name not in told_already and cause.mend and cause.nats >= ENOUGH_NATS:
                 text += f"; {name} {cause.number} nats"
         return text
 

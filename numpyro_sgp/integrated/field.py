@@ -317,9 +317,11 @@ class Field:
             if layout.num_rows == count and len(layout.shapes) == len(shapes)
             if all(shape.count(count) == 1 for shape in layout.shapes)
         ]
-        axes = []
+        axes: list[int | None] = []
         for i, shape in enumerate(shapes):
-            fits = [axis for axis, length in enumerate(shape) if length == num_rows]
+            fits: list[int | None] = [
+                axis for axis, length in enumerate(shape) if length == num_rows
+            ]
             if len(fits) > 1 and num_rows > 1:
                 fits = [each[i] for each in known if each[i] in fits]
             if not fits:

@@ -39,14 +39,12 @@ def moments(fn) -> tuple:
     """
     inner = innermost(fn)
     if truncated.is_truncated_normal(inner):
-        found = truncated.moments(inner)
+        mean, variance = truncated.moments(inner)
     elif isinstance(messages.innermost(fn), _CENSORED):
-        found = inner.mean, inner.variance
+        mean, variance = inner.mean, inner.variance
     else:
         return fn.mean, fn.variance
-    shape = messages.innermost(fn).shape()
-    found = (jnp.broadcast_to(v, shape) for v in found)
-    return tuple(jnp.broadcast_to(v, fn.shape()) for v in found)
+    return jnp.broadcast_to(mean, fn.shape()), jnp.broadcast_to(variance, fn.shape())
 
 
 def cdf(fn, y):
