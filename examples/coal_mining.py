@@ -302,9 +302,9 @@ def intensity_moments(fits, marginals, num_bins, nugget=0.0):
     return moments
 
 
-def mixing(fit):
+def mixing(fit, name="f"):
     """Largest R-hat, and smallest and median bulk effective sample size, over f."""
-    f = fit["posterior"]["f"]
+    f = fit["posterior"][name]
     if fit.attrs["method"] == "SVI":
         return np.nan, f.sizes["draw"], f.sizes["draw"]
     r_hat = arviz_stats.rhat(f).to_numpy()

@@ -128,12 +128,14 @@ def simulate(lengthscale=2000.0, num_sites=113, seed=0):
     return survey._replace(times=times + noise), truth
 
 
-def run_nuts(survey, lengthscale, args):
-    """Samples by NUTS as ArviZ data, and posterior moments."""
+def run_nuts(survey, lengthscale, args, kernel=NUTS):
+    """
+    Samples by NUTS, or another kernel of NumPyro, as ArviZ data, and posterior moments.
+    """
     enough_devices = jax.local_device_count() >= args.num_chains
     begin = time.time()
     mcmc = MCMC(
-        NUTS(sgp.whiten(model)),
+        kernel(sgp.whiten(model)),
         num_warmup=args.num_warmup,
         num_samples=args.num_samples,
         num_chains=args.num_chains,

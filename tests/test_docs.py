@@ -53,8 +53,8 @@ def test_a_page_is_what_its_script_prints(script, name):
 
 
 def test_the_page_of_papers_is_what_its_script_prints(script):
-    studies = map(results, ("savigp", "savigp_large", "regression", "mining"))
-    page = script("papers").page(*studies)
+    names = "savigp", "savigp_large", "regression", "mining", "travel_times"
+    page = script("papers").page(*map(results, names))
     assert text(f"{RECORDS}/papers.md") == page + "\n"
 
 
