@@ -108,7 +108,8 @@ class _Run:
         self._ends.append(time.monotonic())
         self.count += len(natural)
         self._losses.append(losses)
-        self._show(self.count, float(np.nanmean(losses[-10:])))
+        believed = losses[np.isfinite(losses)][-10:]
+        self._show(self.count, float(np.mean(believed)) if believed.size else np.nan)
 
     def _rows(self, count):
         if self.batch_size is None:

@@ -24,6 +24,7 @@ from numpyro_sgp.fitting.verdict import (
 )
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.checks import check_whole_plates
 
 #: Sds by which a mean, and logs of a ratio by which an sd, may be off without a remark.
 FAR_MEAN, FAR_LOG_SD = 0.2, 0.15
@@ -42,7 +43,7 @@ def check(
     The verdict on a fit; see :meth:`~numpyro_sgp.Fitted.check`, whose attributes these are.
     """
     args, kwargs = as_plain_arrays(guide.model, args, kwargs)
-    _check_observed(guide, args, kwargs)
+    plates = _check_observed(guide, args, kwargs)
     given = guide, params, args, kwargs
     problem = problem_at(svi, params, args, kwargs)
     points = sum(option.num_points for option in guide.approximations.values())
@@ -53,7 +54,7 @@ def check(
     if problem.natural and small:
         left = functools.cache(_begun(begin_nats_left, *given, loss, rng_key))
     if is_cheap(params, guide.model, guide, *args, **kwargs):
-        weights = _begun(begin_weigh, rng_key, params, guide.model, guide, args, kwargs)
+        weights = _begun(_weigh, plates, rng_key, params, guide, args, kwargs)
     if small:
         curve = _begun(begin_curve, *given, loss, rng_key, left=left)
     if small and len(guide.approximations) == 1:
@@ -95,13 +96,21 @@ def _begun(begin, *args, **kwargs) -> Callable:
     return fail
 
 
-def _check_observed(guide, args, kwargs):
-    observed = []
+def _weigh(plates, rng_key, params, guide, args, kwargs):
+    """Weights of draws, where a model has all of its rows."""
+    check_whole_plates(plates, "weights of draws are of every row")
+    return begin_weigh(rng_key, params, guide.model, guide, args, kwargs)
+
+
+def _check_observed(guide, args, kwargs) -> dict:
+    """The plates of the model, whose messages are checked for observations."""
+    observed, plates = [], {}
 
     def run():
         where = guide.model, args, kwargs
         trace = messages.trace_of(*where, at_site=messages.at_prior_mean)
         observed.extend(s for s in trace.values() if s["type"] == "sample")
+        plates.update({k: s for k, s in trace.items() if s["type"] == "plate"})
         return 0
 
     jax.eval_shape(run)
@@ -110,6 +119,7 @@ def _check_observed(guide, args, kwargs):
             "The model has no observed site with these arguments. Give all of the data: "
             "fitted.check(X, y)."
         )
+    return plates
 
 
 def problem_at(svi, params, args, kwargs) -> Problem:

@@ -22,7 +22,13 @@ from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting.batches import train_best
 from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.grow import grow, most_points, with_points
-from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, constrained, unconstrained
+from numpyro_sgp.fitting.problem import (
+    Problem,
+    as_plain_arrays,
+    check_same_rows,
+    constrained,
+    unconstrained,
+)
 from numpyro_sgp.fitting.progress import AT_EDGE, Limits
 from numpyro_sgp.fitting.starts import (
     Race,
@@ -210,6 +216,7 @@ def fit(
         kind = JOINT_GUIDES[0] if joint else AutoSparseGP
         return kind(model, approximation, base_guide or AutoDelta)
 
+    check_same_rows(_guide_of(approximation), data, kwargs)
     if is_joint:
         before = None if approximation is _guide_of(approximation) else approximation
         fitted = train(_guide_of(approximation), before=before)

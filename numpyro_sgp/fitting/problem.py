@@ -13,9 +13,10 @@ from jax import Array
 from numpyro.infer.svi import SVI, SVIState
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_sgp._programs import join_static, shared, split_static
+from numpyro_sgp._programs import join_static, on_data, shared, split_static
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.families import Family
+from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.points import points_of
 from numpyro_sgp.predictive.row_batches import count_rows
 from numpyro_sgp.tracing import messages
@@ -281,7 +282,7 @@ def data_plates(
     :param num_rows: of :func:`rows_of_sites`.
     """
     setup, none = guide.known(), (frozenset(), None)
-    if setup.coupling.couples or setup.coupling.combines or setup.arguments is None:
+    if setup.coupling.couples or setup.coupling.combines or setup.subsampled:
         return none
     if any(site.approximation.needs_all_rows for site in setup.sites.values()):
         return none
@@ -308,3 +309,29 @@ def data_plates(
     if axes is None or not has_rows_apart(trace, axes, arrays, setup.sites):
         return none
     return plates, axes
+
+
+def check_same_rows(guide, args, kwargs):
+    """
+    :raises ValueError: if a guide has a part for each row, and was set up with others.
+    """
+    if not isinstance(guide, AutoSparseGP) or guide.prototype_trace is None:
+        return
+    setup = guide.known()
+    if not any(option.needs_all_rows for option in setup.approximations.values()):
+        return
+
+    def inputs(args, kwargs):
+        at_mean = messages.at_prior_mean
+        trace = messages.trace_of(guide.model, args, kwargs, at_site=at_mean)
+        return {name: messages.unwrap(trace[name]["fn"])[0].X for name in setup.sites}
+
+    found = on_data(inputs, args, kwargs)
+    for name, site in setup.sites.items():
+        X = np.asarray(found[name]).reshape(-1, np.shape(found[name])[-1])
+        if site.approximation.needs_all_rows and not np.array_equal(X, site.X):
+            raise ValueError(
+                f"{site.approximation} has a part for each row of the data that it was set "
+                f"up with, and GP site '{name}' has other inputs here. Give fit the "
+                "approximation again, in the place of a guide or a fit."
+            )

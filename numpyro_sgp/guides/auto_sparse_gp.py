@@ -222,7 +222,7 @@ class AutoSparseGP(PreparedGuide):
         base_key = inner_key = None
         if rng_key is not None:
             base_key, inner_key = jax.random.split(rng_key)
-        check_codes(self.model, *self.as_set_up(args, kwargs))
+        self.check_rows(*self.as_set_up(args, kwargs))
         return self.posterior_at(params, args, kwargs, base_key, inner_key)[0]
 
     def posterior_at(
@@ -408,6 +408,24 @@ class AutoSparseGP(PreparedGuide):
             return as_numbers(leaf, "An argument") if is_frame(leaf) else leaf
 
         return jax.tree.map(plain, (args, kwargs), is_leaf=is_frame)
+
+    def check_rows(self, args, kwargs) -> None:
+        """
+        :raises ValueError: if codes of groups are none of the model's, or the model draws
+            the rows of a minibatch, so that predictions would be of these.
+        """
+        check_codes(self.model, args, kwargs)
+        setup = self.known()
+        if setup.subsampled and setup.takes_rows:
+            found = {}
+
+            def look():
+                at_mean = messages.at_prior_mean
+                found.update(messages.trace_of(self.model, args, kwargs, at_site=at_mean))
+                return ()
+
+            jax.eval_shape(look)
+            checks.check_whole_plates(found, "predictions are of every row that is given")
 
     def others_at(self, params: dict, args, kwargs, rng_key=None) -> dict:
         """

@@ -88,6 +88,7 @@ class Setup:
     :param shapes: :class:`jax.ShapeDtypeStruct` (or trees of them) of all parameters.
     :param starts: starting values of the guide's parameters.
     :param arguments: the model's ``(args, kwargs)``; None where they are of a minibatch.
+    :param subsampled: whether a plate of the model has a minibatch of its rows.
     :param takes_rows: whether rows of arrays are taken by the index of a plate.
     :param coupling: which rows the likelihood, and other GP sites, tie together.
     :param description: what model and guide are made of.
@@ -100,6 +101,7 @@ class Setup:
     shapes: dict
     starts: dict
     arguments: tuple | None
+    subsampled: bool
     takes_rows: bool
     coupling: Coupling
     description: dict
@@ -235,6 +237,7 @@ def prepare(
         shapes=shapes,
         starts=starts,
         arguments=None if subsampled else (args, kwargs),
+        subsampled=subsampled,
         takes_rows=takes_rows,
         coupling=coupling,
         description=describe(trace, approximations, points, shapes),

@@ -86,6 +86,11 @@ class _Known:
         """Which rows the likelihood ties together, as :attr:`Setup.coupling`."""
         return self.field.guide.known().coupling
 
+    @property
+    def subsampled(self) -> bool:
+        """As :attr:`Setup.subsampled`."""
+        return self.field.guide.known().subsampled
+
     def work(self, num_rows: int) -> float:
         """Multiplications of one product of rows with the field's covariance."""
         size, of_row = self.field.size, self.field.row_size

@@ -21,7 +21,6 @@ from numpyro_sgp.distributions.arguments import has_no_numbers
 from numpyro_sgp.predictive.marginals import kept_of
 from numpyro_sgp.predictive.responses import predict_rows
 from numpyro_sgp.predictive.row_batches import by_batches, rows_of
-from numpyro_sgp.tracing.row_indices import check_codes
 
 _SHOWN = 5  # rows in a repr
 
@@ -205,7 +204,7 @@ def predict(
     check_guide(guide)
     guide.check_params(params)
     args, kwargs = guide.as_set_up(args, kwargs)
-    check_codes(guide.model, args, kwargs)
+    guide.check_rows(args, kwargs)
     options = levels, num_draws
     found = None
     if not any(has_no_numbers(leaf) for leaf in jax.tree.leaves((args, kwargs))):
