@@ -111,6 +111,17 @@ def test_of_two_classes_the_larger_function_is_no_tie_of_nodes():
     np.testing.assert_allclose(density, np.log(exact[:, 0]), atol=1e-2)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_labels_of_masked_rows_are_no_numbers_of_the_bound(classes):
+    mean, variance = jnp.zeros((classes, 2)), jnp.ones((classes, 2))
+
+    def total(mean):
+        found = RobustMax(mean).expected_log_prob(mean, variance, jnp.array([0, -1]))
+        return jnp.sum(jnp.where(jnp.array([True, False]), found, 0.0))
+
+    assert np.isfinite(jax.grad(total)(mean)).all()
+
+
 @pytest.mark.parametrize("sds", [(1.0, 0.1), (1.0, 0.1, 0.3), (1.0, 1.0, 1.0)])
 def test_the_largest_of_functions_of_unlike_variances(sds):
     """Beside a Riemann sum over the label's function."""

@@ -22,6 +22,7 @@ _WRAPPERS = dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution
 # Scales from the mode to a limit from which moments are those of an exponential
 # distribution: the differences of large numbers that they are lose too many digits.
 _FAR = {"float32": 12.0, "float64": 15.0}
+_NOWHERE = 1e9
 _KINDS = (
     dist.LeftTruncatedDistribution,
     dist.RightTruncatedDistribution,
@@ -65,9 +66,16 @@ def _kind_with_digits(kind):
 
 def _limits(fn) -> Any:
     """In scales from the mode of the whole distribution; None where there is none."""
-    base, found = fn.base_dist, (getattr(fn, "low", None), getattr(fn, "high", None))
-    low, high = (None if v is None else (v - base.loc) / base.scale for v in found)
-    return low, high
+    base = fn.base_dist
+
+    def scaled(limit):
+        if limit is None:
+            return None
+        found = jnp.asarray((limit - base.loc) / base.scale, jnp.result_type(float))
+        # Infinite ones as far away as makes no difference, for derivatives.
+        return jnp.where(jnp.isinf(found), jnp.sign(found) * _NOWHERE, found)
+
+    return scaled(getattr(fn, "low", None)), scaled(getattr(fn, "high", None))
 
 
 def _log_between(low: Any, high: Any) -> Array:

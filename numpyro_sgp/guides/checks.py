@@ -2,6 +2,7 @@
 
 import copy
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,9 +24,12 @@ def checked_trace(model, args, kwargs) -> dict:
         model_here = ProperPriors(OnePlateEach(FirstRows(model)))
         at_mean = messages.at_prior_mean
         trace = messages.trace_of(model_here, args, kwargs, at_site=at_mean)
-        return trace, checks.valid_arguments(trace)
+        leaves = jax.tree.leaves((args, kwargs))
+        sites = {k: s for k, s in trace.items() if s["type"] == "sample"}
+        given = [k for k, s in sites.items() if any(s["value"] is v for v in leaves)]
+        return trace, checks.valid_arguments(trace), given
 
-    trace, valid = on_data(run, args, kwargs)
+    trace, valid, given = on_data(run, args, kwargs)
     checks.check_arguments(trace, valid)
     sample_sites = [s for s in trace.values() if s["type"] == "sample"]
     gp_sites = [s for s in sample_sites if messages.is_latent_gp(s)]
@@ -62,6 +66,8 @@ def checked_trace(model, args, kwargs) -> dict:
         )
     checks.check_latents(trace)
     checks.check_observations(trace)
+    for name in given:
+        checks.check_support(name, trace[name])
     return trace
 
 

@@ -180,6 +180,7 @@ def robust_max_probabilities(
 
 def _largest_probability(mean, variance, label, num_points):
     """Probability that the function of the label is the largest, shape ``(N,)``."""
+    label = jnp.clip(label, 0, len(mean) - 1)  # of masked rows it may be anything
     own_mean = jnp.take_along_axis(mean, label[None], axis=0)
     own_variance = jnp.take_along_axis(variance, label[None], axis=0)
     if len(mean) == 2:

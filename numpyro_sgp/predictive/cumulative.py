@@ -70,12 +70,13 @@ def cdf(fn, y):
         found = _of_truncated(fn, y)
     elif isinstance(fn, _BINOMIAL):
         wrong, number = 1.0 - fn.probs, fn.total_count
-        y = jnp.floor(y)
-        found = _betainc(jnp.maximum(number - y, 1e-3), y + 1.0, wrong, fn.probs)
+        count = jnp.floor(y)
+        left = jnp.maximum(number - count, 1e-3)
+        found = _betainc(left, jnp.maximum(count, 0.0) + 1.0, wrong, fn.probs)
     elif isinstance(fn, dist.GammaPoisson):
-        y = jnp.maximum(jnp.floor(y), 0.0)
+        count = jnp.maximum(jnp.floor(y), 0.0)
         of_rate = fn.rate / (1.0 + fn.rate), 1.0 / (1.0 + fn.rate)
-        found = _betainc(fn.concentration, y + 1.0, *of_rate)
+        found = _betainc(fn.concentration, count + 1.0, *of_rate)
     elif type(fn) is dist.Poisson:
         found = _of_poisson(fn, y)
     else:

@@ -1,5 +1,7 @@
 """What the trace of a model is checked for."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -167,7 +169,6 @@ def check_observations(trace) -> None:
         _check_labels(name, site)
         got, expected = jnp.shape(site["value"]), tuple(site["fn"].shape())
         if got == () or broadcasts_to(expected, got):
-            _check_support(name, site)
             continue
         gps = ", ".join(f"{n} rows at GP site '{gp}'" for gp, n in rows.items())
         raise ValueError(
@@ -221,13 +222,18 @@ def _check_labels(name, site):
         )
 
 
-def _check_support(name, site):
+def check_support(name, site) -> None:
     """
-    Refuses known values outside of a support that does not move with latents, and at its
-    ends where there is no density. Of numbers between whole ones nothing is said: averages
-    of counts, shares for classes.
+    Of values that are an argument of the model, of numbers one by one without a mask. Of
+    numbers between whole ones nothing is said: averages of counts, shares for classes.
+
+    :raises ValueError: if known values are outside of a support that does not move with
+        latents, or at its ends where there is no density.
     """
     fn, value = messages.innermost(site["fn"]), site["value"]
+    own = inspect.getattr_static(type(fn), "support", None)
+    if fn.event_dim or type(own) is property or _is_masked(site["fn"]):
+        return
     support = fn.support
     while hasattr(support, "base_constraint"):
         support = support.base_constraint
@@ -241,28 +247,33 @@ def _check_support(name, site):
     parts = value, *ends, *jax.tree.leaves(site["fn"])
     if moves or not ends or not all(map(not_jax_tracer, parts)):
         return
-    with jax.ensure_compile_time_eval():
-        counts = np.asarray(messages.unmasked(site["fn"]))
     value, least = np.asarray(value), np.asarray(-np.inf if low is None else low)
     most = np.asarray(np.inf if high is None else high)
     outside, wrong = (value < least) | (value > most), "outside of"
-    counts = counts.reshape(counts.shape + (1,) * site["fn"].event_dim)
-    if not np.any(outside & counts) and not counted:
+    if not outside.any() and not counted:
         at_end = (value == least) | (value == most)
         if at_end.any():  # of some there is a density, as at zero of an exponential one
             with jax.ensure_compile_time_eval():
                 outside = at_end & ~np.isfinite(np.asarray(fn.log_prob(value)))
             wrong = "at the end of"
-    outside = outside & counts
     if outside.any():
-        told = [f"{end.min():g}" for end in (least, most) if np.isfinite(end).any()]
-        told = f"{told[0]} to {told[1]}" if len(told) == 2 else f"from {told[0]}"
+        told = f"{least.min():g} to {most.max():g}"
+        told = f"from {least.min():g}" if high is None else told
+        told = f"up to {most.max():g}" if low is None else told
         first = np.broadcast_to(value, outside.shape)[outside][0]
         raise ValueError(
             f"Observed site '{name}' has values {wrong} what its {type(fn).__name__} can "
             f"be ({told}), in {_places(np.atleast_1d(outside))}, as {first:g}. Classes are "
             "counted from 0; look for other units, and for codes of missing values."
         )
+
+
+def _is_masked(fn) -> bool:
+    while not isinstance(fn, dist.MaskedDistribution):
+        if not isinstance(fn, dist.Independent | dist.ExpandedDistribution):
+            return False
+        fn = fn.base_dist
+    return True
 
 
 def check_imputed(trace) -> None:

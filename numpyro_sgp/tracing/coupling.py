@@ -15,7 +15,22 @@ from numpyro_sgp.tracing.rows import origins
 
 _PLACES = 3  # values of f at which rows are looked at
 # Of the steps that rows are moved by, up and down: a maximum moves with half of either.
-_SIZES = 3.0, 0.3, 3.0, 0.3, 30.0, 3.0, 30.0, 3.0, 300.0, 30.0, 300.0, 30.0
+_SIZES: tuple[float, ...] = (
+    3.0,
+    0.3,
+    3.0,
+    0.3,
+    30.0,
+    3.0,
+    30.0,
+    3.0,
+    300.0,
+    30.0,
+    300.0,
+    30.0,
+)
+# Far away a solver of differential equations may never end.
+_SMALL_SIZES = 0.3, 1.0, 3.0
 
 
 class Coupling(NamedTuple):
@@ -162,7 +177,7 @@ def mixes_rows(
             return np.concatenate([Hs[m > 0] for Hs, m in zip(found, moved, strict=True)])
 
         mixed: np.ndarray | bool = True
-        rounding, slopes = tolerance, program
+        rounding, slopes, sizes = tolerance, program, _SIZES
         for f in places:
             try:
                 signs = rng.choice([-1.0, 1.0], size=(2, shape[-1]))
@@ -171,6 +186,7 @@ def mixes_rows(
             except (TypeError, ValueError, NotImplementedError):
                 # Not twice differentiable. Solvers have errors of their own.
                 mixed, rounding = False, max(tolerance, 1e3 * eps**0.5)
+                sizes = _SMALL_SIZES
                 slopes = shared(partial(_slopes, log_density, name), briefly=True)
                 break
             size = np.maximum(np.abs(a), np.abs(b))
@@ -186,8 +202,10 @@ def mixes_rows(
             total, slope, *_ = slopes(at, 0.0 * value)
             return float(total), np.asarray(slope, float)
 
-        def moves(functions, slope=slope, rounding=rounding, num_rows=shape[-1]):
-            return _moved_by_steps(slope, functions, num_rows, rounding)
+        options = shape[-1], rounding, sizes
+
+        def moves(functions, slope=slope, options=options):
+            return _moved_by_steps(slope, functions, *options)
 
         # All functions at once are a quick no, but may depend on each other.
         alone = [np.ones(number)] if number == 1 or name in coupled else np.eye(number)
@@ -240,7 +258,7 @@ def _moved_by_others(product, f, rows) -> bool:
     return False
 
 
-def _moved_by_steps(slope, functions, num_rows: int, tolerance: float) -> bool:
+def _moved_by_steps(slope, functions, num_rows: int, tolerance: float, sizes) -> bool:
     """
     Whether the gradient at rows that are held still moves with the other rows, by steps of
     sizes from a part of a unit to hundreds of them: kinks may be where data are.
@@ -248,6 +266,7 @@ def _moved_by_steps(slope, functions, num_rows: int, tolerance: float) -> bool:
     :param slope: from values ``(num_functions, N)`` to the log density and its gradient.
     :param functions: 1 for those that are moved, and whose gradient is looked at.
     :param tolerance: relative to the gradient, for rounding.
+    :param sizes: of the steps.
     """
     rng = np.random.default_rng(1)
     functions = np.asarray(functions, bool)[:, None]
@@ -260,7 +279,7 @@ def _moved_by_steps(slope, functions, num_rows: int, tolerance: float) -> bool:
     with jax.debug_nans(False), jax.debug_infs(False), np.errstate(invalid="ignore"):
         total, at = slope(f)
         totals, flat = [total], not np.any(at)
-        for size in _SIZES:
+        for size in sizes:
             still = rng.permutation(num_rows) < num_rows // 2
             f = np.where(still, f, step(size))
             before, (total, at) = at, slope(f)
@@ -275,7 +294,7 @@ def _moved_by_steps(slope, functions, num_rows: int, tolerance: float) -> bool:
         if not flat or len(set(totals)) == 1:
             return False
         # Steps (comparisons of rows) have no gradient anywhere, but second differences.
-        for size in _SIZES:
+        for size in sizes:
             first, last = step(size), step(size)
             still = rng.permutation(num_rows) < num_rows // 2
             mixes = np.where(still, first, last), np.where(still, last, first)

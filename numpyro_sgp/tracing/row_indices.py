@@ -4,6 +4,7 @@ rows of, ``y[idx]``, as many as their plate, and effects, ``b[group]``, as many 
 """
 
 import functools
+import warnings
 import weakref
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from jax.extend.core import Literal, Primitive, jaxprs_in_params
 from numpyro import handlers
 from numpyro.infer import init_to_sample
 from numpyro.primitives import Messenger
-from numpyro.util import not_jax_tracer
+from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions.arguments import is_frame, named_arguments
@@ -44,6 +45,12 @@ class _Codes(NamedTuple):
     """Whole numbers of the data."""
 
     values: np.ndarray
+
+
+class _FromEnd(NamedTuple):
+    """The same as they count from the end of an array."""
+
+    codes: _Codes
 
 
 def check_row_indices(model, args, kwargs) -> bool:
@@ -123,23 +130,39 @@ def _codes(value) -> _Codes | None:
 
 def _check_codes(codes, size, model, args, kwargs):
     """
-    :raises ValueError: if codes are beyond the entries that there are, or below zero where
-        they are an argument: those of the model's own may count from the end.
+    Warns of codes below zero that are an argument: they count from the end, as in Python.
+
+    :raises ValueError: if codes are beyond the entries that there are.
     """
     low, high = int(codes.min()), int(codes.max())
     if 0 <= low and high < size:
         return
-    leaves = named_arguments(model, args, kwargs)
+    leaves = [
+        (name, leaf)
+        for name, value in named_arguments(model, args, kwargs)
+        for leaf in jax.tree.leaves(value)
+    ]
     names = [name for name, leaf in leaves if np.array_equal(leaf, codes)]
-    if not names and -size <= low and high < size:
+    if high < size:
+        if names:
+            warnings.warn(
+                f"Codes of argument '{names[0]}' go from {low} to {high}, and the model "
+                f"takes entries of an array with {size} of them by these: those below zero "
+                "are counted from its end. pandas has -1 for missing categories; an entry "
+                "for these is b.at[codes].get(mode='fill', fill_value=0.0, "
+                "wrap_negative_indices=False).",
+                UserWarning,
+                stacklevel=find_stack_level(),
+            )
         return
     what = f"argument '{names[0]}'" if names else "an array of the model"
     raise ValueError(
         f"The model takes entries of an array with {size} of them by {what}, whose codes "
         f"go from {low} to {high}. They are counted from 0 to {size - 1}, and JAX would "
-        "take the last entry for what is beyond, without an error, and count back for what "
-        "is below. names, group = np.unique(codes, return_inverse=True) makes such codes "
-        "of any; a group that was not in the data of the fit has no effect to be looked up."
+        "take the last entry for what is beyond, without an error. names, group = "
+        "np.unique(codes, return_inverse=True) makes such codes of any. Where some are "
+        "beyond on purpose (a new group, filled neighbours): b.at[codes].get(mode='fill', "
+        "fill_value=0.0)."
     )
 
 
@@ -235,7 +258,9 @@ def _taken(jaxpr, known, constants):
             zero = value(inputs[1])
             if zero is not None and zero is not _MADE and not np.any(zero):
                 known[eqn.outvars[0]] = _NEVER
-        elif name == "select_n" and (found[0] is _NEVER or _is_of_codes(found)):
+        elif name == "add" and isinstance(found[0], _Codes):
+            known[eqn.outvars[0]] = _FromEnd(found[0])
+        elif name == "select_n" and _is_index(found):
             known[eqn.outvars[0]] = found[1]
         elif name == "concatenate" and all(v.aval.shape[-1:] == (1,) for v in inputs):
             if params["dimension"] == len(inputs[0].aval.shape) - 1:
@@ -259,9 +284,11 @@ def _taken(jaxpr, known, constants):
             yield from _taken_inside(eqn, found, [value(a) for a in inputs], known)
 
 
-def _is_of_codes(found) -> bool:
-    """Whether a choice is between known codes and the same counted from the end."""
-    return len(found) == 3 and found[0] is None and isinstance(found[1], _Codes)
+def _is_index(found) -> bool:
+    """Whether a choice is between an index and the same counted from the end."""
+    if isinstance(found[1], _Codes):
+        return isinstance(found[2], _FromEnd) and found[2].codes is found[1]
+    return found[0] is _NEVER
 
 
 def _taken_inside(eqn, found, values, known):

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from numpyro import handlers
 from numpyro.distributions import Unit
+from numpyro.infer.autoguide import AutoGuide
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.distributions.arguments import as_numbers
@@ -59,7 +60,10 @@ def check_row_latents(svi, source, batch, args, kwargs) -> None:
     :raises ValueError: if a latent has an entry for each row of the data, in a plate that
         batches are given to from outside: which rows a batch has nobody knows there.
     """
-    if source.total_rows is None:
+    base = getattr(svi.guide, "base_guide_given", None)
+    kind = getattr(base, "func", base)
+    of_numpyro = isinstance(kind, type) and issubclass(kind, AutoGuide)
+    if source.total_rows is None or not of_numpyro:  # others may be amortised
         return
     found = {}
 

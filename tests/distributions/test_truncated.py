@@ -61,6 +61,26 @@ def test_moments_are_integrals(loc, scale, low, high, value):
     np.testing.assert_allclose(found[1], variance, rtol=1e-4)
 
 
+def test_infinite_limits_are_none():
+    """Of arrays some may be."""
+
+    def density(loc, low, high):
+        fn = dist.TruncatedNormal(loc, 2.0, low=low, high=high)
+        return with_digits(fn).log_prob(0.5)
+
+    for low, high in ((0.0, jnp.inf), (-jnp.inf, 1.0), (-jnp.inf, jnp.inf)):
+        for loc in (-9.0, 0.3, 40.0):
+            given = dist.TruncatedNormal(jnp.array(loc), 2.0, low=low, high=high)
+            exact = truncnorm((low - loc) / 2.0, (high - loc) / 2.0, loc=loc, scale=2.0)
+            np.testing.assert_allclose(
+                density(loc, low, high), exact.logpdf(0.5), rtol=1e-7
+            )
+            assert np.isfinite(jax.grad(density)(loc, low, high))
+            mean, variance = cumulative.moments(given)
+            np.testing.assert_allclose(mean, exact.mean(), rtol=1e-5)
+            np.testing.assert_allclose(variance, exact.var(), rtol=1e-3)
+
+
 def test_wrappers_stay_and_gradients_are_finite():
     fn, _ = both(-30.0, 1.0, 0.0, None)
     wrapped = with_digits(

@@ -147,3 +147,20 @@ def test_base_guides_without_a_latent_are_told():
         sgp.AutoSparseGP(plain, sgp.SVGP(4), nothing).setup(X, Y)
     with pytest.raises(TypeError, match="must return a guide"):
         sgp.AutoSparseGP(plain, sgp.SVGP(4), lambda model: None).setup(X, Y)
+
+
+def test_rows_of_solvers_of_their_own_are_not_tied():
+    """Rates of exp(300) would keep a solver going for ever."""
+
+    def end(f):
+        path = odeint(lambda x, t, f: -jnp.exp(f) * x, 1.0, jnp.array([0.0, 1.0]), f)
+        return path[-1]
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(jax.vmap(end)(f), 0.05), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
+    guide.setup(X, Y)
+    assert not guide.couples_rows

@@ -29,9 +29,31 @@ def test_codes_of_groups_are_counted_from_zero(make):
     """JAX takes the last group for codes beyond, and says nothing."""
     model = sgp.AutoSparseGP(groups, sgp.SVGP(4))
     model.setup(X, make(GROUP), np.zeros(12))
-    for codes, told in ((GROUP + 1, "from 1 to 3"), (GROUP - 1, "from -1 to 1")):
-        with pytest.raises(ValueError, match=f"argument 'group'.*{told}.*from 0 to 2"):
-            sgp.AutoSparseGP(groups, sgp.SVGP(4)).setup(X, make(codes), np.zeros(12))
+    with pytest.raises(ValueError, match="argument 'group'.*from 1 to 3.*from 0 to 2"):
+        sgp.AutoSparseGP(groups, sgp.SVGP(4)).setup(X, make(GROUP + 1), np.zeros(12))
+    with pytest.warns(UserWarning, match="argument 'group' go from -1 to 1.*from its end"):
+        sgp.AutoSparseGP(groups, sgp.SVGP(4)).setup(X, make(GROUP - 1), np.zeros(12))
+
+
+MAPPED = {
+    "below zero": lambda b, g: b[jnp.where(g < 0, 2, g)],
+    "beyond": lambda b, g: b[jnp.where(g >= 3, 0, g)],
+    "one of them": lambda b, g: b[jnp.where(g == 3, 0, g)],
+    "clipped": lambda b, g: b[jnp.clip(g, 0, 2)],
+    "less one": lambda b, g: b[g - 1],
+}
+
+
+@pytest.mark.parametrize("mapped", MAPPED)
+def test_codes_that_the_model_maps_are_its_own(mapped):
+    def model(X, group, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([3]))
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        numpyro.sample("y", dist.Normal(f + MAPPED[mapped](b, group), 0.3), obs=y)
+
+    codes = GROUP - 1 if mapped == "below zero" else GROUP + 1
+    for given in (codes, jnp.asarray(codes)):
+        assert not check_row_indices(model, (X, given), {})
 
 
 def test_codes_are_looked_at_where_something_is_predicted():
@@ -100,6 +122,29 @@ def test_values_that_cannot_be_are_told_by_name(likelihood, y, told):
 @pytest.mark.filterwarnings("ignore:Out-of-support values")
 def test_values_that_can_be_are_taken(likelihood, y):
     checked_trace(observed(likelihood), (X, y), {})
+
+
+@pytest.mark.filterwarnings("ignore:Out-of-support values")
+def test_values_of_events_masks_and_shifts_are_left_alone():
+    """Totals by row, entries masked inside of an event, a shift that is a latent."""
+    counts, seen = np.full((12, 3), 2), np.arange(36).reshape(12, 3) % 2 == 0
+
+    def totals(f):
+        return dist.MultinomialLogits(f.T, jnp.full(12, 6), total_count_max=9)
+
+    checked_trace(observed(totals), (X, counts), {})
+
+    def within(f):
+        return dist.Poisson(jnp.exp(f.T)).mask(seen).to_event(1)
+
+    checked_trace(observed(within), (X, np.where(seen, counts, -1)), {})
+
+    def shifted(X, y):
+        shift = numpyro.sample("shift", dist.HalfNormal(2.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        numpyro.sample("y", dist.LogNormal(f, 0.3), obs=y - shift)
+
+    checked_trace(shifted, (X, np.full(12, 0.1)), {})
 
 
 def test_missing_entries_of_outputs_are_counted_by_entry():
