@@ -30,7 +30,7 @@ from numpyro_sgp.integrated.placing import (
     free_shape,
     is_normal,
 )
-from numpyro_sgp.integrated.predictors import Layout, Linear, NotByRow, Terms
+from numpyro_sgp.integrated.predictors import Layout, Linear, Terms, layout_of_rows
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.linear import LinearProgram
 
@@ -302,33 +302,6 @@ class Field:
                     found.append(layout)
         return sorted(found, key=lambda layout: layout.number)
 
-    def _by_rows(self, roots, num_rows) -> Layout:
-        """
-        The way in which rows are those of the arguments, the last axis of GP sites. Where
-        a predictor has another axis of that length, rows have the axis of the training.
-
-        :raises NotByRow: if a predictor has no such axis, or it is not known which it is.
-        """
-        shapes = tuple(tuple(root.aval.shape) for root in roots)
-        count = max(shape[-1] for shape in self.gp_shapes.values())  # of the training
-        known = [
-            layout.axes
-            for layout in self.candidates
-            if layout.num_rows == count and len(layout.shapes) == len(shapes)
-            if all(shape.count(count) == 1 for shape in layout.shapes)
-        ]
-        axes: list[int | None] = []
-        for i, shape in enumerate(shapes):
-            fits: list[int | None] = [
-                axis for axis, length in enumerate(shape) if length == num_rows
-            ]
-            if len(fits) > 1 and num_rows > 1:
-                fits = [each[i] for each in known if each[i] in fits]
-            if not fits:
-                raise NotByRow
-            axes.append(fits[0])
-        return Layout(shapes, tuple(axes), num_rows)
-
     def choose_layout(self, free: Array, args, kwargs) -> None:
         """
         Takes the first layout under which rows are apart: the log likelihood has no mixed
@@ -467,7 +440,9 @@ class Field:
         if num_rows is None:
             layout = self.layout.of_shapes(tuple(tuple(r.aval.shape) for r in roots))
         else:
-            layout = self._by_rows(roots, num_rows)
+            shapes = tuple(tuple(root.aval.shape) for root in roots)
+            trained = max(shape[-1] for shape in self.gp_shapes.values())
+            layout = layout_of_rows(shapes, num_rows, self.candidates, trained)
         linear = self.linear(program, known, roots, layout.joined, signs)
 
         def each(rows):

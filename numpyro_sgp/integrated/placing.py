@@ -16,6 +16,7 @@ from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions import BlackBox
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.program import opening
+from numpyro_sgp.tracing.row_indices import check_codes
 
 if TYPE_CHECKING:
     from numpyro_sgp.integrated.field import Field
@@ -202,8 +203,10 @@ def check_model(model, args: tuple, kwargs: dict) -> None:
 
 def check_new_arguments(model, args: tuple, kwargs: dict) -> None:
     """
-    :raises ValueError: if inputs or observations are not finite, or do not fit the model.
+    :raises ValueError: if inputs or observations are not finite, or do not fit the model,
+        or codes of groups are none of its.
     """
+    check_codes(model, args, kwargs)
 
     def look():
         trace = messages.trace_of(model, args, kwargs, at_site=messages.at_prior_mean)

@@ -72,6 +72,36 @@ class Layout:
         return values
 
 
+def layout_of_rows(
+    shapes: tuple[tuple[int, ...], ...], num_rows: int, known: list[Layout], trained: int
+) -> Layout:
+    """
+    The layout in which rows are those of the arguments, as GP sites have them. Where a
+    predictor has several axes of that length, rows have the axis of the training.
+
+    :param shapes: of the predictors.
+    :param num_rows: of GP sites with these arguments.
+    :param known: layouts of the training.
+    :param trained: rows of GP sites in the training.
+    :raises NotByRow: if a predictor has no such axis, or it is not known which it is.
+    """
+    before = [
+        layout.axes
+        for layout in known
+        if layout.num_rows == trained and len(layout.shapes) == len(shapes)
+        if all(shape.count(trained) == 1 for shape in layout.shapes)
+    ]
+    axes: list[int | None] = []
+    for i, shape in enumerate(shapes):
+        fits: list[int | None] = [k for k, size in enumerate(shape) if size == num_rows]
+        if len(fits) > 1 and num_rows > 1:
+            fits = [each[i] for each in before if each[i] in fits]
+        if not fits:
+            raise NotByRow
+        axes.append(fits[0])
+    return Layout(shapes, tuple(axes), num_rows)
+
+
 @dataclass(frozen=True, eq=False)
 class Linear:
     r"""

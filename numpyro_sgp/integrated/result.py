@@ -36,7 +36,6 @@ from numpyro_sgp.integrated.responses import at_draws, densities, predicted
 from numpyro_sgp.integrated.views import Shown
 from numpyro_sgp.plots import plot_posterior
 from numpyro_sgp.predictive import Prediction, Predictions
-from numpyro_sgp.tracing.row_indices import check_codes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -468,7 +467,6 @@ class Nested:
         if args or kwargs:
             args, kwargs = as_plain_arrays(self.model, args, kwargs)
             check_new_arguments(self.model, args, kwargs)
-            check_codes(self.model, args, kwargs)
             return args, kwargs
         if self.examples is not None:
             raise ValueError(
