@@ -15,22 +15,9 @@ from numpyro_sgp.tracing.rows import origins
 
 _PLACES = 3  # values of f at which rows are looked at
 # Of the steps that rows are moved by, up and down: a maximum moves with half of either.
-_SIZES: tuple[float, ...] = (
-    3.0,
-    0.3,
-    3.0,
-    0.3,
-    30.0,
-    3.0,
-    30.0,
-    3.0,
-    300.0,
-    30.0,
-    300.0,
-    30.0,
-)
+_SIZES = 2 * (3.0, 0.3) + 2 * (30.0, 3.0) + 2 * (300.0, 30.0)
 # Far away a solver of differential equations may never end.
-_SMALL_SIZES = 0.3, 1.0, 3.0
+_SMALL_SIZES = (0.3, 1.0, 3.0)
 
 
 class Coupling(NamedTuple):
@@ -177,7 +164,8 @@ def mixes_rows(
             return np.concatenate([Hs[m > 0] for Hs, m in zip(found, moved, strict=True)])
 
         mixed: np.ndarray | bool = True
-        rounding, slopes, sizes = tolerance, program, _SIZES
+        rounding, slopes = tolerance, program
+        sizes: tuple[float, ...] = _SIZES
         for f in places:
             try:
                 signs = rng.choice([-1.0, 1.0], size=(2, shape[-1]))

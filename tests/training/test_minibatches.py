@@ -632,3 +632,29 @@ def test_latents_of_rows_are_refused_where_batches_are_given():
     options = {"batch_size": 5, "num_rows": 20, "progress_bar": False}
     with pytest.raises(ValueError, match="Latent 'e' has an entry for each row of plate"):
         sgp.train(svi, jax.random.key(0), (X, y), 3, **options)
+
+
+def test_latents_of_rows_that_a_guide_makes_of_the_data_are_taken():
+    """An encoder knows each row by what it is."""
+
+    def model(X, y=None, num_rows=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", num_rows or X.shape[0], subsample_size=X.shape[0]):
+            e = numpyro.sample("e", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(f + e, 0.1), obs=y)
+
+    def encoder(model):
+        def guide(X, y=None, num_rows=None):
+            slope = numpyro.param("slope", 0.5)
+            with numpyro.plate("data", num_rows or X.shape[0], subsample_size=X.shape[0]):
+                numpyro.sample("e", dist.Normal(slope * y, 0.1))
+
+        return guide
+
+    X, y = np.linspace(0.0, 3.0, 20)[:, None], np.zeros(20)
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(4), encoder)
+    svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    guide.setup(X[:5], y[:5], 20)
+    options = {"batch_size": 5, "num_rows": 20, "progress_bar": False}
+    result = sgp.train(svi, jax.random.key(0), (X, y), 3, **options)
+    assert np.isfinite(result.losses).all()
