@@ -349,7 +349,16 @@ APPROXIMATIONS = {
 
 
 #: Which go as others do; run by `make slow`.
-VARIANTS = ("VGP", "coupled", "ODVGP", "dual", "sites", "tight", "ODVGP, columns")
+VARIANTS = (
+    "VGP",
+    "coupled",
+    "ODVGP",
+    "dual",
+    "sites",
+    "tight",
+    "ODVGP, columns",
+    "MixtureSVGP",
+)
 
 
 @pytest.fixture(

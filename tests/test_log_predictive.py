@@ -460,7 +460,7 @@ def test_inputs_without_numbers_are_told(single):
         sgp.log_predictive_density(guide, params, X_NEW.at[1].set(np.nan), Y_NEW)
 
 
-@pytest.mark.parametrize("level", [30.0, 4.0])
+@pytest.mark.parametrize("level", [30.0, pytest.param(4.0, marks=pytest.mark.slow)])
 def test_observed_rows_without_a_density_are_told(level):
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

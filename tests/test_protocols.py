@@ -515,6 +515,8 @@ VARIANTS = (
     "CollapsedODVGP",
     "CollapsedCG",
     "SparsePosterior, decoupled",
+    "SparsePosterior, coupled",
+    "SparsePosterior, mixture",
 )
 
 

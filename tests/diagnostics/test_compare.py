@@ -351,6 +351,7 @@ def pairs_model(X, y=None):
         numpyro.sample("y", dist.Normal(f + c[PAIR], 0.3), obs=y)
 
 
+@pytest.mark.slow
 def test_latents_at_points_have_no_loo_no_khat_and_no_evidence_bound():
     rng = np.random.default_rng(0)
     X, noise = np.linspace(0.0, 3.0, 8)[:, None], 0.3

@@ -356,6 +356,7 @@ def test_the_gain_of_a_tight_bound_is_that_of_a_tight_solve_gp(tight):
     assert now <= lower <= evidence <= upper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["normal", "drawn"])
 def test_random_bounds_are_scored_with_other_keys(kind):
     loss = sgp.TraceGP_ELBO(sgp.MonteCarlo(10) if kind == "normal" else None)

@@ -125,6 +125,7 @@ def test_learned_hyperparameters_are_those_of_dense_algebra(learned_fit):
     assert learned_fit.stopped == "converged"
 
 
+@pytest.mark.slow
 def test_batches_arrive_where_all_rows_do(learned_fit):
     points = sgp.SVGP(inducing=Z, train_inducing=False)
     fitted = fit(learned, points, (X, Y), batch_size=20)
@@ -585,6 +586,7 @@ def test_a_guide_that_is_fitted_is_of_the_model_and_has_its_base_guide():
         fit(known, guide, (X, Y), base_guide=AutoDelta)
 
 
+@pytest.mark.slow
 def test_a_fit_of_keywords_goes_on_with_the_data_that_it_is_given():
     first = fit(known, sgp.SVGP(inducing=Z), (), X=X, y=Y)
     again = fit(known, first, (), X=X, y=2.0 * Y)

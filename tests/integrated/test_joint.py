@@ -59,6 +59,7 @@ def exact(data):
     return prior, maps, y - 1.0
 
 
+@pytest.mark.slow
 def test_two_sites_and_effects_are_exact(data, trained, exact):
     X, day, _ = data
     _, guide, result = trained

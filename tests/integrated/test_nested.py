@@ -453,6 +453,7 @@ def test_a_likelihood_may_be_a_factor_of_all_rows():
     np.testing.assert_allclose(found.log_evidence, known.log_evidence, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_masked_rows_do_not_count():
     y, mask = np.sin(X[:, 0]), np.arange(30) % 3 > 0
 

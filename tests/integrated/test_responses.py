@@ -43,6 +43,7 @@ def posterior():
     return run(normal, (X, F + NOISE * RNG.normal(size=25)))
 
 
+@pytest.mark.slow
 def test_log_scores_of_little_noise_are_those_of_the_marginals(posterior):
     """Noise of a hundredth of sds: draws would be off by nats."""
     q = posterior.posterior(X_NEW)["mu"]

@@ -85,6 +85,7 @@ def test_two_predictors_in_a_row(few_bytes):
     np.testing.assert_allclose(blocks.log_evidence, whole.log_evidence - gain, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_has_no_plate_or_the_number_of_rows_in_it_is_seen_at_once(few_bytes):
     def counted(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))

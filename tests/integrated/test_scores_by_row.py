@@ -34,7 +34,7 @@ def outputs():
     return run(model, Y + 0.02 * RNG.normal(size=Y.shape)), Y
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_row_has_its_score_among_however_many(outputs, number):
     """Of one row and of as many as there are functions, by nodes and not by draws."""
     posterior, Y = outputs
