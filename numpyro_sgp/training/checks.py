@@ -16,32 +16,46 @@ from numpyro_sgp.tracing.given_rows import GivenRows
 from numpyro_sgp.training.rows import check_dtype, not_finite
 
 
-def check_scale(svi, source, batch, args, kwargs):
+def check_batch(svi, source, batch, args, kwargs) -> None:
+    """
+    Refuses a model that does not know that a batch is a part of the data. What fails when
+    the model runs is for the set-up to tell, which meets it too.
+    """
+    if source.total_rows is None:
+        return
+    found = {}
+
+    def run(batch):
+        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
+            with GivenRows(source.batch_size, source.total_rows):
+                svi.model(*batch, *args, **kwargs, **svi.static_kwargs)
+        found.update(trace)
+
+    try:
+        jax.eval_shape(run, batch)
+    except Exception:
+        return
+    sizes = {k: site["args"][0] for k, site in found.items() if site["type"] == "plate"}
+    _check_row_latents(svi.guide, source, found, sizes)
+    _check_scale(source, found, sizes)
+
+
+def _check_scale(source, trace, sizes):
     """
     Refuses a model that takes a batch for all of the data: its sum of expected log
     likelihoods must count N / B times (eq. 33 of Bonilla, Krauth and Dezfouli 2018).
 
     A plate that does so is enough: a likelihood in it may have weights too, or be tempered.
     """
-    if source.total_rows is None:
-        return
     found, wanted = {}, source.total_rows / source.batch_size
-
-    def run(batch):
-        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
-            with GivenRows(source.batch_size, source.total_rows):
-                svi.model(*batch, *args, **kwargs, **svi.static_kwargs)
-        sizes = {k: site["args"][0] for k, site in trace.items() if site["type"] == "plate"}
-        for name, site in trace.items():
-            if site["type"] == "sample" and site["is_observed"]:
-                found[name] = 1.0 if site["scale"] is None else site["scale"]
-                frames = site["cond_indep_stack"]
-                times = [sizes.get(frame.name, 0) / frame.size for frame in frames]
-                # A factor may be scaled by hand.
-                if isinstance(site["fn"], Unit) or np.isclose(times, wanted).any():
-                    found[name] = wanted
-
-    jax.eval_shape(run, batch)
+    for name, site in trace.items():
+        if site["type"] == "sample" and site["is_observed"]:
+            found[name] = 1.0 if site["scale"] is None else site["scale"]
+            frames = site["cond_indep_stack"]
+            times = [sizes.get(frame.name, 0) / frame.size for frame in frames]
+            # A factor may be scaled by hand.
+            if isinstance(site["fn"], Unit) or np.isclose(times, wanted).any():
+                found[name] = wanted
     known = {name: np.asarray(s) for name, s in found.items() if not_jax_tracer(s)}
     right = [np.isclose(scale, wanted).all() for scale in known.values()]
     if len(known) == len(found) and not any(right):
@@ -55,40 +69,25 @@ def check_scale(svi, source, batch, args, kwargs):
         )
 
 
-def check_row_latents(svi, source, batch, args, kwargs) -> None:
+def _check_row_latents(guide, source, trace, sizes):
     """
-    :raises ValueError: if a latent has an entry for each row of the data, in a plate that
-        batches are given to from outside: which rows a batch has nobody knows there.
+    Refuses a latent with an entry for each row of the data, in a plate that batches are
+    given to from outside: which rows a batch has nobody knows there.
     """
-    base = getattr(svi.guide, "base_guide_given", None)
+    base = getattr(guide, "base_guide_given", None)
     kind = getattr(base, "func", base)
-    of_numpyro = isinstance(kind, type) and issubclass(kind, AutoGuide)
-    if source.total_rows is None or not of_numpyro:  # others may be amortised
-        return
-    found = {}
-
-    def run(batch):
-        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
-            with GivenRows(source.batch_size, source.total_rows):
-                svi.model(*batch, *args, **kwargs, **svi.static_kwargs)
-        sizes = {k: site["args"][0] for k, site in trace.items() if site["type"] == "plate"}
-        for name, site in messages.latents(trace).items():
-            for frame in site["cond_indep_stack"]:
-                if frame.size == source.batch_size < sizes.get(frame.name, 0):
-                    found[name] = frame.name
-
-    try:
-        jax.eval_shape(run, batch)
-    except Exception:  # which the set-up meets too, and tells
-        return
-    for name, plate in found.items():
-        raise ValueError(
-            f"Latent '{name}' has an entry for each row of plate '{plate}', and a batch "
-            "that is given from outside does not say which rows it has. Make it a part of "
-            "the likelihood (a Normal latent: dist.Normal(f, sqrt(s**2 + noise**2))), or "
-            "let the plate draw the rows: with plate as i: X[i], y[i], and svi.run with "
-            "all of the data."
-        )
+    if not (isinstance(kind, type) and issubclass(kind, AutoGuide)):
+        return  # others may be amortised
+    for name, site in messages.latents(trace).items():
+        for frame in site["cond_indep_stack"]:
+            if frame.size == source.batch_size < sizes.get(frame.name, 0):
+                raise ValueError(
+                    f"Latent '{name}' has an entry for each row of plate '{frame.name}', "
+                    "and a batch that is given from outside does not say which rows it "
+                    "has. Make it a part of the likelihood (a Normal latent: "
+                    "dist.Normal(f, sqrt(s**2 + noise**2))), or let the plate draw the "
+                    "rows: with plate as i: X[i], y[i], and svi.run with all of the data."
+                )
 
 
 def _in_words(scale) -> float | str:

@@ -23,10 +23,9 @@ from numpyro_sgp.predictive.densities import batch_log_density
 from numpyro_sgp.tracing.given_rows import GivenRows
 from numpyro_sgp.training.checkpoint import Checkpoints, is_key
 from numpyro_sgp.training.checks import (
+    check_batch,
     check_keywords,
     check_options,
-    check_row_latents,
-    check_scale,
     check_validation,
 )
 from numpyro_sgp.training.devices import Devices, copied
@@ -469,10 +468,9 @@ def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwarg
 @alone
 def _begin(svi, rng_key, source, init_params, init_state, rows, batch, args, kwargs):
     """The same from a batch, and from rows for the guide if there was no set-up."""
-    check_row_latents(svi, source, batch, args, kwargs)
+    check_batch(svi, source, batch, args, kwargs)
     if rows is not None and svi.guide.prototype_trace is None:
         svi.guide.setup(*rows, *args, **kwargs, **svi.static_kwargs)
-    check_scale(svi, source, batch, args, kwargs)
     if init_state is not None and svi.constrain_fn is not None:
         return init_state
     with GivenRows(source.batch_size, source.total_rows):
