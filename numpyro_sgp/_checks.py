@@ -49,6 +49,14 @@ def real(value: Any, what: str) -> Any:
     return value
 
 
+def deviations(rows: Any) -> Any:
+    """
+    Standard deviations of columns, zero for constant ones, of which ``np.std`` may be
+    what the mean was rounded by.
+    """
+    return np.where(np.ptp(rows, axis=0) > 0.0, np.std(rows, axis=0, dtype=float), 0.0)
+
+
 def check_key(rng_key: Any, name: str = "rng_key") -> None:
     """
     :raises TypeError: if it is not one random key.

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._checks import deviations
+
 _NUMBERS = "biuf"  # kinds of dtypes
 _ROUNDED = 1e-3  # of a standard deviation
 _WHAT = "numpyro_sgp argument"  # among the attributes of a frame
@@ -108,7 +110,7 @@ def warn_of_rounding(value, what: str) -> None:
     value = np.asarray(value)
     with np.errstate(over="ignore", invalid="ignore"):
         error = np.max(np.abs(value - value.astype(np.float32)), axis=0, initial=0.0)
-        sd = np.std(value, axis=0, dtype=float) if len(value) else error
+        sd = deviations(value) if len(value) else error
         share = np.where(error > 0.0, error, 0.0) / np.where(sd > 0.0, sd, np.inf)
     most = float(np.max(share, initial=0.0))
     if most > _ROUNDED:

@@ -1,9 +1,9 @@
 r"""
-Normal distributions cut off far from where they have their mass.
+Distributions cut off, or censored, far from where they have their mass.
 
-NumPyro takes the log of :math:`\Phi(b) - \Phi(a)`, which is :math:`-\infty`, and a log
-density of :math:`+\infty`, where limits are some scales away: integrals over f go there.
-Here it is taken of logs, on the side where both numbers are small.
+NumPyro takes the log of :math:`F(b) - F(a)`, which is :math:`-\infty`, and a log density of
+:math:`+\infty`, where limits are some scales away: integrals over f go there. Here it is
+taken of logs, on the side where both numbers are small.
 """
 
 import copy
@@ -11,19 +11,24 @@ import functools
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from jax.scipy.special import log_ndtr
 from jax.scipy.stats import norm
 from jax.typing import ArrayLike
 from numpyro.distributions.util import validate_sample
+
+from numpyro_sgp.distributions.tails import Tails, scaled, tails
 
 _WRAPPERS = dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution
 # Scales from the mode to a limit from which moments are those of an exponential
 # distribution: the differences of large numbers that they are lose too many digits.
 _FAR = {"float32": 12.0, "float64": 15.0}
-_NOWHERE = 1e9
-_KINDS = (
+# Limits as near as this, in scales, are integrated between, while the density between them
+# falls by no more than this many nats.
+_NEAR, _FALL = 1.0, 20.0
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
+_TRUNCATED = (
     dist.LeftTruncatedDistribution,
     dist.RightTruncatedDistribution,
     dist.TwoSidedTruncatedDistribution,
@@ -32,13 +37,18 @@ _KINDS = (
 
 def is_truncated_normal(fn) -> bool:
     """Whether a distribution, with no wrapper around it, is one of these."""
-    return isinstance(fn, _KINDS) and isinstance(fn.base_dist, dist.Normal)
+    return isinstance(fn, _TRUNCATED) and isinstance(fn.base_dist, dist.Normal)
+
+
+def has_digits(fn) -> bool:
+    """Whether :func:`cdf` is for a distribution, with no wrapper around it."""
+    return isinstance(fn, _TRUNCATED) and tails(fn.base_dist) is not None
 
 
 def with_digits(fn):
     """
-    The same distribution, in its wrappers; a truncated normal one has a log density that is
-    right however far away its limits are.
+    The same distribution, in its wrappers; a truncated or censored one has a log density
+    that is right however far away its limits are, where that of its base is known.
     """
     if isinstance(fn, _WRAPPERS):
         base = with_digits(fn.base_dist)
@@ -47,7 +57,8 @@ def with_digits(fn):
         new = copy.copy(fn)
         new.base_dist = base
         return new
-    if not is_truncated_normal(fn):
+    log_prob = _LOG_PROBS.get(type(fn))
+    if log_prob is None or tails(fn.base_dist) is None:
         return fn
     new = copy.copy(fn)
     new.__class__ = _kind_with_digits(type(fn))
@@ -56,59 +67,76 @@ def with_digits(fn):
 
 @functools.cache
 def _kind_with_digits(kind):
-    @validate_sample
-    def log_prob(self, value):
-        return self.base_dist.log_prob(value) - _log_between(*_limits(self))
-
+    log_prob = validate_sample(_LOG_PROBS[kind])
     made: Any = type(kind.__name__, (kind,), {"log_prob": log_prob})
     return made
+
+
+def _tails(fn) -> Tails:
+    found = tails(fn.base_dist)
+    assert found is not None
+    return found
+
+
+def _truncated(fn, value):
+    low, high = getattr(fn, "low", None), getattr(fn, "high", None)
+    return fn.base_dist.log_prob(value) - _tails(fn).between(low, high)
+
+
+def _observed(fn, value, censored):
+    """The log density where it counts, and something finite elsewhere."""
+    anywhere = fn.base_dist.support.feasible_like(value)
+    return fn.base_dist.log_prob(jnp.where(censored, anywhere, value))
+
+
+def _left_censored(fn, value):
+    seen = _observed(fn, value, fn.censored)
+    return jnp.where(fn.censored, _tails(fn).below(value), seen)
+
+
+def _right_censored(fn, value):
+    seen = _observed(fn, value, fn.censored)
+    return jnp.where(fn.censored, _tails(fn).above(value), seen)
+
+
+def _interval_censored(fn, value):
+    low, high = value[..., 0], value[..., 1]
+    left, right, within, beyond, point = fn._get_censoring_masks(value)
+    found, of = _tails(fn), jnp.where
+    probability = found.between(of(within, low, -jnp.inf), of(within, high, jnp.inf))
+    outside = jnp.logaddexp(found.below(low), found.above(high))
+    probability = of(point, _observed(fn, low, ~point), probability)
+    probability = of(left, found.below(high), of(right, found.above(low), probability))
+    return of(beyond, outside, probability)
+
+
+_LOG_PROBS = {
+    **dict.fromkeys(_TRUNCATED, _truncated),
+    dist.LeftCensoredDistribution: _left_censored,
+    dist.RightCensoredDistribution: _right_censored,
+    dist.IntervalCensoredDistribution: _interval_censored,
+}
+
+
+def cdf(fn, y: Array) -> Array:
+    """Of a truncated distribution that has digits, at values inside of its limits."""
+    low, high = getattr(fn, "low", None), getattr(fn, "high", None)
+    found = _tails(fn)
+    return jnp.exp(found.between(low, y) - found.between(low, high))
 
 
 def _limits(fn) -> Any:
     """In scales from the mode of the whole distribution; None where there is none."""
     base = fn.base_dist
-
-    def scaled(limit):
-        if limit is None:
-            return None
-        found = jnp.asarray((limit - base.loc) / base.scale, jnp.result_type(float))
-        # Infinite ones as far away as makes no difference, for derivatives.
-        return jnp.where(jnp.isinf(found), jnp.sign(found) * _NOWHERE, found)
-
-    return scaled(getattr(fn, "low", None)), scaled(getattr(fn, "high", None))
-
-
-def _log_between(low: Any, high: Any) -> Array:
-    """The log probability of a standard normal number between limits."""
-    if low is None:
-        return log_ndtr(high)
-    if high is None:
-        return log_ndtr(-low)
-    above = low + high > 0.0  # where the upper tail is the smaller one
-    low, high = jnp.where(above, -high, low), jnp.where(above, -low, high)
-    most = log_ndtr(high)
-    return most + _log1mexp(log_ndtr(low) - most)
-
-
-def _log1mexp(x):
-    """``log(1 - exp(x))`` for ``x <= 0``."""
-    near = x > -0.693
-    small, large = jnp.where(near, x, -1.0), jnp.where(near, -1.0, x)
-    return jnp.where(near, jnp.log(-jnp.expm1(small)), jnp.log1p(-jnp.exp(large)))
-
-
-def cdf(fn, y: Array) -> Array:
-    """Of a truncated normal distribution, at values inside of its limits."""
-    low, high = _limits(fn)
-    y = (y - fn.base_dist.loc) / fn.base_dist.scale
-    return jnp.exp(_log_between(low, y) - _log_between(low, high))
+    limits = getattr(fn, "low", None), getattr(fn, "high", None)
+    return (None if v is None else scaled(v, base.loc, base.scale) for v in limits)
 
 
 def moments(fn) -> tuple[Array, Array]:
     """Mean and variance of a truncated normal distribution."""
     base = fn.base_dist
     low, high = _limits(fn)
-    log_all = _log_between(low, high)
+    log_all = _tails(fn).between(getattr(fn, "low", None), getattr(fn, "high", None))
     # By reflection, if need be, the mass is near the lower limit.
     sign: ArrayLike = 1.0
     if low is None:
@@ -134,6 +162,16 @@ def moments(fn) -> tuple[Array, Array]:
         jnp.where(far, one, other)
         for one, other in zip(of_far, (away, variance), strict=True)
     )
+    if width is not None:
+        # Of the limits themselves: their scores have lost digits.
+        width = jnp.where(jnp.abs(width) < 1e9, (fn.high - fn.low) / base.scale, width)
+        near = (width < _NEAR) & (low * width < _FALL)
+        of_near = _by_nodes(jnp.where(near, low, 0.0), jnp.where(near, width, _NEAR))
+        away, variance = (
+            jnp.where(near, one, other)
+            for one, other in zip(of_near, (away, variance), strict=True)
+        )
+        outside = outside | near
     mean = jnp.where(outside, limit, base.loc) + sign * base.scale * away
     variance = base.scale**2 * variance
     return jnp.broadcast_to(mean, fn.shape()), jnp.broadcast_to(variance, fn.shape())
@@ -149,3 +187,15 @@ def _exponential(low, width):
         away = away - width / jnp.expm1(rates)
         variance = variance - (0.5 * width / jnp.sinh(0.5 * rates)) ** 2
     return away, jnp.maximum(variance, 0.0)
+
+
+def _by_nodes(low, width):
+    """Distance of the mean from the lower limit, and the variance, in scales."""
+    part = jnp.asarray(0.5 * (_NODES + 1.0), jnp.result_type(low))
+    low, width = low[..., None], width[..., None]
+    logs = -width * part * (low + 0.5 * width * part)
+    weights = jnp.asarray(_WEIGHTS, logs.dtype) * jnp.exp(logs)
+    weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    away = jnp.sum(weights * part, axis=-1, keepdims=True)
+    variance = jnp.sum(weights * (part - away) ** 2, axis=-1)
+    return (width * away)[..., 0], width[..., 0] ** 2 * variance

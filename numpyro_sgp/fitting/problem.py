@@ -13,6 +13,7 @@ from jax import Array
 from numpyro.infer.svi import SVI, SVIState
 from numpyro.ops.provenance import eval_provenance
 
+from numpyro_sgp._checks import deviations
 from numpyro_sgp._programs import join_static, on_data, shared, split_static
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.families import Family
@@ -195,7 +196,7 @@ class Problem:
         }
         roles = self.guide.roles()
         for site in self.guide.known().sites.values():
-            sd = np.std(site.X, axis=0)
+            sd = deviations(site.X)
             sd = np.where(sd > 0.0, sd, 1.0)
             for full in site.names.values():
                 if full not in scales or roles.get(full) != "inducing":

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgp._checks import deviations
 from numpyro_sgp._flat import Flat
 from numpyro_sgp._programs import on_data
 from numpyro_sgp.fitting.problem import unconstrained
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.stepper import CHUNK, State, Stepper
-from numpyro_sgp.kernels.stationary import Stationary
+from numpyro_sgp.kernels.stationary import Periodic, Stationary
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.rows import origins, union
 
@@ -219,7 +220,7 @@ def _lengthscales(problem, names) -> dict:
     for label, origin in labels.items():
         site, kernel = places[label]
         X, dims = guide.known().sites[site].X, kernel.active_dims
-        sd = np.std(X if dims is None else X[:, dims], axis=0)
+        sd = deviations(X if dims is None else X[:, dims])
         if len(union(origin)) != 1 or not np.any(sd > 0.0):  # equal rows tell no scale
             continue
         (name,) = union(origin)
@@ -244,9 +245,12 @@ def _is(value, lengthscale) -> bool:
 
 
 def _stationary(kernel) -> list[Stationary]:
-    """The kernels with a lengthscale that one is made of."""
+    """
+    The kernels with a lengthscale in units of the inputs that one is made of: those of
+    periodic ones are relative to the period.
+    """
     leaves = jax.tree.leaves(kernel, is_leaf=lambda part: isinstance(part, Stationary))
-    return [leaf for leaf in leaves if isinstance(leaf, Stationary)]
+    return [k for k in leaves if isinstance(k, Stationary) and not isinstance(k, Periodic)]
 
 
 def with_drawn_means(problem, free: dict, rng) -> dict:

@@ -35,7 +35,7 @@ from numpyro_sgp.guides.prepared import PreparedGuide
 from numpyro_sgp.guides.reports import report, verdicts
 from numpyro_sgp.inducing import InducingVerdict
 from numpyro_sgp.tracing import checks, messages
-from numpyro_sgp.tracing.row_indices import check_codes
+from numpyro_sgp.tracing.row_indices import check_codes, check_row_indices
 
 
 class _AllFound(BaseException):
@@ -299,12 +299,14 @@ class AutoSparseGP(PreparedGuide):
             out.
         :param sample_shape: shape of the sample.
         :return: values by site, each of shape ``sample_shape + site shape``.
-        :raises ValueError: if covariances of all rows of f cannot fit into memory.
+        :raises ValueError: if covariances of all rows of f cannot fit into memory, or the
+            model draws the rows of f by a plate.
         """
         check_key(rng_key)
         sample_shape = check_sample_shape(sample_shape)
         self.check_params(params)
         args, kwargs = self._default_args(args, kwargs)
+        self.check_rows(args, kwargs)
         latents = {*self.known().latents, *self.approximations}
 
         def draw(args, kwargs, params, key):
@@ -409,23 +411,22 @@ class AutoSparseGP(PreparedGuide):
 
         return jax.tree.map(plain, (args, kwargs), is_leaf=is_frame)
 
-    def check_rows(self, args, kwargs) -> None:
+    def check_rows(self, args, kwargs, of_responses=False) -> None:
         """
+        :param of_responses: whether responses are asked for, rather than GP sites.
         :raises ValueError: if codes of groups are none of the model's, or the model draws
             the rows of a minibatch, so that predictions would be of these.
         """
-        check_codes(self.model, args, kwargs)
-        setup = self.known()
-        if setup.subsampled and setup.takes_rows:
-            found = {}
-
-            def look():
-                at_mean = messages.at_prior_mean
-                found.update(messages.trace_of(self.model, args, kwargs, at_site=at_mean))
-                return ()
-
-            jax.eval_shape(look)
-            checks.check_whole_plates(found, "predictions are of every row that is given")
+        if not self.known().takes_rows:
+            check_codes(self.model, args, kwargs)
+            return
+        found = check_row_indices(self.model, args, kwargs)
+        if found.drawn and (found.inputs or of_responses):
+            raise ValueError(
+                f"With these arguments the model takes a minibatch of plate "
+                f"'{found.drawn[0]}', but predictions are of every row that is given. Pass "
+                "no batch size (batch_size=None, say)."
+            )
 
     def others_at(self, params: dict, args, kwargs, rng_key=None) -> dict:
         """

@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from numpyro_sgp.distributions.truncated import with_digits
 from numpyro_sgp.guides.identity import check_shapes
 from numpyro_sgp.tracing import messages
 
@@ -175,12 +176,20 @@ class WithoutGPs:
         self.gp_sites = gp_sites
 
     def __call__(self, *args, **kwargs):
-        with handlers.block(hide_fn=self._hides):
+        with handlers.block(hide_fn=self._hides), _WithDigits():
             with messages.AtGPSites(messages.at_prior_mean):
                 return self.model(*args, **kwargs)
 
     def _hides(self, site):
         return site["type"] == "deterministic" or site.get("name") in self.gp_sites
+
+
+class _WithDigits(Messenger):
+    """Likelihoods whose density is finite far away too."""
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["is_observed"]:
+            msg["fn"] = with_digits(msg["fn"])
 
 
 def seeded(rng_key):

@@ -202,7 +202,7 @@ def prepare(
     if rng_key is None or not not_jax_tracer(rng_key):
         rng_key = jax.random.key(0)
     with handlers.block(), messages.known_inside_jit():
-        takes_rows = check_row_indices(model, args, kwargs)
+        takes_rows = check_row_indices(model, args, kwargs).any
         trace = checked_trace(model, args, kwargs)
         gp_sites = [name for name, site in trace.items() if messages.is_latent_gp(site)]
         approximations = assigned(approximation, gp_sites)

@@ -2,9 +2,10 @@
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import betainc, gammainc, ndtr
+from jax.scipy.special import ndtr
 
 from numpyro_sgp.distributions import truncated
+from numpyro_sgp.predictive.incomplete_beta import betainc
 from numpyro_sgp.tracing import messages
 
 _TRUNCATED = dist.LeftTruncatedDistribution, dist.TwoSidedTruncatedDistribution
@@ -14,9 +15,8 @@ _CENSORED = (
     dist.RightCensoredDistribution,
 )
 _BINOMIAL = dist.BinomialLogits, dist.BinomialProbs
-#: Counts above which JAX's incomplete gamma and beta functions are wrong in float32.
+#: Counts above which JAX's incomplete gamma function is wrong in float32.
 _MANY = 2e3
-_FEW = 100.0
 
 
 def innermost(fn):
@@ -64,7 +64,7 @@ def cdf(fn, y):
     elif isinstance(fn, dist.MixtureGeneral):  # whose parts may have other supports
         parts = jnp.stack([cdf(part, y) for part in fn.component_distributions], axis=-1)
         found = jnp.sum(fn.mixing_distribution.probs * parts, axis=-1)
-    elif truncated.is_truncated_normal(fn):
+    elif truncated.has_digits(fn):
         found = truncated.cdf(fn, jnp.clip(y, *bounds(fn)))
     elif isinstance(fn, _TRUNCATED):
         found = _of_truncated(fn, y)
@@ -72,11 +72,21 @@ def cdf(fn, y):
         wrong, number = 1.0 - fn.probs, fn.total_count
         count = jnp.floor(y)
         left = jnp.maximum(number - count, 1e-3)
-        found = _betainc(left, jnp.maximum(count, 0.0) + 1.0, wrong, fn.probs)
+        found = betainc(left, jnp.maximum(count, 0.0) + 1.0, wrong, fn.probs)
+    elif isinstance(fn, dist.StudentT):
+        z = (y - fn.loc) / fn.scale
+        square = jnp.minimum(z**2, jnp.finfo(jnp.result_type(z)).max / 4.0) / fn.df
+        tail = 0.5 * betainc(
+            0.5 * fn.df, 0.5, 1.0 / (1.0 + square), square / (1.0 + square)
+        )
+        found = jnp.where(z < 0.0, tail, 1.0 - tail)
+    elif isinstance(fn, dist.Beta):
+        inside = jnp.clip(y, 0.0, 1.0)
+        found = betainc(fn.concentration1, fn.concentration0, inside, 1.0 - inside)
     elif isinstance(fn, dist.GammaPoisson):
         count = jnp.maximum(jnp.floor(y), 0.0)
         of_rate = fn.rate / (1.0 + fn.rate), 1.0 / (1.0 + fn.rate)
-        found = _betainc(fn.concentration, count + 1.0, *of_rate)
+        found = betainc(fn.concentration, count + 1.0, *of_rate)
     elif type(fn) is dist.Poisson:
         found = _of_poisson(fn, y)
     else:
@@ -114,37 +124,6 @@ def _cube_root(ratio, shape):
     its mean; levels are right to some 0.1 / shape.
     """
     return 3.0 * jnp.sqrt(shape) * (jnp.cbrt(ratio) - 1.0 + 1.0 / (9.0 * shape))
-
-
-def _betainc(a, b, x, rest):
-    """
-    The regularised incomplete beta function. In float32, where ``a`` or ``b`` is large, by
-    a gamma variable in the place of the one with the larger number (A&S 26.5.20), or by
-    cube roots of both (26.5.22).
-
-    :param rest: ``1 - x``.
-    """
-    found = betainc(a, b, jnp.clip(x, 0.0, 1.0))
-    if found.dtype != jnp.float32:
-        return found
-    a, b, x, rest = jnp.broadcast_arrays(
-        *(jnp.asarray(v, found.dtype) for v in (a, b, x, rest))
-    )
-    swap = a > b
-    small, large = jnp.minimum(a, b), jnp.maximum(a, b)
-    x, rest = jnp.where(swap, rest, x), jnp.where(swap, x, rest)
-    tiny = jnp.finfo(found.dtype).tiny
-    minus_log = jnp.where(
-        rest > 0.5, -jnp.log1p(-jnp.minimum(x, 0.9)), -jnp.log(rest + tiny)
-    )
-    few = jnp.minimum(small, _FEW)
-    by_gamma = gammainc(few, minus_log * (large + 0.5 * (few - 1.0)))
-    one, two = jnp.cbrt(large * x), jnp.cbrt(small * rest)
-    away = one * (1.0 - 1.0 / (9.0 * large)) - two * (1.0 - 1.0 / (9.0 * small))
-    by_roots = ndtr(3.0 * away / jnp.sqrt(one**2 / large + two**2 / small + tiny))
-    other = jnp.where(small < _FEW, by_gamma, by_roots)
-    other = jnp.where(swap, 1.0 - other, other)
-    return jnp.where(large > _MANY, other, found)
 
 
 def bounds(fn) -> tuple:

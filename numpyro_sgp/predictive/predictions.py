@@ -204,7 +204,7 @@ def predict(
     check_guide(guide)
     guide.check_params(params)
     args, kwargs = guide.as_set_up(args, kwargs)
-    guide.check_rows(args, kwargs)
+    guide.check_rows(args, kwargs, of_responses=True)
     options = levels, num_draws
     found = None
     if not any(has_no_numbers(leaf) for leaf in jax.tree.leaves((args, kwargs))):

@@ -376,7 +376,9 @@ def _over_chunks(of, points, add, start):
 
 def _solved(cdf, levels, mean, sd, bounds=(-jnp.inf, jnp.inf), discrete=False):
     """
-    Smallest y with ``cdf(y) >= level``, by bisection.
+    Smallest y with ``cdf(y) >= level``: by bisection of whole numbers, and else by the ITP
+    method (Oliveira and Takahashi 2020), which needs no more steps than bisection and, of a
+    smooth cdf, some eight.
 
     :param cdf: from values of shape ``(levels, *shape)``.
     :param mean: where to begin to look, of shape ``shape``; where it is not finite, at 0.
@@ -385,49 +387,94 @@ def _solved(cdf, levels, mean, sd, bounds=(-jnp.inf, jnp.inf), discrete=False):
     :param discrete: whether they are whole numbers.
     :return: shape ``(levels, *shape)``; NaN where the cdf is.
     """
-    if discrete:
-        of_numbers = cdf  # NumPyro's may be continuous between whole numbers
-
-        def cdf(y):
-            return of_numbers(jnp.floor(y))
-
     levels = levels.reshape(-1, *(1,) * mean.ndim)
     centre = jnp.where(jnp.isfinite(mean), mean, 0.0)
     width = jnp.where(jnp.isfinite(sd) & (sd > 0), sd, 1.0)
-    shape = (len(levels), *mean.shape)
     lowest = bounds[0] - 1 if discrete else bounds[0]  # where the cdf is 0
 
+    def over(y):
+        # NumPyro's cdf may be continuous between whole numbers.
+        found = cdf(jnp.floor(y) if discrete else y) - levels
+        return jnp.where(y <= lowest, -levels, jnp.where(y >= bounds[1], 1 - levels, found))
+
+    def is_low(found):
+        return (found < 0.0) | jnp.isnan(found)
+
+    def is_high(found):
+        return (found >= 0.0) | jnp.isnan(found)
+
     def go_on(state):
-        step, _, _, found = state
-        return (step < 64) & ~jnp.all(found)
+        step, _, _, at_low, at_high = state
+        return (step < 64) & ~jnp.all(is_low(at_low) & is_high(at_high))
 
     def widen(state):
-        step, low, high, _ = state
+        step, low, high, at_low, at_high = state
         reach = width * 2.0**step
-        wider = jnp.maximum(centre - reach, lowest), jnp.minimum(centre + reach, bounds[1])
-        low = jnp.where((low > lowest) & ~(cdf(low) < levels), wider[0], low)
-        high = jnp.where((high < bounds[1]) & ~(cdf(high) >= levels), wider[1], high)
-        is_below = (low <= lowest) | (cdf(low) < levels)
-        return step + 1, low, high, is_below & ((high >= bounds[1]) | (cdf(high) >= levels))
+        lower = jnp.where(is_low(at_low), low, jnp.maximum(centre - reach, lowest))
+        upper = jnp.where(is_high(at_high), high, jnp.minimum(centre + reach, bounds[1]))
+        return step + 1, lower, upper, over(lower), over(upper)
 
-    def apart(state):
-        step, low, high = state
-        return (step < steps) & (jnp.any(high - low > 1.0) if discrete else True)
+    start = jnp.clip(centre, lowest, bounds[1]) + jnp.zeros((len(levels), *mean.shape))
+    first = over(start)
+    state = jax.lax.while_loop(go_on, widen, (0, start, start, first, first))
+    _, low, high, at_low, at_high = state
+    if discrete:
+        high, at_high = _bisected(over, jnp.floor(low), jnp.floor(high), at_high)
+    else:
+        high, at_high = _by_itp(over, low, high, at_low, at_high)
+    return jnp.where(jnp.isnan(at_high), jnp.nan, high + 0.0)  # no -0
+
+
+def _bisected(over, low, high, at_high):
+    """The first whole number where a function is not below zero, and its value there."""
 
     def halve(state):
-        step, low, high = state
-        middle = 0.5 * (low + high)
-        middle = jnp.floor(middle) if discrete else middle
-        below = cdf(middle) < levels
-        low, high = jnp.where(below, middle, low), jnp.where(below, high, middle)
-        return step + 1, low, high
+        step, low, high, at_high = state
+        middle = jnp.floor(0.5 * (low + high))
+        found = over(middle)
+        low = jnp.where(found < 0.0, middle, low)
+        high, at_high = (
+            jnp.where(found < 0.0, old, new)
+            for old, new in ((high, middle), (at_high, found))
+        )
+        return step + 1, low, high, at_high
 
-    start = jnp.broadcast_to(jnp.clip(centre, lowest, bounds[1]), shape)
-    low, high = jax.lax.while_loop(go_on, widen, (0, start, start, jnp.zeros(shape, bool)))[
-        1:3
-    ]
+    def apart(state):
+        step, low, high, _ = state
+        return (step < steps) & jnp.any(high - low > 1.0)
+
     steps = jnp.finfo(low.dtype).nmant + 8
-    if discrete:
-        low, high = jnp.floor(low), jnp.floor(high)
-    high = jax.lax.while_loop(apart, halve, (0, low, high))[2]
-    return jnp.where(jnp.isnan(cdf(high)), jnp.nan, high + 0.0)  # no -0
+    return jax.lax.while_loop(apart, halve, (0, low, high, at_high))[2:]
+
+
+def _by_itp(over, low, high, at_low, at_high):
+    """The end where a function is not below zero, and its value there."""
+    info, whole = jnp.finfo(low.dtype), high - low
+    steps, near = info.nmant + 8, max(16 * info.eps, 1e-9)
+
+    def go_on(state):
+        step, _, _, _, at_high = state
+        return (step < steps) & jnp.any(jnp.abs(at_high) > near)
+
+    def shrink(state):
+        step, low, high, at_low, at_high = state
+        length = high - low
+        middle = low + 0.5 * length
+        # Interpolation, by a little towards the middle, and no further from it than what
+        # bisection would have left.
+        falsi = low - at_low * length / jnp.where(at_high > at_low, at_high - at_low, 1.0)
+        towards = jnp.sign(middle - falsi)
+        least = 0.2 * length**2 / jnp.where(whole > 0.0, whole, 1.0)
+        moved = jnp.where(least <= jnp.abs(middle - falsi), falsi + towards * least, middle)
+        most = jnp.maximum(whole * 0.5**step - 0.5 * length, 0.0)
+        moved = jnp.where(jnp.abs(moved - middle) <= most, moved, middle - towards * most)
+        done = jnp.abs(at_high) <= near
+        moved = jnp.where(done, high, jnp.clip(moved, low, high))
+        found = over(moved)
+        below = (found < -near) & ~done
+        low, at_low = jnp.where(below, moved, low), jnp.where(below, found, at_low)
+        high, at_high = jnp.where(below, high, moved), jnp.where(below, at_high, found)
+        return step + 1, low, high, at_low, at_high
+
+    found = jax.lax.while_loop(go_on, shrink, (0, low, high, at_low, at_high))
+    return found[2], found[4]

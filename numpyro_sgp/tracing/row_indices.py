@@ -19,7 +19,7 @@ from numpyro.primitives import Messenger
 from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
-from numpyro_sgp.distributions.arguments import is_frame, named_arguments
+from numpyro_sgp.distributions.arguments import has_no_numbers, is_frame, named_arguments
 from numpyro_sgp.tracing import messages
 
 _PLATE_INDEX = Primitive("plate_index")  # marks the index of a plate in a program
@@ -29,7 +29,9 @@ _PLATE_INDEX.def_abstract_eval(
 # What leaves numbers as they are.
 _SAME = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze")
 _CALLS = ("jit", "pjit", "closed_call", "checkpoint", "custom_jvp_call", "custom_vjp_call")
+_ARITHMETIC = ("add", "sub", "mul", "min", "max", "clamp", "rem", "select_n")
 _NEVER = object()  # whether an index is negative
+_COMPUTED = object()  # an index that is computed from that of a plate, idx + 1
 _MADE = object()  # an array made of data
 _CHECKED = weakref.WeakKeyDictionary()
 
@@ -39,12 +41,14 @@ class _Index(NamedTuple):
 
     plate: str
     size: int
+    length: int
 
 
 class _Codes(NamedTuple):
-    """Whole numbers of the data."""
+    """Whole numbers of the data, and which leaf of the arguments they are."""
 
     values: np.ndarray
+    leaf: int | None
 
 
 class _FromEnd(NamedTuple):
@@ -53,17 +57,38 @@ class _FromEnd(NamedTuple):
     codes: _Codes
 
 
-def check_row_indices(model, args, kwargs) -> bool:
+class TakenRows(NamedTuple):
+    """
+    What a model takes by the index of a plate.
+
+    :param any: whether there are arrays of which rows are taken so.
+    :param drawn: plates that draw a minibatch of the rows by themselves.
+    :param inputs: whether GP sites are at rows that one of these draws.
+    """
+
+    any: bool
+    drawn: tuple[str, ...]
+    inputs: bool
+
+
+class _Looked(NamedTuple):
+    """What was found, and the codes among the arguments: leaf, and number of entries."""
+
+    found: TakenRows
+    codes: tuple[tuple[int, int], ...]
+    of_data: bool  # the model computes with its data: look again at others
+
+
+def check_row_indices(model, args, kwargs) -> TakenRows:
     """
     JAX clamps indices: in ``y[idx]`` a y that is shorter than the plate repeats its last
     value, and of a longer one the tail is never used. So the model's program is looked at
-    for arrays that are indexed by the index of a plate, as it is, and have another length.
-    What is computed from the index (``y[idx + 1]``) is not looked at. So are codes of
-    groups that are there in the data: ``b[group]`` with codes from 1 is without an error
-    too. Nothing is compiled, and each combination of model and shapes is looked at once, or
-    at each call if it has codes.
+    for arrays that are indexed by the index of a plate, as it is, and have another length;
+    one may be longer that is taken by ``idx + 1`` too. So are codes of groups that are an
+    argument: ``b[group]`` with codes from 1 is without an error too. Nothing is compiled,
+    and each combination of model and shapes is looked at once; only models that compute
+    numbers from their data are at each call.
 
-    :return: whether rows of arrays are taken by the index of a plate.
     :raises ValueError: naming the array, its length, the plate and its size; or the codes.
     """
     key = _shapes(args, kwargs)
@@ -71,12 +96,18 @@ def check_row_indices(model, args, kwargs) -> bool:
         checked = _CHECKED.setdefault(model, {})
     except TypeError:  # a model without a hash
         checked = {}
-    takes_rows, has_codes = checked.get(key, (False, True))
-    if has_codes:
-        if (found := _check(model, args, kwargs)) is None:
-            return False
-        takes_rows, _ = checked[key] = found
-    return takes_rows
+    looked = checked.get(key)
+    if looked is None or looked.of_data:
+        of_data = looked is not None
+        if (looked := _look(model, args, kwargs, of_data)) is None:
+            return TakenRows(False, (), False)
+        checked[key] = looked
+    else:
+        leaves = jax.tree.leaves((args, kwargs))
+        for leaf, size in looked.codes:
+            if (codes := _codes(leaves[leaf], leaf)) is not None:
+                _check_codes(codes, size, model, args, kwargs)
+    return looked.found
 
 
 def check_codes(model, args, kwargs) -> None:
@@ -84,48 +115,81 @@ def check_codes(model, args, kwargs) -> None:
     :func:`check_row_indices` of arguments to predict at, if any may be codes of groups.
     """
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_frame)
-    if any(is_frame(leaf) or _codes(leaf) is not None for leaf in leaves):
+    if any(is_frame(leaf) or _codes(leaf, None) is not None for leaf in leaves):
         check_row_indices(model, args, kwargs)
 
 
-def _check(model, args, kwargs):
-    def run(flag, known=nullcontext):
+def _look(model, args, kwargs, of_data) -> _Looked | None:
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    places = [
+        i
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, jax.Array | np.ndarray) and not has_no_numbers(leaf)
+    ]
+
+    def run(flag, arrays, known=nullcontext):
+        given = [*leaves]
+        for i, array in zip(places, arrays, strict=len(arrays) > 0):
+            given[i] = array
+        args, kwargs = jax.tree.unflatten(structure, given)
         at_mean = messages.AtGPSites(messages.at_prior_mean)
         with handlers.block(), at_mean, handlers.substitute(substitute_fn=_start):
-            with handlers.seed(rng_seed=0), _Mark(flag), known():
+            with handlers.seed(rng_seed=0), _Mark(flag, inputs), known():
                 model(*args, **kwargs)
 
+    def traced(arrays, **options):
+        inputs.clear()
+        return jax.make_jaxpr(functools.partial(run, **options))(True, arrays)
+
+    inputs: set[int] = set()
+    arrays = [] if of_data else [leaves[i] for i in places]
     try:
         try:
-            closed = jax.make_jaxpr(run)(True)
+            closed = traced(arrays)
         except NEEDS_KNOWN_DATA:  # of what it computes from its data
-            run = functools.partial(run, known=jax.ensure_compile_time_eval)
-            closed = jax.make_jaxpr(run)(True)
+            of_data, arrays = True, []
+            try:
+                closed = traced(arrays)
+            except NEEDS_KNOWN_DATA:
+                closed = traced(arrays, known=jax.ensure_compile_time_eval)
     except Exception:  # it runs with known indices only, or will fail and tell why
         return None
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    codes = {var: _codes(value) for var, value in constants.items()}
+    codes = {var: _codes(value, None) for var, value in constants.items()}
+    # The first input is what marks.
+    for i, var in zip(places, closed.jaxpr.invars[1:], strict=len(arrays) > 0):
+        constants[var], codes[var] = leaves[i], _codes(leaves[i], i)
     codes = {var: value for var, value in codes.items() if value is not None}
     taken = list(_taken(closed.jaxpr, codes, constants))
     of_plates = [found for found in taken if isinstance(found[0], _Index)]
-    for index, _, shape, axis in taken:
-        if isinstance(index, _Codes):
-            _check_codes(index.values, shape[axis], model, args, kwargs)
+    of_codes = [found for found in taken if isinstance(found[0], _Codes)]
+    lagged = [array for index, array, *_ in taken if index is _COMPUTED]
+    for index, _, shape, axis in of_codes:
+        _check_codes(index, shape[axis], model, args, kwargs)
     for index, array, shape, axis in of_plates:
         # More rows than a plate has are a mistake of data only.
-        if shape[axis] < index.size or (shape[axis] > index.size and array is not None):
+        longer = shape[axis] > index.size and array is not None
+        longer = longer and not any(array is known for known in lagged)
+        if shape[axis] < index.size or longer:
             raise ValueError(
                 _told(index, shape, axis, _name(model, args, kwargs, array, shape))
             )
-    return bool(of_plates), len(of_plates) < len(taken)
+    drawn = {
+        index.plate: index.length for index, *_ in of_plates if index.length < index.size
+    }
+    found = TakenRows(
+        any=bool(of_plates), drawn=(*drawn,), inputs=not inputs.isdisjoint(drawn.values())
+    )
+    sizes = {(index.leaf, shape[axis]) for index, _, shape, axis in of_codes}
+    return _Looked(found, tuple(s for s in sizes if s[0] is not None), of_data)
 
 
-def _codes(value) -> _Codes | None:
+def _codes(value, leaf) -> _Codes | None:
     """Whole numbers of an array that is known; of no single number, as ``f[-1]`` has."""
     kind = getattr(getattr(value, "dtype", None), "kind", "")
     if kind not in ("i", "u") or not not_jax_tracer(value) or not np.ndim(value):
         return None
-    return _Codes(np.asarray(value)) if np.size(value) else None
+    return _Codes(np.asarray(value), leaf) if np.size(value) else None
 
 
 def _check_codes(codes, size, model, args, kwargs):
@@ -134,15 +198,12 @@ def _check_codes(codes, size, model, args, kwargs):
 
     :raises ValueError: if codes are beyond the entries that there are.
     """
-    low, high = int(codes.min()), int(codes.max())
+    values = codes.values
+    low, high = int(values.min()), int(values.max())
     if 0 <= low and high < size:
         return
-    leaves = [
-        (name, leaf)
-        for name, value in named_arguments(model, args, kwargs)
-        for leaf in jax.tree.leaves(value)
-    ]
-    names = [name for name, leaf in leaves if np.array_equal(leaf, codes)]
+    leaves = _named_leaves(model, args, kwargs)
+    names = [name for name, leaf in leaves if np.array_equal(leaf, values)]
     if high < size:
         if names:
             warnings.warn(
@@ -177,21 +238,25 @@ def _told(index, shape, axis, name):
     return (
         f"The model takes rows of {what} by the index of plate '{index.plate}', which has "
         f"the size {index.size}, but {what} has {length}: {wrong}, without an error from "
-        "JAX. Give data with as many rows as the plate has. (Where the model is given "
-        "batches of rows, as by fit, it needs no index.)"
+        "JAX. Give data with as many rows as the plate has (of lags y[:-1], say). (Where "
+        "the model is given batches of rows, as by fit, it needs no index.)"
     )
 
 
 def _name(model, args, kwargs, array, shape):
     """The name of the argument that an array is, or may be by its shape."""
-    leaves = [
+    leaves = _named_leaves(model, args, kwargs)
+    same = [n for n, v in leaves if array is not None and getattr(v, "_in_jax", v) is array]
+    alike = [n for n, v in leaves if np.shape(v) == shape]
+    return same[0] if same else alike[0] if len(alike) == 1 else None
+
+
+def _named_leaves(model, args, kwargs):
+    return [
         (name, leaf)
         for name, value in named_arguments(model, args, kwargs)
         for leaf in jax.tree.leaves(value)
     ]
-    same = [n for n, v in leaves if array is not None and getattr(v, "_in_jax", v) is array]
-    alike = [n for n, v in leaves if np.shape(v) == shape]
-    return same[0] if same else alike[0] if len(alike) == 1 else None
 
 
 class _Mark(Messenger):
@@ -200,10 +265,11 @@ class _Mark(Messenger):
     what is known in the program is data.
 
     :param flag: what is traced.
+    :param inputs: numbers of rows of GP sites; added to.
     """
 
-    def __init__(self, flag):
-        self.flag = flag
+    def __init__(self, flag, inputs):
+        self.flag, self.inputs = flag, inputs
         super().__init__()
 
     def process_message(self, msg):
@@ -217,6 +283,8 @@ class _Mark(Messenger):
             )
 
     def postprocess_message(self, msg):
+        if messages.is_latent_gp(msg):
+            self.inputs.add(messages.unwrap(msg["fn"])[0].event_shape[0])
         if msg["type"] == "param" or (msg["type"] == "sample" and not msg["is_observed"]):
             msg["value"] = jax.tree.map(lambda v: jnp.where(self.flag, v, v), msg["value"])
 
@@ -247,7 +315,7 @@ def _taken(jaxpr, known, constants):
         name, params, inputs = eqn.primitive.name, eqn.params, eqn.invars
         found = [of(atom) for atom in inputs]
         if name == _PLATE_INDEX.name:
-            known[eqn.outvars[0]] = _Index(params["plate"], params["size"])
+            known[eqn.outvars[0]] = _Index(**params)
         elif not any(v is not None for v in found):
             if all(value(atom) is not None for atom in inputs):
                 constants |= dict.fromkeys(eqn.outvars, _MADE)
@@ -262,6 +330,8 @@ def _taken(jaxpr, known, constants):
             known[eqn.outvars[0]] = _FromEnd(found[0])
         elif name == "select_n" and _is_index(found):
             known[eqn.outvars[0]] = found[1]
+        elif name in _ARITHMETIC and any(_is_of_plate(v) for v in found):
+            known[eqn.outvars[0]] = _COMPUTED
         elif name == "concatenate" and all(v.aval.shape[-1:] == (1,) for v in inputs):
             if params["dimension"] == len(inputs[0].aval.shape) - 1:
                 known[eqn.outvars[0]] = found
@@ -277,11 +347,15 @@ def _taken(jaxpr, known, constants):
             if len(axes) == len(indices):
                 shape = inputs[0].aval.shape
                 for axis, index in zip(axes, indices, strict=True):
-                    taken = isinstance(index, _Index | _Codes)
+                    taken = isinstance(index, _Codes) or _is_of_plate(index)
                     if taken and params["slice_sizes"][axis] == 1:
                         yield index, value(inputs[0]), shape, axis
         elif name in _CALLS or name in ("scan", "cond"):
             yield from _taken_inside(eqn, found, [value(a) for a in inputs], known)
+
+
+def _is_of_plate(index) -> bool:
+    return isinstance(index, _Index) or index is _COMPUTED
 
 
 def _is_index(found) -> bool:
@@ -315,12 +389,14 @@ def _taken_inside(eqn, found, values, known):
 
 
 def _shapes(args, kwargs):
-    """Shapes of the arrays among arguments, and all else by value."""
+    """Shapes and dtypes of the arrays among arguments, and all else by value."""
     leaves, structure = jax.tree.flatten((args, kwargs))
     told = []
     for leaf in leaves:
         try:
-            told.append(leaf.shape if hasattr(leaf, "shape") else (type(leaf), leaf))
+            dtype = str(getattr(leaf, "dtype", ""))
+            has_shape = hasattr(leaf, "shape")
+            told.append((leaf.shape, dtype) if has_shape else (type(leaf), leaf))
             hash(told[-1])
         except TypeError:
             told[-1] = type(leaf)

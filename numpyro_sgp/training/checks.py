@@ -18,8 +18,8 @@ from numpyro_sgp.training.rows import check_dtype, not_finite
 
 def check_batch(svi, source, batch, args, kwargs) -> None:
     """
-    Refuses a model that does not know that a batch is a part of the data. What fails when
-    the model runs is for the set-up to tell, which meets it too.
+    Refuses a model that does not know that a batch is a part of the data. The guide is set
+    up. What fails when the model runs is for the training to tell, which meets it too.
     """
     if source.total_rows is None:
         return
@@ -74,9 +74,7 @@ def _check_row_latents(guide, source, trace, sizes):
     Refuses a latent with an entry for each row of the data, in a plate that batches are
     given to from outside: which rows a batch has nobody knows there.
     """
-    base = getattr(guide, "base_guide_given", None)
-    kind = getattr(base, "func", base)
-    if not (isinstance(kind, type) and issubclass(kind, AutoGuide)):
+    if not isinstance(getattr(guide, "base_guide", None), AutoGuide):
         return  # others may be amortised
     for name, site in messages.latents(trace).items():
         for frame in site["cond_indep_stack"]:

@@ -468,9 +468,9 @@ def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwarg
 @alone
 def _begin(svi, rng_key, source, init_params, init_state, rows, batch, args, kwargs):
     """The same from a batch, and from rows for the guide if there was no set-up."""
-    check_batch(svi, source, batch, args, kwargs)
     if rows is not None and svi.guide.prototype_trace is None:
         svi.guide.setup(*rows, *args, **kwargs, **svi.static_kwargs)
+    check_batch(svi, source, batch, args, kwargs)
     if init_state is not None and svi.constrain_fn is not None:
         return init_state
     with GivenRows(source.batch_size, source.total_rows):

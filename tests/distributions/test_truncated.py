@@ -1,13 +1,17 @@
-"""Truncated normal distributions whose limits are far away, beside SciPy."""
+"""Truncated and censored distributions whose limits are far away, beside SciPy."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy import stats
 from scipy.integrate import quad
+from scipy.optimize import minimize
 from scipy.stats import truncnorm
 
+import numpyro_sgp as sgp
 from numpyro_sgp.distributions.truncated import with_digits
 from numpyro_sgp.predictive import cumulative
 
@@ -97,3 +101,148 @@ def test_wrappers_stay_and_gradients_are_finite():
         assert np.isfinite(slope(jnp.array([-60.0, -1.0, 0.5, 2.0, 60.0]))).all()
     other = dist.Normal(0.0, 1.0).expand([2])
     assert with_digits(other) is other
+
+
+#: Mode and scale, of an interval from 0 to .01: outside of it, inside, far.
+NARROW = [(-8.0, 0.5), (60.0, 2.0), (-3.0, 2.0), (9.0, 2.0), (0.004, 0.02), (0.0, 50.0)]
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize(("loc", "scale"), NARROW)
+def test_moments_between_near_limits_are_integrals(loc, scale, x64):
+    """They were differences of numbers that are nearly the same."""
+
+    def weight(y):
+        return np.exp(-((y - loc) ** 2 - loc**2) / (2 * scale**2))
+
+    total = quad(weight, 0.0, 0.01)[0]
+    mean = quad(lambda y: y * weight(y), 0.0, 0.01)[0] / total
+    variance = quad(lambda y: (y - mean) ** 2 * weight(y), 0.0, 0.01)[0] / total
+    with jax.enable_x64(x64):
+        fn = dist.TruncatedNormal(jnp.array(loc), scale, low=0.0, high=0.01)
+        found = cumulative.moments(fn)
+    np.testing.assert_allclose(found, (mean, variance), rtol=1e-7 if x64 else 1e-5)
+
+
+#: A base of NumPyro, the same of SciPy, and how to be off by some scales.
+BASES = {
+    "Normal": (lambda m: dist.Normal(m, 0.3), lambda m: stats.norm(m, 0.3)),
+    "Laplace": (lambda m: dist.Laplace(m, 0.3), lambda m: stats.laplace(m, 0.3)),
+    "Logistic": (lambda m: dist.Logistic(m, 0.3), lambda m: stats.logistic(m, 0.3)),
+    "SoftLaplace": (lambda m: dist.SoftLaplace(m, 0.3), lambda m: stats.hypsecant(m, 0.3)),
+    "LogNormal": (
+        lambda m: dist.LogNormal(m, 0.3),
+        lambda m: stats.lognorm(0.3, scale=np.exp(m)),
+    ),
+    "Exponential": (
+        lambda m: dist.Exponential(jnp.exp(-m)),
+        lambda m: stats.expon(scale=np.exp(m)),
+    ),
+    "Weibull": (
+        lambda m: dist.Weibull(jnp.exp(m), 1.5),
+        lambda m: stats.weibull_min(1.5, scale=np.exp(m)),
+    ),
+}
+CENSORED = np.array([True, False])
+
+
+@pytest.mark.parametrize("mode", [-4.0, -0.5, 0.4, 3.0])
+@pytest.mark.parametrize("name", BASES)
+def test_censored_densities_are_those_of_scipy(name, mode):
+    """To the left, the right, both sides of an interval, and what is seen."""
+    make, exact = BASES[name][0], BASES[name][1](mode)
+    base, y = make(jnp.full(2, mode)), jnp.array([0.6, 0.6])
+    seen = exact.logpdf(0.6)
+    found = with_digits(dist.LeftCensoredDistribution(base, CENSORED)).log_prob(y)
+    near = {"rtol": 1e-6, "atol": 2e-7}  # JAX's log_ndtr where it is nearly zero
+    np.testing.assert_allclose(found, [exact.logcdf(0.6), seen], **near)
+    found = with_digits(dist.RightCensoredDistribution(base, CENSORED)).log_prob(y)
+    np.testing.assert_allclose(found, [exact.logsf(0.6), seen], **near)
+    kinds = np.array([[True, False], [False, True], [False, False], [True, True]])
+    fn = dist.IntervalCensoredDistribution(
+        make(jnp.full(4, mode)), kinds[:, 0], kinds[:, 1]
+    )
+    found = with_digits(fn).log_prob(jnp.tile(jnp.array([0.6, 0.9]), (4, 1)))
+    between = quad(exact.pdf, 0.6, 0.9, epsabs=0.0, epsrel=1e-11)[0]
+    outside = np.logaddexp(exact.logcdf(0.6), exact.logsf(0.9))
+    expected = [exact.logcdf(0.9), exact.logsf(0.6), np.log(between), outside]
+    np.testing.assert_allclose(found, expected, **near)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_slopes_of_censored_densities_are_finite(name):
+    """In float32, of infinite values too, where NumPyro's are without a slope."""
+    with jax.enable_x64(False):
+        y = jnp.array([0.0, 1e-6, 0.5, 3.0, jnp.inf])
+        pairs = jnp.stack([y, y + 0.3], axis=-1)
+        for m in (-9.0, 0.0, 9.0):
+
+            def of(m):
+                base, few = (BASES[name][0](m * jnp.ones(n)) for n in (5, 4))
+                none = np.zeros(5, bool)
+                found = [
+                    with_digits(dist.LeftCensoredDistribution(base, ~none)).log_prob(y),
+                    with_digits(dist.RightCensoredDistribution(base, ~none)).log_prob(y),
+                    with_digits(
+                        dist.IntervalCensoredDistribution(few, none[:4], none[:4])
+                    ).log_prob(pairs[:4]),
+                ]
+                return jnp.concatenate(found)
+
+            assert np.isfinite(jax.jacobian(of)(jnp.float32(m))).all()
+
+
+@pytest.mark.parametrize("name", ["Laplace", "Logistic", "SoftLaplace"])
+def test_other_bases_are_cut_off_far_away_too(name):
+    for mode, value in ((-20.0, 0.1), (0.2, 0.5)):
+        make, exact = (of(mode) for of in BASES[name])
+        fn = dist.LeftTruncatedDistribution(make, low=0.0)
+        known = exact.logpdf(value) - exact.logsf(0.0)
+        np.testing.assert_allclose(with_digits(fn).log_prob(value), known, rtol=1e-6)
+        level = -np.expm1(exact.logsf(value) - exact.logsf(0.0))
+        np.testing.assert_allclose(cumulative.cdf(fn, value), level, rtol=1e-6)
+
+
+def test_infinite_limits_are_none_where_the_scale_is_learned():
+    """Its slope was NaN; limits of a million are no limits either."""
+    X = np.linspace(-2.0, 2.0, 20)[:, None]
+    y = np.clip(np.sin(X[:, 0]), -1.0, 1.0)
+
+    def model(X, high, y=None):
+        s = numpyro.sample("s", dist.HalfNormal(1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            fn = dist.TruncatedNormal(f, s, low=-1.2, high=high)
+            numpyro.sample("y", fn, obs=y)
+
+    bounds = [
+        sgp.fit(model, sgp.SVGP(5), (X, high, y), progress_bar=False).bound
+        for high in (np.where(np.arange(20) % 2, none, 1.2) for none in (np.inf, 1e6))
+    ]
+    np.testing.assert_allclose(bounds[0], bounds[1], atol=1e-3)
+
+
+def test_a_censored_row_far_off_pulls():
+    """In float32 1 - F is a multiple of 6e-8 in NumPyro, without a slope below."""
+    with jax.enable_x64(False):
+
+        def model(X, y=None):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+            fn = dist.RightCensoredDistribution(dist.Normal(f, 0.1), np.array([True]))
+            numpyro.sample("y", fn, obs=y)
+
+        X, y = np.zeros((1, 1), np.float32), np.array([3.0], np.float32)
+        fitted = sgp.fit(model, sgp.SVGP(1), (X, y), progress_bar=False)
+
+    z, w = np.polynomial.hermite_e.hermegauss(50)
+    w = w / w.sum()
+
+    def loss(at):
+        mean, sd = at[0], np.exp(at[1])
+        likelihood = w @ stats.norm.logsf((3.0 - mean - sd * z) / 0.1)
+        return 0.5 * (mean**2 + sd**2 - 1.0) - at[1] - likelihood
+
+    best = minimize(loss, [3.0, -1.0])
+    np.testing.assert_allclose(fitted.bound, -best.fun, atol=0.02)  # by 20 nodes
+    q = fitted.posterior(X)["f"]
+    assert abs(q.mean[0] - best.x[0]) < 0.02

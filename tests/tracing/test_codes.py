@@ -53,7 +53,7 @@ def test_codes_that_the_model_maps_are_its_own(mapped):
 
     codes = GROUP - 1 if mapped == "below zero" else GROUP + 1
     for given in (codes, jnp.asarray(codes)):
-        assert not check_row_indices(model, (X, given), {})
+        assert not check_row_indices(model, (X, given), {}).any
 
 
 def test_codes_are_looked_at_where_something_is_predicted():
@@ -69,7 +69,7 @@ def test_codes_are_looked_at_where_something_is_predicted():
 
 
 def test_indices_of_the_model_itself_may_count_from_the_end():
-    assert not check_row_indices(groups, (X, GROUP), {"last": True})
+    assert not check_row_indices(groups, (X, GROUP), {"last": True}).any
 
     def thought_of(X, group, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
@@ -77,7 +77,7 @@ def test_indices_of_the_model_itself_may_count_from_the_end():
         effect = b.at[group].get(mode="fill", fill_value=0.0)
         numpyro.sample("y", dist.Normal(f + effect, 0.3), obs=y)
 
-    assert not check_row_indices(thought_of, (X, GROUP + 1), {})
+    assert not check_row_indices(thought_of, (X, GROUP + 1), {}).any
 
 
 def observed(likelihood):

@@ -16,6 +16,7 @@ import pytest
 from jax import random
 from numpy.testing import assert_allclose, assert_array_equal
 from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_sgp as sgp
 from numpyro_sgp.training.minibatches import _Training
@@ -617,7 +618,8 @@ def test_bad_held_out_data_are_refused(svi, data):
             fit(svi, data, 5, validation=validation)
 
 
-def test_latents_of_rows_are_refused_where_batches_are_given():
+@pytest.mark.parametrize("base", [AutoDelta, lambda m: AutoNormal(m, init_scale=0.1)])
+def test_latents_of_rows_are_refused_where_batches_are_given(base):
     """Which rows a batch has is not known: entries would be of whichever rows come."""
 
     def model(X, y=None, num_rows=None):
@@ -627,7 +629,7 @@ def test_latents_of_rows_are_refused_where_batches_are_given():
             numpyro.sample("y", dist.Normal(f + e, 0.1), obs=y)
 
     X, y = np.linspace(0.0, 3.0, 20)[:, None], np.zeros(20)
-    guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(4), base)
     svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
     options = {"batch_size": 5, "num_rows": 20, "progress_bar": False}
     with pytest.raises(ValueError, match="Latent 'e' has an entry for each row of plate"):
