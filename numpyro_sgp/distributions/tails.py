@@ -99,7 +99,7 @@ def _soft_laplace(z):
     return jnp.where(low, z + jnp.log(2.0 / jnp.pi), found)
 
 
-_SYMMETRIC: dict[type, Callable] = {
+_SYMMETRIC: dict[Any, Callable] = {
     dist.Normal: log_ndtr,
     dist.Laplace: _laplace,
     dist.Logistic: jax.nn.log_sigmoid,

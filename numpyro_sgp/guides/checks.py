@@ -118,7 +118,7 @@ def check_rows(name: str, prior, approximation, subsampled: bool) -> None:
 
 
 def check_likelihood(
-    model, trace: dict, starts: dict, values: dict, args, kwargs
+    model, trace: dict, starts: dict, values: dict, args, kwargs, near: bool
 ) -> Coupling:
     """
     Checks that the likelihood suits the bounds asked for.
@@ -126,6 +126,7 @@ def check_likelihood(
     :param trace: the model's, at the prior means of GP sites.
     :param starts: :class:`~numpyro_sgp.guides.setup.SiteSetup` by GP site.
     :param values: of the other latents.
+    :param near: whether the likelihood is looked at for values of f near zero alone.
     :return: what :func:`~numpyro_sgp.tracing.coupling.find_coupling` does.
     :raises ValueError: naming a GP site whose bound the likelihood does not suit.
     """
@@ -142,7 +143,7 @@ def check_likelihood(
         name for name, a in approximations.items() if not a.family.independent_latents
     }
     chosen = [name for name in shapes if "joint_rows" in trace[name]["infer"]]
-    coupling = find_coupling(trace_at, shapes, dtype, coupled, chosen)
+    coupling = find_coupling(trace_at, shapes, dtype, coupled, chosen, near)
     tight = {k: a.relaxation for k, a in approximations.items() if a.relaxation is not None}
     if tight and coupling.couples:
         raise ValueError(

@@ -202,7 +202,7 @@ def prepare(
     if rng_key is None or not not_jax_tracer(rng_key):
         rng_key = jax.random.key(0)
     with handlers.block(), messages.known_inside_jit():
-        takes_rows = check_row_indices(model, args, kwargs).any
+        rows = check_row_indices(model, args, kwargs)
         trace = checked_trace(model, args, kwargs)
         gp_sites = [name for name, site in trace.items() if messages.is_latent_gp(site)]
         approximations = assigned(approximation, gp_sites)
@@ -221,7 +221,8 @@ def prepare(
                 prior = messages.unwrap(trace[name]["fn"])[0]
                 X = prior.X.reshape(-1, prior.X.shape[-1])
             found[name] = _start(name, prior, np.asarray(X), option, prefix, saved)
-        coupling = check_likelihood(model, trace, found, values, args, kwargs)
+        near = rows.loops
+        coupling = check_likelihood(model, trace, found, values, args, kwargs, near)
     of_model = {name: s["value"] for name, s in trace.items() if s["type"] == "param"}
     starts = dict(base_params)
     for site in found.values():
@@ -238,7 +239,7 @@ def prepare(
         starts=starts,
         arguments=None if subsampled else (args, kwargs),
         subsampled=subsampled,
-        takes_rows=takes_rows,
+        takes_rows=rows.any,
         coupling=coupling,
         description=describe(trace, approximations, points, shapes),
     )

@@ -61,8 +61,9 @@ def as_kernel(kernel: Any) -> Any:
     [[2.     1.6065]
      [1.6065 3.    ]]
     """
-    if isinstance(kernel, Kernel):
-        return kernel
+    if isinstance(kernel, Kernel):  # of which a subclass may be no pytree
+        is_leaf = jax.tree_util.all_leaves([kernel])
+        return ObjectKernel(_Same(kernel)) if is_leaf else kernel
     # An instance can only exist if its library is imported already.
     tinygp = sys.modules.get("tinygp")
     if tinygp is not None and isinstance(kernel, tinygp.kernels.Kernel):

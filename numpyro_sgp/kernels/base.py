@@ -102,14 +102,20 @@ class Kernel:
         return _pair(Sum, other, self)
 
     def __mul__(self, other: Any) -> Kernel:
-        return Scaled(self, other) if _is_array(other) else _pair(Product, self, other)
+        return _scaled(self, other) if _is_array(other) else _pair(Product, self, other)
 
     def __rmul__(self, other: Any) -> Kernel:
-        return Scaled(self, other) if _is_array(other) else _pair(Product, other, self)
+        return _scaled(self, other) if _is_array(other) else _pair(Product, other, self)
 
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, (int, float, np.number, np.ndarray, jax.Array))
+
+
+def _scaled(kernel: Any, scale: Any) -> Scaled:
+    from numpyro_sgp.kernels.adapters import as_kernel
+
+    return Scaled(as_kernel(kernel), scale)
 
 
 def _pair(kind: type, *operands: Any) -> Any:
@@ -287,7 +293,7 @@ class Scaled(Kernel):
 
     def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         features = features_of(self.kernel, rng_key, shape, dim, dtype)
-        return Partial(_scaled, features, self.scale)
+        return Partial(_times, features, self.scale)
 
 
 def _sum(left, right, sign, X):
@@ -299,7 +305,7 @@ def _product(left, right, X):
     return left(X) * right(X)
 
 
-def _scaled(features, scale, X):
+def _times(features, scale, X):
     return jnp.sqrt(append_axes(scale, 2)) * features(X)
 
 

@@ -41,7 +41,7 @@ _CENTRE_ROWS = 100
 
 
 def squared_distances(
-    X1: Array, X2: Array | None = None, lengthscale: ArrayLike = 1.0
+    X1: Array, X2: Array | None = None, lengthscale: ArrayLike = 1.0, steep: bool = False
 ) -> Array:
     r"""
     Scaled squared distances :math:`\sum_d (x_d - x'_d)^2 / \ell_d^2` between all pairs of
@@ -65,6 +65,9 @@ def squared_distances(
     :param X1: points, shape ``(*b1, N1, D)``.
     :param X2: points, shape ``(*b2, N2, D)``; None means the points ``X1`` themselves.
     :param lengthscale: broadcastable to ``(*batch, 1, D)``.
+    :param steep: whether slopes of what is made of it grow without bound near zero, as
+        those of its root do: then derivatives by lengthscales are of differences wherever
+        points are near.
     :return: shape ``(*broadcast(b1, b2, batch), N1, N2)``.
     """
     same = X2 is None
@@ -73,11 +76,11 @@ def squared_distances(
     X1, X2, lengthscale = (jnp.asarray(value, dtype) for value in (X1, X2, lengthscale))
     if X1.shape[-1] == 1:
         return ((X1 - jnp.swapaxes(X2, -1, -2)) / lengthscale) ** 2
-    return _squared_distances(same, X1, X2, jnp.atleast_2d(1.0 / lengthscale))
+    return _squared_distances(same, steep, X1, X2, jnp.atleast_2d(1.0 / lengthscale))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _squared_distances(same, X1, X2, inverse):
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _squared_distances(same, steep, X1, X2, inverse):
     if X1.shape[-1] <= _COLUMNS or 0 in (X1.shape[-2], X2.shape[-2]):
         return _by_differences(X1, X2, inverse)
     r2, norms = _by_products(X1, X2, inverse)
@@ -89,9 +92,9 @@ def _squared_distances(same, X1, X2, inverse):
 
 
 @_squared_distances.defjvp
-def _squared_distances_jvp(same, primals, tangents):
+def _squared_distances_jvp(same, steep, primals, tangents):
     X1, X2, inverse = primals
-    r2 = _squared_distances(same, *primals)
+    r2 = _squared_distances(same, steep, *primals)
 
     by_points = jax.jvp(
         lambda X1, X2: _by_products(X1, X2, inverse)[0], (X1, X2), tangents[:2]
@@ -105,12 +108,15 @@ def _squared_distances_jvp(same, primals, tangents):
         return r2, by_points + _slopes_of_products(left, right, change)
     # First by the points alone: of all pairs it takes as long as the derivative.
     sides = _norms(left * inverse), _norms(right * inverse)
+    least = 0.0 if steep else _FAR
 
     def any_near():
         norms = _of_pairs(*sides)
-        return jnp.any((norms > _FAR) & (r2 < _NEARER * norms))
+        # Where points are the same, no slope is steep.
+        near = (norms > least) & (r2 < _NEARER * norms) & (r2 > 0.0 if steep else True)
+        return jnp.any(near)
 
-    far = sum(jnp.max(side, initial=0.0) for side in sides) > _FAR
+    far = sum(jnp.max(side, initial=0.0) for side in sides) > least
     near = jax.lax.cond(far, any_near, lambda: jnp.array(False))
     # Linear in the change: the rest is computed again, or the one that is not taken would
     # be filled with zeros.

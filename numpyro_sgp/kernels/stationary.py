@@ -55,6 +55,7 @@ class Stationary(InputKernel):
     """
 
     _per_column: ClassVar[tuple[str, ...]] = ("lengthscale",)
+    _steep: ClassVar[bool] = False  # whether g has an infinite slope at zero
 
     variance: ArrayLike = 1.0
     lengthscale: ArrayLike = 1.0
@@ -79,7 +80,7 @@ class Stationary(InputKernel):
         return append_axes(self.variance, 2) * self._of_r2(self._r2(X1, X2))
 
     def _r2(self, X1: Array, X2: Array | None) -> Array:
-        return squared_distances(X1, X2, self._per_point("lengthscale"))
+        return squared_distances(X1, X2, self._per_point("lengthscale"), self._steep)
 
     def _frequencies(self, rng_key: Array, shape: tuple[int, ...], dtype) -> Array:
         r"""
@@ -181,6 +182,8 @@ class Matern12(Stationary):
     [[1.     0.3679]
      [0.3679 1.    ]]
     """
+
+    _steep: ClassVar[bool] = True
 
     def _of_r2(self, r2: Array) -> Array:
         return jnp.exp(-safe_sqrt(r2))

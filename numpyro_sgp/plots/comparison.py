@@ -108,7 +108,7 @@ def plot_comparison(
     order = np.argsort(grid[:, 0], kind="stable")
     grid = grid[order]
     found = {
-        label: in_order(predictions_of(fit, new, levels, kwargs), order)
+        label: in_order(predictions_of(fit, new, levels, kwargs, site), order)
         for label, fit in results.items()
     }
     if site is None:

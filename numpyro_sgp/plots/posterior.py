@@ -64,7 +64,8 @@ def plot_posterior(
         show; all if None, for one column.
     :param num_points: inputs along each column; 100 for one, 60 for two.
     :param kwargs: arguments of the model beside the inputs, by name, also those that the
-        model takes by position: one value, or one for each row of ``X``.
+        model takes by position: one value, or one for each row of ``X``, over two columns
+        one for each point of the map.
     :return: the axes.
     :raises TypeError: if ``result`` is something else, or the model needs arguments that
         are not given.
@@ -106,7 +107,7 @@ def plot_posterior(
         )
     new = grid[:, 0] if scene.flat else grid
     levels = band if columns == 1 else ()  # a map has no band
-    predictions = predictions_of(fitted, new, levels, kwargs)
+    predictions = predictions_of(fitted, new, levels, kwargs, site)
     if columns == 1:
         order = np.argsort(grid[:, 0], kind="stable")
         grid, predictions = grid[order], in_order(predictions, order)

@@ -15,6 +15,7 @@ from numpyro_sgp._programs import on_data, without_leaks
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.distributions.arguments import as_arrays, named_arguments
 from numpyro_sgp.predictive import Prediction
+from numpyro_sgp.predictive.mixture import NoMarginals
 from numpyro_sgp.predictive.row_batches import count_rows, first_rows
 from numpyro_sgp.tracing import messages
 
@@ -204,10 +205,11 @@ def grid_of(scene: Scene, X, num_points: int | None) -> tuple[np.ndarray, int]:
     return grid.astype(low.dtype if low.dtype.kind == "f" else float), columns
 
 
-def predictions_of(fitted, X, levels, kwargs) -> dict[str, Prediction]:
+def predictions_of(fitted, X, levels, kwargs, site) -> dict[str, Prediction]:
     """
     Predictions with quantiles, of GP sites alone where responses have no marginals.
 
+    :param site: what is asked for; None for anything.
     :raises TypeError: if the model needs arguments that are not given.
     """
     if absent := _absent(fitted.model, kwargs):
@@ -219,9 +221,10 @@ def predictions_of(fitted, X, levels, kwargs) -> dict[str, Prediction]:
         )
     try:
         return fitted.predict(X, quantiles=levels, **kwargs)
-    except ValueError:
-        # Responses of rows that are tied together, say, have no marginals; f has.
+    except NoMarginals:
         posteriors = fitted.posterior(X, **kwargs)
+        if site is not None and site not in posteriors:
+            raise
     found = {}
     for name, q in posteriors.items():
         mean, sd = q.mean, jnp.sqrt(q.variance)

@@ -21,6 +21,10 @@ TIED = (
 )
 
 
+class NoMarginals(ValueError):
+    """Responses cannot be predicted row by row, or one by one; f can."""
+
+
 class MixtureParts:
     """
     What the rows of a predictive distribution are mixtures of: draws of the latents beside
@@ -33,7 +37,7 @@ class MixtureParts:
 
     def __init__(self, guide, params, args, kwargs, rng_key, num_draws, kept=None):
         if guide.couples_rows:
-            raise ValueError(TIED)
+            raise NoMarginals(TIED)
         check_whole(num_draws, "num_draws", least=1)
         self.guide, self.params, self.args, self.kwargs = guide, params, args, kwargs
         self.key = jax.random.key(0) if rng_key is None else rng_key
@@ -114,7 +118,7 @@ class MixtureParts:
             )
         except (TypeError, ValueError) as error:
             for name, (held, shape) in shapes.items():
-                raise ValueError(
+                raise NoMarginals(
                     f"Latent site '{name}' has the shape {shape} with these arguments, but "
                     f"the guide has values of shape {held}, those of the rows that it was "
                     "trained on: they say nothing of other rows. Make it a part of the "

@@ -15,7 +15,12 @@ from numpyro_sgp._programs import join_static
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.predictive import cumulative
-from numpyro_sgp.predictive.mixture import MixtureParts, components, shapes_and_dtype
+from numpyro_sgp.predictive.mixture import (
+    MixtureParts,
+    NoMarginals,
+    components,
+    shapes_and_dtype,
+)
 from numpyro_sgp.tracing.messages import can_draw, innermost
 from numpyro_sgp.tracing.rows import sites_on_f
 
@@ -210,7 +215,7 @@ def _check_apart(run, point, responses):
             return {k: _made_of(v) for k, v in found.items() if k != name}
 
         if found := sites_on_f(others, {name: value}):
-            raise ValueError(
+            raise NoMarginals(
                 f"Responses {sorted(found)} depend on the value of response '{name}', so "
                 "that they cannot be predicted one by one. Draw them together by "
                 "numpyro.infer.Predictive(model, guide=guide, params=params, "

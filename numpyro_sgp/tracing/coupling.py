@@ -33,6 +33,7 @@ def find_coupling(
     dtype,
     coupled: Iterable[str] = (),
     chosen: Iterable[str] = (),
+    near: bool = False,
 ) -> Coupling:
     """
     Whether the likelihood of a model, or the prior of one of its GP sites, mixes two rows
@@ -46,12 +47,13 @@ def find_coupling(
         functions must not be mixed either.
     :param chosen: sites whose model says how their rows are drawn for the next layer
         (``joint_rows``), so that a prior may mix them.
+    :param near: whether values of f far from zero are left out: solvers may not end there.
     """
 
     def log_density(f):
         return log_likelihood(trace_at(f), shapes)
 
-    couples = mixes_rows(log_density, shapes, dtype, frozenset(coupled))
+    couples = mixes_rows(log_density, shapes, dtype, frozenset(coupled), near=near)
     if len(shapes) == 1:
         return Coupling(couples)
     # Mixed second derivatives where inputs of a GP site mix rows of f, or have several
@@ -116,6 +118,7 @@ def mixes_rows(
     dtype,
     coupled=frozenset(),
     names: Iterable[str] | None = None,
+    near: bool = False,
 ) -> bool:
     r"""
     Whether ``log_density`` mixes two rows of X in one latent function: is no sum of terms
@@ -139,6 +142,7 @@ def mixes_rows(
     :param coupled: sites whose latent functions are dependent, so that rows of different
         functions must not be mixed either.
     :param names: sites whose rows are looked at; all if None.
+    :param near: whether steps are small.
     :return: True if rows are mixed; False also where no derivative is to be had. Where
         there are first derivatives only (solvers of differential equations), these are
         looked at for steps.
@@ -165,7 +169,7 @@ def mixes_rows(
 
         mixed: np.ndarray | bool = True
         rounding, slopes = tolerance, program
-        sizes: tuple[float, ...] = _SIZES
+        sizes = _SMALL_SIZES if near else _SIZES
         for f in places:
             try:
                 signs = rng.choice([-1.0, 1.0], size=(2, shape[-1]))

@@ -26,6 +26,8 @@ _PLATE_INDEX = Primitive("plate_index")  # marks the index of a plate in a progr
 _PLATE_INDEX.def_abstract_eval(
     lambda _, *, plate, size, length: jax.core.ShapedArray((length,), jnp.result_type(int))
 )
+_OF_GP = Primitive("value_of_gp")  # marks values of GP sites
+_OF_GP.def_abstract_eval(lambda value: value)
 # What leaves numbers as they are.
 _SAME = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze")
 _CALLS = ("jit", "pjit", "closed_call", "checkpoint", "custom_jvp_call", "custom_vjp_call")
@@ -64,11 +66,14 @@ class TakenRows(NamedTuple):
     :param any: whether there are arrays of which rows are taken so.
     :param drawn: plates that draw a minibatch of the rows by themselves.
     :param inputs: whether GP sites are at rows that one of these draws.
+    :param loops: beside that, whether values of GP sites go through loops that may not end
+        (solvers).
     """
 
-    any: bool
-    drawn: tuple[str, ...]
-    inputs: bool
+    any: bool = False
+    drawn: tuple[str, ...] = ()
+    inputs: bool = False
+    loops: bool = False
 
 
 class _Looked(NamedTuple):
@@ -100,7 +105,7 @@ def check_row_indices(model, args, kwargs) -> TakenRows:
     if looked is None or looked.of_data:
         of_data = looked is not None
         if (looked := _look(model, args, kwargs, of_data)) is None:
-            return TakenRows(False, (), False)
+            return TakenRows()
         checked[key] = looked
     else:
         leaves = jax.tree.leaves((args, kwargs))
@@ -178,7 +183,10 @@ def _look(model, args, kwargs, of_data) -> _Looked | None:
         index.plate: index.length for index, *_ in of_plates if index.length < index.size
     }
     found = TakenRows(
-        any=bool(of_plates), drawn=(*drawn,), inputs=not inputs.isdisjoint(drawn.values())
+        any=bool(of_plates),
+        drawn=(*drawn,),
+        inputs=not inputs.isdisjoint(drawn.values()),
+        loops=_loops(closed.jaxpr, set()),
     )
     sizes = {(index.leaf, shape[axis]) for index, _, shape, axis in of_codes}
     return _Looked(found, tuple(s for s in sizes if s[0] is not None), of_data)
@@ -285,6 +293,7 @@ class _Mark(Messenger):
     def postprocess_message(self, msg):
         if messages.is_latent_gp(msg):
             self.inputs.add(messages.unwrap(msg["fn"])[0].event_shape[0])
+            msg["value"] = _OF_GP.bind(msg["value"])
         if msg["type"] == "param" or (msg["type"] == "sample" and not msg["is_observed"]):
             msg["value"] = jax.tree.map(lambda v: jnp.where(self.flag, v, v), msg["value"])
 
@@ -386,6 +395,31 @@ def _taken_inside(eqn, found, values, known):
             for out, atom in zip(eqn.outvars, inner.outvars, strict=True):
                 if not isinstance(atom, Literal) and atom in seen:
                     known[out] = seen[atom]
+
+
+def _loops(jaxpr, of_gp: set) -> bool:
+    """
+    Whether values of GP sites go through loops whose end depends on numbers.
+
+    :param of_gp: variables that are made of them; added to.
+    """
+    for eqn in jaxpr.eqns:
+        is_of_gp = [not isinstance(v, Literal) and v in of_gp for v in eqn.invars]
+        inner = list(jaxprs_in_params(eqn.params))
+        if eqn.primitive is not _OF_GP and not any(is_of_gp):
+            if any(_loops(part, set()) for part in inner):  # sites inside of it
+                return True
+            continue
+        if eqn.primitive.name == "while":
+            return True
+        for part in inner:
+            made = part.invars
+            if len(made) == len(is_of_gp):
+                made = [v for v, is_one in zip(made, is_of_gp, strict=True) if is_one]
+            if _loops(part, set(made)):
+                return True
+        of_gp.update(eqn.outvars)
+    return False
 
 
 def _shapes(args, kwargs):
