@@ -1,5 +1,5 @@
 r"""
-Distributions cut off, or censored, far from where they have their mass.
+Distributions cut off, censored or in classes, far from where they have their mass.
 
 NumPyro takes the log of :math:`F(b) - F(a)`, which is :math:`-\infty`, and a log density of
 :math:`+\infty`, where limits are some scales away: integrals over f go there. Here it is
@@ -57,8 +57,13 @@ def with_digits(fn):
         new = copy.copy(fn)
         new.base_dist = base
         return new
-    log_prob = _LOG_PROBS.get(type(fn))
-    if log_prob is None or tails(fn.base_dist) is None:
+    if type(fn) not in _LOG_PROBS:
+        return fn
+    if isinstance(fn, dist.OrderedLogistic):
+        known = hasattr(fn, "predictor")  # which goes where JAX takes it apart
+    else:
+        known = tails(fn.base_dist) is not None
+    if not known:
         return fn
     new = copy.copy(fn)
     new.__class__ = _kind_with_digits(type(fn))
@@ -110,7 +115,26 @@ def _interval_censored(fn, value):
     return of(beyond, outside, probability)
 
 
+def _ordered(fn, value):
+    """Of a class between two cut points."""
+    ends = jnp.full((*fn.cutpoints.shape[:-1], 1), jnp.inf)
+    cuts = jnp.concatenate([-ends, fn.cutpoints, ends], axis=-1)
+    value = jnp.asarray(value, int)
+    shape = jnp.broadcast_shapes(jnp.shape(value), fn.batch_shape)
+    value, cuts = (
+        jnp.broadcast_to(value, shape),
+        jnp.broadcast_to(cuts, (*shape, cuts.shape[-1])),
+    )
+    low, high = (
+        jnp.take_along_axis(cuts, (value + i)[..., None], axis=-1)[..., 0] for i in (0, 1)
+    )
+    found = tails(dist.Logistic(fn.predictor, 1.0))
+    assert found is not None
+    return found.between(low, high)
+
+
 _LOG_PROBS = {
+    dist.OrderedLogistic: _ordered,
     **dict.fromkeys(_TRUNCATED, _truncated),
     dist.LeftCensoredDistribution: _left_censored,
     dist.RightCensoredDistribution: _right_censored,

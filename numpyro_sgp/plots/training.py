@@ -57,8 +57,8 @@ def plot_training(result: Any, ax: Axes | None = None) -> Axes:
     losses = np.zeros(0) if losses is None else np.ravel(np.asarray(losses, float))
     if not np.isfinite(losses).any():
         raise ValueError(
-            "There are no losses to draw. Nested inference has none; what sgp.fit, "
-            "sgp.train and svi.run return has."
+            "There are no losses to draw. What sgp.fit, sgp.train and svi.run return has "
+            "them, unless it began at the optimum (0 steps); nested inference has none."
         )
     end = -float(getattr(result, "bound", np.nan))
     if not np.isfinite(end):

@@ -247,6 +247,7 @@ def check_support(name, site) -> None:
     parts = value, *ends, *jax.tree.leaves(site["fn"])
     if moves or not ends or not all(map(not_jax_tracer, parts)):
         return
+    weight = 1.0 if site["scale"] is None else site["scale"]
     value, least = np.asarray(value), np.asarray(-np.inf if low is None else low)
     most = np.asarray(np.inf if high is None else high)
     outside, wrong = (value < least) | (value > most), "outside of"
@@ -256,6 +257,10 @@ def check_support(name, site) -> None:
             with jax.ensure_compile_time_eval():
                 outside = at_end & ~np.isfinite(np.asarray(fn.log_prob(value)))
             wrong = "at the end of"
+    if outside.any() and not_jax_tracer(weight) and not np.all(weight):
+        with jax.ensure_compile_time_eval():  # by zero it counts for nothing, if finite
+            finite = np.isfinite(np.asarray(fn.log_prob(value)))
+        outside = outside & ~((np.asarray(weight) == 0) & finite)
     if outside.any():
         told = f"{least.min():g} to {most.max():g}"
         told = f"from {least.min():g}" if high is None else told

@@ -182,7 +182,8 @@ def mixes_rows(
                 slopes = shared(partial(_slopes, log_density, name), briefly=True)
                 break
             size = np.maximum(np.abs(a), np.abs(b))
-            mixed = mixed & (np.abs(a - b) > tolerance * size)
+            with np.errstate(invalid="ignore"):  # what is not finite tells nothing
+                mixed = mixed & ~(np.abs(a - b) <= tolerance * size)
             if not np.any(mixed):
                 break
         if np.any(mixed) and any(_moved_by_others(product, f, mixed) for f in places):

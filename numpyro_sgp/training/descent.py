@@ -26,6 +26,7 @@ _NATURAL_TOL = 1e-11  # of the loss
 _NATURAL_NATS = 1e-6  # what a step gains where q(u) has arrived
 _CORRECTIONS = 20  # pairs of steps that L-BFGS remembers
 _ABNORMAL = 2  # SciPy's status where a line search failed
+_NEARBY = 1e-2  # how far away the curvature is looked at, in units of the scales
 
 
 class Descent:
@@ -172,10 +173,10 @@ class Descent:
                 if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(part))
             ]
             raise ValueError(
-                f"L-BFGS cannot start: the loss is {value:g} at the starting parameters, "
-                f"and its gradient is not finite for {bad or 'none of them'}. Start "
-                "elsewhere (init_params, or init_loc_fn of the guide), look for NaN in the "
-                "data, or, in float32, try numpyro.enable_x64()."
+                f"L-BFGS cannot start: the loss is {value:g} at the starting parameters"
+                + (f", and its gradient is not finite for {bad}. " if bad else ". ")
+                + "Start elsewhere (init_params, or init_loc_fn of the guide), look for NaN "
+                "in the data, or, in float32, try numpyro.enable_x64()."
             )
         self.losses.append(self.loss)
 
@@ -234,6 +235,25 @@ class Descent:
             self.losses.append(self.loss)
         self.at_edge = self._rejected and result.status == _ABNORMAL
         return result
+
+    def decrement(self, index, result) -> float:
+        """
+        What the loss would fall by to its minimum, were it a parabola: by the curvature
+        that L-BFGS met on its way, or, where it found none, that along the slope.
+
+        :param index: which entries.
+        :param result: of :meth:`run`.
+        """
+        scale = self.step_scale[index]
+        slope = self.gradient[index] * scale
+        size = float(np.linalg.norm(slope))
+        if result.hess_inv.n_corrs or size == 0.0:
+            return 0.5 * float(slope @ (result.hess_inv @ slope))
+        x = self.x.copy()
+        x[index] -= _NEARBY * slope / size * scale
+        _, gradient = self.evaluate(x)
+        bent = float((slope - gradient[index] * scale) @ slope) / (_NEARBY * size)
+        return 0.5 * size**2 / bent if bent > 0.0 else np.inf
 
     def free_now(self) -> dict:
         """Unconstrained parameters at the best point."""

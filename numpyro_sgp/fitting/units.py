@@ -1,0 +1,90 @@
+"""What a step of length one is for latents and parameters in units of their own."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from numpyro_sgp._programs import shared
+from numpyro_sgp.tracing import messages
+
+#: Sizes between these are one: so are those of most models, and starts and rates are for
+#: these.
+_USUAL = 0.1, 10.0
+#: Standard deviations of what one row tells of a latent beyond which no step goes.
+_ROWS_TELL = 3.0
+_MOST_ROWS = 1000  # that are asked
+
+
+def units(problem) -> dict[str, np.ndarray]:
+    """
+    By name, sizes of real latents that are held at points, and of real parameters of the
+    model, as far as they are far from one (a level of ten thousand): the standard deviation
+    of the prior, or how large a parameter is at the start; no more than some of the
+    standard deviations that a latent would have by a row alone, for priors that say
+    nothing.
+    """
+    guide = problem.guide
+    setup, told = guide.known(), {}
+    starts = getattr(setup, "starts", {})
+    for name in getattr(setup, "latents", ()):
+        full, site = f"{name}_auto_loc", setup.trace.get(name)
+        if full in problem.free and site is not None:
+            told[full] = _prior_sd(site["fn"], np.shape(problem.free[full]))
+    for name, value in problem.free.items():
+        if name not in starts and isinstance(value, jax.Array):
+            if name not in guide.roles() and value is problem.params[name]:
+                told[name] = np.abs(np.asarray(value))
+    found = {k: v for k, v in told.items() if v is not None and _is_unusual(v)}
+    if not found:
+        return {}
+    rows = min(problem.num_rows, _MOST_ROWS)
+    arrays = problem.rows(problem.arrays, jnp.arange(rows))
+    curvature = shared(partial(_curvatures, problem.loss), briefly=True)
+    names = {name: problem.free[name] for name in found}
+    bent = curvature(names, problem.free, arrays)
+    for name, sizes in found.items():
+        information = float(bent[name]) / problem.num_rows
+        most = _ROWS_TELL / information**0.5 if information > 0.0 else np.inf
+        large = np.minimum(sizes, max(1.0, most))
+        found[name] = np.where(sizes > 1.0, large, sizes).astype(names[name].dtype)
+    return found
+
+
+def _prior_sd(fn, shape) -> np.ndarray | None:
+    """Of a distribution of real numbers; None for others."""
+    support = messages.innermost(fn).support
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    if not isinstance(support, type(dist.constraints.real)):
+        return None
+    try:
+        sd = np.sqrt(np.asarray(fn.variance, float))
+    except (AttributeError, NotImplementedError):
+        return None
+    if not np.isfinite(sd).all() or np.size(sd) > np.prod(shape, dtype=int):
+        return None
+    return np.broadcast_to(sd, shape)
+
+
+def _is_unusual(sizes) -> bool:
+    low, high = _USUAL
+    return sizes.size > 0 and bool(np.any((sizes < low) | (sizes > high)) and sizes.all())
+
+
+def _curvatures(loss, names, free, arrays):
+    """The mean second derivative of a loss by the entries of each of these."""
+    key = jax.random.key(0)
+
+    def at(moved):
+        return loss({**free, **moved}, key, arrays)
+
+    found = {}
+    for name, value in names.items():
+        signs = jax.random.rademacher(key, value.shape, value.dtype)
+        along = {k: signs if k == name else jnp.zeros_like(v) for k, v in names.items()}
+        bent = jax.jvp(jax.grad(at), (names,), (along,))[1][name]
+        found[name] = jnp.sum(bent * signs) / value.size
+    return found
