@@ -18,6 +18,7 @@ from numpyro_sgp._programs import on_data
 from numpyro_sgp.fitting.problem import unconstrained
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.stepper import CHUNK, State, Stepper
+from numpyro_sgp.fitting.units import prior_means
 from numpyro_sgp.kernels.stationary import Periodic, Stationary
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.rows import origins, union
@@ -142,15 +143,16 @@ class Settling:
 def lengthscale_starts(problem) -> list[dict]:
     """
     The start with the lengthscales of stationary kernels at each of :data:`SCALES`, as far
-    as they are parameters of their own; beside the start itself, which is the first.
+    as they are parameters of their own; beside the start itself, which is the first. Where
+    priors of latents are wide they start at their means.
     """
-    free = problem.free
+    free = {**problem.free, **jax.device_put(prior_means(problem))}
     names = [n for n in free if n not in problem.guide.roles()]
     fed = _lengthscales(problem, names)
     found = [free]
     if not fed:
         return found
-    params = problem.params
+    params = problem.params  # of lengthscales, which are no real latents
     for scale in SCALES:
         moved, stepped = {}, {}
         for name, (lengthscale, sd, slope) in fed.items():

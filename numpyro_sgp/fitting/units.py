@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_sgp._programs import shared
 from numpyro_sgp.tracing import messages
@@ -18,6 +19,34 @@ _ROWS_TELL = 3.0
 _MOST_ROWS = 1000  # that are asked
 
 
+def prior_means(problem) -> dict[str, np.ndarray]:
+    """
+    By name, means of real latents at points with priors that are wide: the median of a few
+    draws, where NumPyro's guides start, may be hundreds away from it.
+    """
+    if getattr(problem.guide, "base_guide_given", None) is not AutoDelta:
+        return {}  # which starts elsewhere
+    found = {}
+    for full, (fn, sd) in _real_latents(problem).items():
+        if np.any(sd > _USUAL[1]):
+            value = problem.free[full]
+            mean = np.asarray(fn.mean, value.dtype)
+            found[full] = np.broadcast_to(mean, value.shape)
+    return found
+
+
+def _real_latents(problem) -> dict:
+    """Prior and its standard deviations, of those that are held at points."""
+    setup, found = problem.guide.known(), {}
+    for name in getattr(setup, "latents", ()):
+        full, site = f"{name}_auto_loc", setup.trace.get(name)
+        if full in problem.free and site is not None:
+            sd = _prior_sd(site["fn"], np.shape(problem.free[full]))
+            if sd is not None:
+                found[full] = site["fn"], sd
+    return found
+
+
 def units(problem) -> dict[str, np.ndarray]:
     """
     By name, sizes of real latents that are held at points, and of real parameters of the
@@ -27,24 +56,22 @@ def units(problem) -> dict[str, np.ndarray]:
     nothing.
     """
     guide = problem.guide
-    setup, told = guide.known(), {}
-    starts = getattr(setup, "starts", {})
-    for name in getattr(setup, "latents", ()):
-        full, site = f"{name}_auto_loc", setup.trace.get(name)
-        if full in problem.free and site is not None:
-            told[full] = _prior_sd(site["fn"], np.shape(problem.free[full]))
+    starts = getattr(guide.known(), "starts", {})
+    told = {full: sd for full, (_, sd) in _real_latents(problem).items()}
     for name, value in problem.free.items():
         if name not in starts and isinstance(value, jax.Array):
-            if name not in guide.roles() and value is problem.params[name]:
+            same = np.array_equal(value, problem.params[name])  # no constraint
+            if name not in guide.roles() and same:
                 told[name] = np.abs(np.asarray(value))
-    found = {k: v for k, v in told.items() if v is not None and _is_unusual(v)}
+    found = {k: v for k, v in told.items() if _is_unusual(v)}
     if not found:
         return {}
     rows = min(problem.num_rows, _MOST_ROWS)
     arrays = problem.rows(problem.arrays, jnp.arange(rows))
     curvature = shared(partial(_curvatures, problem.loss), briefly=True)
-    names = {name: problem.free[name] for name in found}
-    bent = curvature(names, problem.free, arrays)
+    free = {**problem.free, **jax.device_put(prior_means(problem))}
+    names = {name: free[name] for name in found}
+    bent = curvature(names, free, arrays)
     for name, sizes in found.items():
         information = float(bent[name]) / problem.num_rows
         most = _ROWS_TELL / information**0.5 if information > 0.0 else np.inf

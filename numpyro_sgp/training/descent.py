@@ -175,8 +175,8 @@ class Descent:
             raise ValueError(
                 f"L-BFGS cannot start: the loss is {value:g} at the starting parameters"
                 + (f", and its gradient is not finite for {bad}. " if bad else ". ")
-                + "Start elsewhere (init_params, or init_loc_fn of the guide), look for NaN "
-                "in the data, or, in float32, try numpyro.enable_x64()."
+                + "Start elsewhere (init_params, or init_loc_fn of the guide), look for "
+                "NaN in the data, or, in float32, try numpyro.enable_x64()."
             )
         self.losses.append(self.loss)
 

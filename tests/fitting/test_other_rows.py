@@ -52,6 +52,50 @@ def test_predictions_of_rows_that_a_plate_draws_are_refused():
     assert np.isnan(family.nats) and "minibatch" in family.told
 
 
+def test_a_guide_that_was_set_up_with_all_rows_tells_of_a_batch_too(tmp_path):
+    """As one from a file, which two rows are an example for."""
+
+    def model(X, y=None, batch=20):
+        size = len(X) if batch is None else min(batch, len(X))
+        data = numpyro.plate("data", len(X), subsample_size=size)
+        with data as i:
+            X, y = X[i], None if y is None else y[i]
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))
+        with data:
+            numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+    fitted = sgp.fit(model, sgp.SVGP(6), (X, Y), **QUIET)
+    fitted.save(tmp_path / "fit.npz")
+    loaded = sgp.load(tmp_path / "fit.npz", model)
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(6))
+    guide.setup(X, Y, batch=None)
+    for call in (
+        loaded.posterior,
+        loaded.predict,
+        loaded.predictor(),
+        lambda X: guide.posterior(fitted.params, X),
+        lambda X: guide.sample_posterior(jax.random.key(0), fitted.params, X),
+    ):
+        with pytest.raises(ValueError, match="minibatch of plate 'data'"):
+            call(X)
+    assert guide.posterior(fitted.params, X, batch=None)["f"].mean.shape == (60,)
+
+
+def test_f_of_all_rows_is_known_where_a_plate_draws_responses():
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))
+        with numpyro.plate("data", len(X), subsample_size=20) as i:
+            numpyro.sample("y", dist.Normal(f[i], 0.2), obs=None if y is None else y[i])
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(6))
+    guide.setup(X, Y)
+    svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    params = svi.run(jax.random.key(0), 3, X, Y, progress_bar=False).params
+    assert guide.posterior(params, X)["f"].mean.shape == (60,)
+    with pytest.raises(ValueError, match="minibatch of plate 'data'"):
+        sgp.predict(guide, params, X)
+
+
 def test_a_fit_from_a_file_goes_on_in_batches(tmp_path):
     fitted = sgp.fit(model, sgp.SVGP(6), (X, Y), batch_size=20, **QUIET)
     fitted.save(tmp_path / "fit.npz")
@@ -61,12 +105,27 @@ def test_a_fit_from_a_file_goes_on_in_batches(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"covariance": "pseudo_data"}])
-def test_what_has_a_part_for_each_row_goes_on_with_these_rows_alone(options):
-    fitted = sgp.fit(model, sgp.VGP(**options), (X[:12], Y[:12]), **QUIET)
-    sgp.fit(model, fitted, (X[:12], Y[:12]), **QUIET)
-    for rows in (slice(2, 14), slice(0, 15)):
-        with pytest.raises(ValueError, match="part for each row.*other inputs"):
-            sgp.fit(model, fitted, (X[rows], Y[rows]), **QUIET)
+def test_what_has_a_part_for_each_row_goes_on_with_these_rows_alone(options, tmp_path):
+    first = sgp.fit(model, sgp.VGP(**options), (X[:12], Y[:12]), **QUIET)
+    first.save(tmp_path / "fit.npz")
+    for fitted in (first, sgp.load(tmp_path / "fit.npz", model)):
+        onwards = sgp.fit(model, fitted, (X[:12], Y[:12]), **QUIET)
+        assert onwards.bound > first.bound - 1e-6
+        for rows in (slice(2, 14), slice(0, 15)):
+            with pytest.raises(ValueError, match="part for each row.*other inputs"):
+                sgp.fit(model, fitted, (X[rows], Y[rows]), **QUIET)
+
+
+def test_inputs_that_a_latent_scales_are_the_same_rows():
+    def scaled(X, y=None):
+        size = numpyro.sample("size", dist.LogNormal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X / size))
+        numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+    fitted = sgp.fit(scaled, sgp.VGP(), (X[:12], Y[:12]), **QUIET)
+    sgp.fit(scaled, fitted, (X[:12], Y[:12]), **QUIET)
+    with pytest.raises(ValueError, match="part for each row.*other inputs"):
+        sgp.fit(scaled, fitted, (X[:9], Y[:9]), **QUIET)
 
 
 def test_losses_that_are_not_believed_show_nothing(recwarn):

@@ -46,6 +46,40 @@ class Brownian:
         return self.variance * X[..., 0]
 
 
+class PlainKernel(Kernel):
+    """Of the base class, and no pytree."""
+
+    def __init__(self, lengthscale):
+        self.lengthscale = lengthscale
+
+    def __call__(self, X1, X2=None):
+        return RBF(1.0, self.lengthscale)(X1, X2)
+
+    def diag(self, X):
+        return jnp.ones(X.shape[:-1])
+
+
+@pytest.mark.parametrize(
+    "of", [lambda k: k, lambda k: k + Constant(0.5), lambda k: 2.0 * k]
+)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_subclass_of_kernel_that_is_no_pytree_is_one_by_protocol(of, sampled):
+    """It trained, and ended in errors of JAX where it was to predict."""
+
+    def model(X, y=None, kind=PlainKernel):
+        ell = numpyro.sample("ell", dist.LogNormal(0.0, 1.0)) if sampled else 0.7
+        f = numpyro.sample("f", sgp.GaussianProcess(of(kind(ell)), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+    X = np.linspace(0.0, 5.0, 12)[:, None]
+    data, options = (X, np.sin(2.0 * X[:, 0])), {"progress_bar": False}
+    found = sgp.fit(model, sgp.SVGP(4), data, **options)
+    known = sgp.fit(model, sgp.SVGP(4), (*data, lambda ell: RBF(1.0, ell)), **options)
+    assert_allclose(found.bound, known.bound, atol=0.05)
+    assert_allclose(found.predict(X)["y"].mean, known.predict(X)["y"].mean, atol=0.1)
+
+
 class UnhashableBrownian(Brownian):
     def __eq__(self, other):
         return np.array([True, False])

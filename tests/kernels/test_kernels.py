@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+import numpyro_sgp as sgp
 from numpyro_sgp.kernels import (
     RBF,
     Constant,
@@ -208,6 +209,28 @@ def test_slopes_by_lengthscales_keep_their_digits_between_near_points(lengths, s
     found = jax.grad(weighed)(jnp.asarray(length, jnp.float32))
     # Sums of 6,400 terms of one sign in single precision.
     assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_slopes_of_matern12_by_lengthscales_are_those_of_double_precision():
+    """Of pairs 1e-4 apart, a lengthscale for each column, under little noise."""
+    rng = np.random.default_rng(0)
+    sites = rng.normal(size=(60, 2))
+    X = np.concatenate([sites, sites + 1e-4 * rng.normal(size=sites.shape)])
+    X = X.astype(np.float32)
+    y = np.sin(2.0 * X[:, 0]) + 0.2 * X[:, 1] + 0.05 * rng.normal(size=120)
+
+    def slope(dtype):
+        def density(length):
+            kernel = Matern12(jnp.asarray(1.0, dtype), length)
+            prior = sgp.MarginalGP(kernel, jnp.asarray(X, dtype), 0.05)
+            return prior.log_prob(jnp.asarray(y, dtype))
+
+        return jax.grad(density)(jnp.array([1.0, 3.0], dtype))
+
+    with jax.enable_x64(False):
+        found = slope(np.float32)
+    # Rounding of 6e-8, times what K + noise is of the noise, and a sum over 120 rows.
+    assert_allclose(found, slope(np.float64), rtol=0.05)
 
 
 def test_no_points_have_no_slopes_by_lengthscales():

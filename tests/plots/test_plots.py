@@ -163,6 +163,19 @@ def test_other_arguments_go_with_the_rows_of_inputs_in_any_order():
     assert_allclose(lines(right)["it"], np.c_[new[order], want], rtol=1e-12)
 
 
+def test_arguments_of_other_lengths_are_told_and_not_drawn_around():
+    """Of f, which has no offset, there was a figure, under the same call."""
+
+    def model(X, offset, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + offset, 0.3), obs=y)
+
+    fitted = untrained(model, (LINE, np.zeros(12), Y))
+    with pytest.raises(ValueError, match="Arrays do not broadcast"):
+        fitted.plot(X=np.linspace(-1.0, 1.0, 5)[:, None], offset=np.zeros(12))
+
+
 def test_a_model_that_takes_more_than_inputs_is_given_it_by_name(of_additive):
     with pytest.raises(
         TypeError, match=r"needs 'group' beside .* plot\(X=X_new, group=...\)"

@@ -1,5 +1,6 @@
 """What a model indexes by codes of the data, and what it may not observe."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -190,3 +191,69 @@ def test_a_row_of_a_frame_is_no_table():
 
     with pytest.raises(ValueError, match=r"shape \(12,\).*tables of shape \(N, D\)"):
         sgp.AutoSparseGP(model, sgp.SVGP(4)).setup(X[:, 0], np.zeros(12))
+
+
+def test_a_model_is_looked_at_once_and_its_codes_at_each_call():
+    runs = []
+
+    def model(X, group, y=None):
+        runs.append(len(X))
+        groups(X, group, y)
+
+    for _ in range(3):
+        check_row_indices(model, (X, GROUP), {})
+    assert len(runs) == 1
+    with pytest.raises(ValueError, match="argument 'group'.*from 1 to 3"):
+        check_row_indices(model, (X, GROUP + 1), {})
+    assert len(runs) == 1
+
+
+def test_lags_are_taken_of_longer_arrays():
+    def model(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X[1:]))
+        with numpyro.plate("times", X.shape[0] - 1) as i:
+            numpyro.sample("y", dist.Normal(0.5 * y[i] + f, 0.1), obs=y[i + 1])
+
+    assert check_row_indices(model, (X, jnp.arange(12.0)), {}).any
+
+
+def test_solvers_are_no_reason_to_wait():
+    """At values of f of some hundreds this one does not end, in float32."""
+
+    @jax.custom_jvp
+    def solved(m):
+        def step(x):
+            return x - (x + 0.8 * jnp.sin(x) - m) / (1.0 + 0.8 * jnp.cos(x))
+
+        def apart(x):
+            return jnp.abs(x + 0.8 * jnp.sin(x) - m) > 1e-6
+
+        return jax.lax.while_loop(apart, step, m)
+
+    @solved.defjvp
+    def _(primals, tangents):
+        x = solved(*primals)
+        return x, tangents[0] / (1.0 + 0.8 * jnp.cos(x))
+
+    def model(X, y=None):
+        shape = numpyro.sample("shape", dist.Gamma(2.0, 1.0))  # drawn by a loop too
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        mean = jax.vmap(solved)(f) if y is not None else shape * f
+        numpyro.sample("y", dist.Normal(mean, shape), obs=y)
+
+    with jax.enable_x64(False):
+        assert check_row_indices(model, (X, np.zeros(12)), {}).loops
+        assert not check_row_indices(model, (X,), {}).loops
+        sgp.AutoSparseGP(model, sgp.SVGP(4)).setup(X, np.zeros(12))
+
+
+def test_rows_of_no_weight_may_have_any_label():
+    def model(X, y, weight):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        with numpyro.handlers.scale(scale=weight):
+            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    y = np.where(GROUP == 0, -1, GROUP - 1)
+    checked_trace(model, (X, y, (GROUP > 0) * 1.0), {})
+    with pytest.raises(ValueError, match="outside of"):
+        checked_trace(model, (X, y, (GROUP > 1) * 1.0 + 0.5), {})

@@ -1,0 +1,126 @@
+"""Starts and steps of the default fit, in units of the data and of latents."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_sgp as sgp
+from numpyro_sgp.training.descent import Descent
+
+RNG = np.random.default_rng(0)
+QUIET = {"progress_bar": False}
+
+
+def regression(f, y):
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+    with numpyro.plate("data", f.shape[0]):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+@pytest.mark.parametrize("hours", [1.0, 24.0 * 3600.0])
+def test_lengthscales_of_periodic_kernels_are_of_the_period(hours):
+    """Started by the spread of the inputs, they made a constant: 100 nats and more."""
+    day = np.sort(RNG.uniform(0.0, 70.0, 60))
+    y = 1.5 * np.sin(2 * np.pi * day / 7) + 0.1 * RNG.normal(size=60)
+
+    def model(X, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 4.0))
+        kernel = sgp.kernels.Periodic(2.0, lengthscale, period=7.0 * hours)
+        regression(numpyro.sample("f", sgp.GaussianProcess(kernel, X)), y)
+
+    fitted = sgp.fit(model, sgp.SVGP(10), (day[:, None] * hours, y), **QUIET)
+    assert fitted.median()["noise"] < 0.15 and fitted.median()["lengthscale"] < 5.0
+
+
+def test_a_constant_column_is_none():
+    """Of one of .1 the standard deviation is 1e-17 or so by rounding, and not zero."""
+    x = RNG.uniform(0.0, 1000.0, (60, 2))
+    y = np.sin(x[:, 0] / 150.0) + 0.1 * RNG.normal(size=60)
+
+    def model(X, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 3.0))
+        kernel = sgp.kernels.RBF(1.0, lengthscale)
+        regression(numpyro.sample("f", sgp.GaussianProcess(kernel, X)), y)
+
+    bounds = [
+        sgp.fit(model, sgp.SVGP(8), (np.c_[x, np.full(60, c)], y), **QUIET).bound
+        for c in (0.0, 0.1)
+    ]
+    np.testing.assert_allclose(bounds[1], bounds[0], atol=0.01)
+
+
+@pytest.mark.parametrize("kind", ["prior", "param"])
+def test_a_level_of_ten_thousand_is_found(kind):
+    """Steps of one hardly left the start, in float32 with a verdict of "converged"."""
+    X = RNG.uniform(0.0, 6.0, (80, 1))
+    y = 9_700.0 + 1_000.0 * np.sin(X[:, 0]) + 300.0 * RNG.normal(size=80)
+
+    def model(X, y=None, raw=True):
+        if not raw:
+            level = 8_000.0 + 1e4 * numpyro.sample("z", dist.Normal(0.0, 1.0))
+        elif kind == "prior":
+            level = numpyro.sample("level", dist.Normal(8_000.0, 1e4))
+        else:
+            level = numpyro.param("level", 8_000.0)
+        kernel = sgp.kernels.RBF(1e6, 1.0)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X, mean=level))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 300.0), obs=y)
+
+    with jax.enable_x64(False):
+        data = X.astype(np.float32), y.astype(np.float32)
+        raw = sgp.fit(model, sgp.SVGP(6), data, **QUIET)
+        other = sgp.fit(model, sgp.SVGP(6), (*data, False), **QUIET)
+    level = raw.median()["level"] if kind == "prior" else raw.params["level"]
+    best = 8_000.0 + 1e4 * other.median()["z"]
+    prior_sd = np.sqrt(1e6 / 5)  # five or so independent parts of f
+    assert abs(level - best) < 0.1 * prior_sd and raw.check().converged
+
+
+def test_priors_that_say_nothing_are_no_unit():
+    """
+    The log of a rate has a prior sd of a thousand: the median of a few draws, where NumPyro
+    starts, was hundreds below zero, and bounds of batches ended at -1e5.
+    """
+    X = np.linspace(0.0, 6.0, 60)[:, None]
+    y = RNG.poisson(np.exp(3.0 + np.sin(X[:, 0])))
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1e3))
+        kernel = sgp.kernels.RBF(1.0, 1.0)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(level + f)), obs=y)
+
+    whole = sgp.fit(model, sgp.SVGP(6), (X, y), **QUIET)
+    batches = sgp.fit(model, sgp.SVGP(6), (X, y), batch_size=20, **QUIET)
+    assert abs(whole.median()["level"] - 3.0) < 1.5
+    # Batches of twenty rows are noisy; what they miss the verdict tells.
+    assert abs(batches.bound - whole.bound) < 10.0
+    left = batches.check().causes["other parameters"].nats
+    assert batches.bound + left > whole.bound - 0.5
+
+
+def test_what_is_left_is_told_where_a_line_search_went_nowhere():
+    """By the curvature along the slope: 100 (x - 1)^2 / 2 has 50 left at zero."""
+
+    class Result:
+        class hess_inv:
+            n_corrs = 0
+
+    descent = Descent.__new__(Descent)
+    descent.x, descent.step_scale = np.zeros(2), np.array([1.0, 2.0])
+    centre = np.array([1.0, 1.0])
+    descent.gradient = 100.0 * (descent.x - centre)
+    descent.evaluate = lambda x: (0.0, 100.0 * (x - centre))
+    found = descent.decrement(np.array([0]), Result)
+    np.testing.assert_allclose(found, 50.0, rtol=1e-6)
+    np.testing.assert_allclose(descent.decrement(np.array([1]), Result), 50.0, rtol=1e-6)
+    descent.evaluate = lambda x: (0.0, descent.gradient)
+    assert descent.decrement(np.array([0, 1]), Result) == np.inf
+    descent.gradient = np.zeros(2)
+    Result.hess_inv = np.eye(2).view(type("M", (np.ndarray,), {"n_corrs": 0}))
+    assert descent.decrement(np.array([0, 1]), Result) == 0.0
