@@ -38,8 +38,21 @@ def as_plain_arrays(model, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def constrained(svi: SVI, free: dict) -> dict:
-    """Constrained parameters, by one program."""
-    return shared(svi.constrain_fn, briefly=True)(free)
+    """
+    Constrained parameters, by one program. What is positive is no zero: where a number has
+    less than the least exponent (a variance that the data want none of), it is the least.
+    """
+
+    def nearest(value, free):
+        if value.shape != free.shape or not jnp.issubdtype(value.dtype, jnp.floating):
+            return value
+        least = jnp.finfo(value.dtype).tiny
+        return jnp.where((value == 0.0) & (free < jnp.log(least)), least, value)
+
+    def constrain(free):
+        return jax.tree.map(nearest, svi.constrain_fn(free), free)
+
+    return shared(constrain, briefly=True)(free)
 
 
 def unconstrained(svi: SVI, params: dict) -> dict:

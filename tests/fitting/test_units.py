@@ -1,5 +1,7 @@
 """Starts and steps of the default fit, in units of the data and of latents."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_sgp as sgp
+from numpyro_sgp.fitting.problem import constrained
 from numpyro_sgp.training.descent import Descent
 
 RNG = np.random.default_rng(0)
@@ -124,3 +127,16 @@ def test_what_is_left_is_told_where_a_line_search_went_nowhere():
     descent.gradient = np.zeros(2)
     Result.hess_inv = np.eye(2).view(type("M", (np.ndarray,), {"n_corrs": 0}))
     assert descent.decrement(np.array([0, 1]), Result) == 0.0
+
+
+def test_what_is_positive_is_no_zero():
+    """In float32 a variance that the data want none of was zero, which kernels refuse."""
+    svi = SimpleNamespace(
+        constrain_fn=lambda free: {"variance": jnp.exp(free["variance"]), "w": free["w"]}
+    )
+    with jax.enable_x64(False):
+        free = {"variance": jnp.array([-200.0, 0.0]), "w": jnp.array([0.0, -200.0])}
+        found = constrained(svi, free)
+    assert found["variance"][0] == np.finfo(np.float32).tiny
+    assert found["variance"][1] == 1.0
+    np.testing.assert_array_equal(found["w"], free["w"])
