@@ -19,6 +19,7 @@ from numpyro_sgp.fitting.problem import unconstrained
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.stepper import CHUNK, State, Stepper
 from numpyro_sgp.fitting.units import prior_means
+from numpyro_sgp.kernels.other import Linear, Polynomial
 from numpyro_sgp.kernels.stationary import Periodic, Stationary
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.rows import origins, union
@@ -142,9 +143,10 @@ class Settling:
 
 def lengthscale_starts(problem) -> list[dict]:
     """
-    The start with the lengthscales of stationary kernels at each of :data:`SCALES`, as far
-    as they are parameters of their own; beside the start itself, which is the first. Where
-    priors of latents are wide they start at their means.
+    The start with the lengthscales of stationary kernels (of linear ones, how far away
+    their functions have a variance of one) at each of :data:`SCALES`, as far as they are
+    parameters of their own; beside the start itself, which is the first. Where priors of
+    latents are wide they start at their means.
     """
     free = {**problem.free, **jax.device_put(prior_means(problem))}
     names = [n for n in free if n not in problem.guide.roles()]
@@ -202,9 +204,9 @@ def _lengthscales(problem, names) -> dict:
 
         def at_site(site):
             prior = messages.unwrap(site["fn"])[0]
-            for i, kernel in enumerate(_stationary(prior.kernel)):
+            for i, kernel in enumerate(_with_units(prior.kernel)):
                 label = f"{site['name']} {i}"
-                seen[label], places[label] = kernel.lengthscale, (site["name"], kernel)
+                seen[label], places[label] = _length(kernel), (site["name"], kernel)
             return messages.at_prior_mean(site)
 
         latents = guide.others_at(data, args, kwargs)
@@ -222,7 +224,11 @@ def _lengthscales(problem, names) -> dict:
     for label, origin in labels.items():
         site, kernel = places[label]
         X, dims = guide.known().sites[site].X, kernel.active_dims
-        sd = deviations(X if dims is None else X[:, dims])
+        X = X if dims is None else X[:, dims]
+        if isinstance(kernel, Linear):  # whose values grow from zero
+            sd = np.sqrt(np.mean(np.square(X, dtype=float), axis=0))
+        else:
+            sd = deviations(X)
         if len(union(origin)) != 1 or not np.any(sd > 0.0):  # equal rows tell no scale
             continue
         (name,) = union(origin)
@@ -246,13 +252,25 @@ def _is(value, lengthscale) -> bool:
     return np.shape(value) == lengthscale.shape and np.allclose(value, lengthscale)
 
 
-def _stationary(kernel) -> list[Stationary]:
+def _with_units(kernel) -> list[Stationary | Linear]:
     """
     The kernels with a lengthscale in units of the inputs that one is made of: those of
     periodic ones are relative to the period.
     """
-    leaves = jax.tree.leaves(kernel, is_leaf=lambda part: isinstance(part, Stationary))
-    return [k for k in leaves if isinstance(k, Stationary) and not isinstance(k, Periodic)]
+    leaves = jax.tree.leaves(
+        kernel, is_leaf=lambda part: isinstance(part, Stationary | Linear)
+    )
+    kinds, others = Stationary | Linear, Periodic | Polynomial
+    return [k for k in leaves if isinstance(k, kinds) and not isinstance(k, others)]
+
+
+def _length(kernel):
+    """The lengthscale; of a linear kernel, where its functions have a variance of one."""
+    if not isinstance(kernel, Linear):
+        return kernel.lengthscale
+    root = jnp.sqrt(kernel.variance)
+    per_column = np.ndim(kernel.lengthscale) > np.ndim(kernel.variance)
+    return kernel.lengthscale / (root[..., None] if per_column else root)
 
 
 def with_drawn_means(problem, free: dict, rng) -> dict:
