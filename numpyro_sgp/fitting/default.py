@@ -37,6 +37,7 @@ from numpyro_sgp.fitting.starts import (
     lengthscale_starts,
     random_starts,
     with_drawn_means,
+    with_narrow_q,
 )
 from numpyro_sgp.fitting.stepper import Stepper
 from numpyro_sgp.fitting.whole import descent_of, train_whole
@@ -329,7 +330,7 @@ def _train(
             found = train_best(stepper, starts[:number], *rest)
         else:
             number = min(few, len(starts))
-            starts = [*starts, problem.free]
+            starts = [*starts, problem.free, with_narrow_q(problem, starts[0])]
             found = train_whole(
                 problem, starts, *rest, seed=0, descent=descent, number=number
             )

@@ -288,6 +288,19 @@ def with_drawn_means(problem, free: dict, rng) -> dict:
     return free
 
 
+def with_narrow_q(problem, free: dict) -> dict:
+    """
+    The same with a tenth of the standard deviations of q(u): under a wide prior
+    expectations of exponentials of f may be infinite.
+    """
+    narrow = {
+        name: 0.1 * np.asarray(value)
+        for name, value in problem.params.items()
+        if name in problem.guide.roles() and name.endswith("_sqrt")
+    }
+    return {**free, **unconstrained(problem.svi, narrow)} if narrow else free
+
+
 def generator(key) -> np.random.Generator:
     """NumPy's, for which nothing is compiled, by a key."""
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())

@@ -67,7 +67,7 @@ def _looked_at(guide, setup, params, args, kwargs) -> Cause | None:
     if field.size * rows > _LARGEST:
         return Cause(_NAME, np.nan, told="unknown: too many rows")
     profile = Profile(field, args, kwargs, _points(setup, params))
-    node, _ = profile(free, profile.prior())
+    node, _ = profile(free, profile.start())
     P = np.asarray(node.q.precision.dense(), float)
     if not np.all(np.isfinite(P)):
         return Cause(_NAME, np.nan, told="unknown: no Gaussian over all was found")

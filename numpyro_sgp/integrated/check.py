@@ -30,7 +30,7 @@ def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
     need_layout(field, nodes.nodes[0].free, args, kwargs)
     profile = Profile(field, args, kwargs, nodes.points)
     # As they are without weights, and of a file, which has no q(w).
-    chosen = [profile(node.free, profile.prior())[0] for node in spread_out(nodes)]
+    chosen = [profile(node.free, profile.start())[0] for node in spread_out(nodes)]
     if not all(np.isfinite(node.value) for node in chosen):
         _check_groups(field, nodes, args, kwargs)
     weighed = any(float(node.weighed.effective) < 1.0 for node in nodes.nodes)
@@ -72,8 +72,18 @@ def spread_out(nodes: Nodes) -> list:
 
 def _of_q(nodes):
     left = float(nodes.weights @ [max(node.left, 0.0) for node in nodes.nodes])
-    mend = "the bound is not concave there: see `family`" if left > ENOUGH_NATS else ""
+    if np.isnan(left):
+        return Cause("q(w)", left, told="no natural step is known", mend=no_digits())
+    mend = f"{no_digits()} (or it is not concave there: see `family`)"
+    mend = mend if left > ENOUGH_NATS else ""
     return Cause("q(w)", left, told="by one natural step, averaged over nodes", mend=mend)
+
+
+def no_digits() -> str:
+    """What to do where precisions have no factor."""
+    single = not jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    first = "numpyro.enable_x64() at the beginning of the program, or " if single else ""
+    return first + "covariates about their means and in other units, or other priors"
 
 
 def _of_nodes(nodes):
@@ -100,7 +110,7 @@ def _of_points(field, points, chosen, args, kwargs):
         if larger is None:
             return Cause(name, 0.0, told="there is one for each row")
         richer = Profile(larger, args, kwargs)
-        start = richer.prior()
+        start = richer.start()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = [richer(node.free, start)[0].value - node.value for node in chosen]

@@ -15,7 +15,7 @@ from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.check import problem_at
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
-from numpyro_sgp.integrated.check import check, spread_out
+from numpyro_sgp.integrated.check import check, no_digits, spread_out
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.profile import Profile
@@ -113,8 +113,13 @@ class JointFit(Nested):
         left = []
         for node in spread_out(self.nodes):
             here = profile.value_at(node.free, node.weighed.mean, node.weighed.factor)
-            left.append(profile(node.free, profile.prior())[0].value - here)
-        nats = max(float(np.mean(left)), 0.0)
+            best = profile(node.free, profile.start())[0]
+            left.append(best.value - here if np.isfinite(best.left) else np.nan)
+        # What natural steps end far below of they say nothing.
+        nats = float(np.mean(left))
+        nats = np.nan if nats < -1.0 else max(nats, 0.0)
+        if np.isnan(nats):
+            return Cause("q(w)", nats, told="no natural step is known", mend=no_digits())
         if len(self.nodes.nodes) > 1:
             told = f"the best at each of {len(left)} draws of the hyperparameters has "
             return Cause("q(w)", np.nan, told=f"{told}{nats:.2g} nats more on average")

@@ -140,7 +140,7 @@ def nested(
     starts = starting_hyperparameters(field, rng_key, args, kwargs)
     free = jnp.asarray(starts[0], field.dtype)
     choose_layout(field, free, args, kwargs, grouped=True)
-    profile = Profile(field, args, kwargs)
+    profile = Profile(field, args, kwargs, one_node=max_nodes == 1)
     until = None if seconds is None else started + seconds
     with tqdm(disable=not progress_bar, bar_format="{desc} {elapsed}") as bar:
 

@@ -16,6 +16,7 @@ _SMOOTH = 0.2  # how far draws are from nodes that were drawn, in standard devia
 _CANDIDATES = 20_000
 _BORDER = 0.01  # of the mass
 _FEW = 100.0  # effective nodes of those that were drawn
+_LOW = 40.0  # nats below the highest from where nodes hold no spline
 _LARGEST = 0.01  # share of one candidate
 _ALIKE = 0.1  # standard deviations, and their logarithm, that draws are from nodes
 #: What :attr:`Nodes.stopped` begins with where nodes are around no mode.
@@ -141,6 +142,8 @@ class Grid(Nodes):
 
     def _between(self, number, rng):
         z, dim = self.standardised(self.free), len(self.mode)
+        if np.sum(self.values > self.values.max() - _LOW) <= dim:
+            return self._near(number, rng)  # no spline goes through so few
         tree = KDTree(z)
         apart = np.median(tree.query(z, k=2)[0][:, 1])
         # Evenly in the cells around nodes: beyond them nothing holds the spline.
@@ -181,7 +184,7 @@ def _interpolated(z, values, tree, apart) -> Callable:
     above all of the nodes around, where a spline overshoots.
     """
     top = values.max()
-    kept = values > top - 40.0
+    kept = values > top - _LOW
     dim = z.shape[1]
     least = (dim + 1) * (dim + 2) // 2
     degree = 2 if kept.sum() > 2 * least else 1

@@ -44,6 +44,7 @@ from numpyro_sgp.linalg import gauss_hermite, tensor_grid
 
 _MAX_STEPS = 100
 _LEAST_RATE = 1e-4
+_NARROW = 100.0  # times the prior's, is the precision that q(w) starts with
 # Nodes of each predictor, by the number of predictors; and where there are many rows, of
 # which each says little.
 _GRIDS = {1: (24, 12), 2: (16, 10), 3: (9, 7)}
@@ -277,6 +278,7 @@ class Profile:
     :param kwargs: its keyword arguments.
     :param points: values at GP sites in the place of :attr:`Field.points`.
     :param whole: see :class:`RowParts`.
+    :param one_node: whether it is for one node, at which more draws are weighed.
     """
 
     def __init__(
@@ -286,6 +288,7 @@ class Profile:
         kwargs: dict,
         points: dict | None = None,
         whole: bool = False,
+        one_node: bool = False,
     ):
         self.field = field
         #: Values at GP sites, inducing points for the most part.
@@ -335,7 +338,8 @@ class Profile:
             return value + here.log_prior, slope, q, left, weighed
 
         #: Draws that are weighed at a node.
-        self.draws = _ONE_NODE if field.num_hyperparameters == 0 else _MANY_NODES
+        one_node = one_node or field.num_hyperparameters == 0
+        self.draws = _ONE_NODE if one_node else _MANY_NODES
         #: Whether the field is more than its best Gaussian, so that draws are weighed.
         self.weighs = self.draws * N * field.layout.number**2 < _MOST_WEIGHED
         self.weighs = self.weighs and not rows.size
@@ -347,11 +351,17 @@ class Profile:
         #: How often it was asked for.
         self.count = 0
 
-    def prior(self) -> Gaussian:
-        """Where q(w) starts."""
+    def start(self) -> Gaussian:
+        """
+        Where q(w) starts: at the mean of the prior, with a tenth of its standard
+        deviations. Under the prior itself, expectations of exponentials of f may be
+        infinite, and natural steps have no precision.
+        """
         groups = self.field.groups
         apart = None if groups is None else (groups.number, groups.each)
-        return Gaussian.prior(self.field.size, self.field.dtype, apart)
+        prior = Gaussian.prior(self.field.size, self.field.dtype, apart)
+        narrow = jax.tree.map(lambda part: _NARROW * part, prior.precision)
+        return prior._replace(precision=narrow)
 
     def __call__(
         self, free, start: Gaussian, with_slope: bool = False, to_weigh: bool = False
@@ -400,7 +410,7 @@ class Profile:
         if points is None:
             return None
         self.points = points
-        node, _ = self(mode.free, self.prior())
+        node, _ = self(mode.free, self.start())
         if node.value > mode.value + _BETTER:
             return node
         self.points = before
@@ -409,11 +419,12 @@ class Profile:
     def settle(self, mode: Node) -> Node:
         """
         The mode, weighed; and sees whether to weigh other nodes: not where a Gaussian is
-        all that there is, nor where draws from it are too far from the posterior.
+        all that there is, nor where draws from it are too far from the posterior, or the
+        best Gaussian is not known.
         """
         node, _ = self(mode.free, mode.q, to_weigh=True)
         gain, effective = float(node.weighed.gain), float(node.weighed.effective)
-        if abs(gain) < _NOTHING or not effective > _TOO_FEW:
+        if abs(gain) < _NOTHING or not effective > _TOO_FEW or np.isnan(node.left):
             self.weighs = False
             node, _ = self(mode.free, mode.q)
         return node

@@ -139,7 +139,7 @@ class Nested:
         """
         import pandas as pd
 
-        rows = {}
+        rows, levels = {}, check_levels(levels)
 
         def add(name, mean, sd, quantiles):
             for index in np.ndindex(np.shape(mean)):
@@ -187,11 +187,9 @@ class Nested:
         :param args: arguments of the model; the training data if left out.
         :return: by site an array with a leading axis of the levels.
         """
-        found = self.posterior(*args, **kwargs)
-        out = {
-            k: np.quantile(v, quantiles, axis=0) for k, v in self.hyperparameters.items()
-        }
-        return out | {name: q.quantile(quantiles) for name, q in found.items()}
+        levels, found = check_levels(quantiles), self.posterior(*args, **kwargs)
+        out = {k: np.quantile(v, levels, axis=0) for k, v in self.hyperparameters.items()}
+        return out | {name: q.quantile(levels) for name, q in found.items()}
 
     def median(self, *args, **kwargs) -> dict:
         """
@@ -267,8 +265,8 @@ class Nested:
         found = densities(self.field, self.nodes, draw, num_draws, **more)
         if not found:
             raise ValueError(
-                "The model has no observed site with these arguments. Pass observations "
-                "too: log_score(X_new, y_new)."
+                "The model has no observed site with these arguments (factors are none). "
+                "Pass observations too: log_score(X_new, y_new)."
             )
         return {name: LogScore(float(jnp.nanmean(v)), v) for name, v in found.items()}
 

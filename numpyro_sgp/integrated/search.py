@@ -29,6 +29,7 @@ _ROUND = 128  # nodes of a round
 _ENOUGH = 1000.0, 300.0  # effective number of nodes; of problems that take long
 _WIDER = 1.2  # than what was found, are standard deviations of the next round
 _FAR = 12.0  # from where an ascent begins it goes in each coordinate
+_NEAR = 0.2  # nearer it does not begin again
 _ASCENTS = 6
 _LARGEST = 3.0  # standard deviation of a direction at the mode: twenty times in a scale
 
@@ -67,8 +68,8 @@ class Search:
 
         :raises ValueError: if no start has a finite density.
         """
-        prior = self.profile.prior()
-        tried = [self.profile(start, prior)[0] for start in starts]
+        q = self.profile.start()
+        tried = [self.profile(start, q)[0] for start in starts]
         finite = [node for node in tried if np.isfinite(node.value)]
         if not finite:
             raise ValueError(
@@ -85,22 +86,33 @@ class Search:
         return best if moved is None else self._uphill(moved)
 
     def _uphill(self, best: Node) -> Node:
-        """The mode that is uphill of a node, however far."""
-        for _ in range(_ASCENTS):
-            before, best = best, self._ascent(best)
+        """
+        The mode that is uphill of a node, however far; in smaller boxes where SciPy met a
+        bound that is not finite, which its line search has no way back from.
+        """
+        far = _FAR
+        for _ in range(2 * _ASCENTS):
+            before, (best, astray) = best, self._ascent(best, far)
             moved = np.abs(best.free - before.free).max()
-            if moved < 0.99 * _FAR:
+            if moved >= 0.99 * far:
+                continue
+            if not astray or far < _NEAR:
                 break
+            far /= 4.0
         return best
 
-    def _ascent(self, best: Node) -> Node:
-        """The best node uphill within a box, beyond which exp(theta) may overflow."""
-        state: dict[str, Any] = {"q": best.q, "best": best}
+    def _ascent(self, best: Node, far: float) -> tuple[Node, bool]:
+        """
+        The best node uphill within a box, and whether the bound was not finite somewhere
+        on a way that did not end where it is flat.
+        """
+        state: dict[str, Any] = {"q": best.q, "best": best, "astray": False}
 
         def loss(free):
             node, slope = self.profile(free, state["q"], True)
             self._progress("mode", node.value)
             if not (np.isfinite(node.value) and np.all(np.isfinite(slope))):
+                state["astray"] = True
                 return 1e10, np.zeros_like(free)
             if node.value >= state["best"].value:
                 state["q"], state["best"] = node.q, node
@@ -108,11 +120,12 @@ class Search:
 
         tolerance = 0.05 if self._single else 1e-3
         limits = {"gtol": tolerance, "ftol": 1e-10, "maxiter": 200}
-        bounds = [(v - _FAR, v + _FAR) for v in best.free]
-        minimize(
+        bounds = [(v - far, v + far) for v in best.free]
+        found = minimize(
             loss, best.free, jac=True, method="L-BFGS-B", bounds=bounds, options=limits
         )
-        return state["best"]
+        is_flat = np.abs(found.jac).max() <= tolerance
+        return state["best"], state["astray"] and not is_flat
 
     def _on_slope(self, mode: Node, axes: np.ndarray) -> str:
         """What to say of a mode from where it goes up, a standard deviation or more."""

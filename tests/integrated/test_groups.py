@@ -120,8 +120,8 @@ def test_nodes_are_those_of_dense_products(model, few):
     groups = arrow.field.groups
     assert dense.field.groups is None and (groups.number, groups.each) == SPLIT[model]
     for free in (0.3, -0.8):
-        a, slope_a = dense(np.full(1, free), dense.prior(), True)
-        b, slope_b = arrow(np.full(1, free), arrow.prior(), True)
+        a, slope_a = dense(np.full(1, free), dense.start(), True)
+        b, slope_b = arrow(np.full(1, free), arrow.start(), True)
         assert isinstance(a.q.precision, Dense) and isinstance(b.q.precision, Arrow)
         places = order(arrow.field)
         np.testing.assert_allclose(b.value, a.value, rtol=1e-10)
@@ -277,7 +277,7 @@ def test_weights_are_of_draws_from_the_same_gaussian(few):
 def test_weights_of_a_gaussian_posterior_are_all_the_same(few):
     arrow = profile_of(grouped_with(lambda b, group, tau: b[group] * tau), True)
     assert arrow.field.groups is not None
-    node, _ = arrow(np.full(1, 0.4), arrow.prior(), to_weigh=True)
+    node, _ = arrow(np.full(1, 0.4), arrow.start(), to_weigh=True)
     np.testing.assert_allclose(node.weighed.gain, 0.0, atol=1e-8)
     np.testing.assert_allclose(node.weighed.effective, 1.0, atol=1e-8)
     S = np.linalg.inv(node.q.precision.dense())

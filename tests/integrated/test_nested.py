@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy import stats
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics.arviz import as_tree
@@ -681,3 +682,64 @@ def test_bad_options_of_draws(posterior, method):
 def test_data_without_a_density():
     with pytest.raises(ValueError, match="y"):
         run(counts, (X, np.where(COUNTS > 3, np.nan, COUNTS)))
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_a_noise_that_varies_is_found_under_wide_priors(x64):
+    """
+    Where q(w) started, at the prior, no natural step had a precision: it stayed there, with
+    a log evidence of 90,112 and the verdict "converged". Against importance sampling over
+    (m, u) from the fit, by dense algebra.
+    """
+    rng = np.random.default_rng(9)
+    x = np.sort(rng.uniform(0.0, 6.0, 40))
+    y = 2.0 * np.sin(x) + np.exp(-0.5 + 0.8 * np.cos(x)) * rng.normal(size=40)
+
+    def model(X, y=None):
+        m = numpyro.sample("m", dist.Normal(0.0, 3.0))
+        kernel = sgp.kernels.RBF(jnp.ones(2), 1.0)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f[0], jnp.exp(m + f[1])), obs=y)
+
+    with jax.enable_x64(x64):
+        found = sgp.nested(model, sgp.SVGP(15), (x[:, None], y), progress_bar=False)
+        q, verdict = found.posterior(), found.check()
+        logs = q["f"].mean[1] + q["m"].mean
+    assert verdict.converged and verdict.causes["family"].nats < 1.0
+    # Given the noise the evidence is known; the prior of logs is N(0, K + 9).
+    rng, root = np.random.default_rng(0), None
+    K = np.exp(-0.5 * (x[:, None] - x) ** 2)
+    prior = K + 9.0 + 1e-6 * np.eye(40)
+    W = 0.5 * np.eye(40)  # about what a row tells of the log of its noise
+    spread = np.linalg.inv(np.linalg.inv(prior) + W)
+    root = np.linalg.cholesky(1.3 * spread)
+    draws = np.asarray(logs, float) + rng.standard_t(8, size=(4000, 40)) @ root.T
+    log_p = [
+        stats.multivariate_normal(cov=K + np.diag(np.exp(2.0 * g))).logpdf(y) for g in draws
+    ]
+    log_p = np.array(log_p) + stats.multivariate_normal(cov=prior).logpdf(draws)
+    z = np.linalg.solve(root, (draws - np.asarray(logs, float)).T)
+    log_q = stats.t(8).logpdf(z).sum(0) - np.log(np.diag(root)).sum()
+    evidence = np.logaddexp.reduce(log_p - log_q) - np.log(4000)
+    np.testing.assert_allclose(found.log_evidence, evidence, atol=1.0)
+
+
+def test_what_no_natural_step_is_known_of_has_not_converged():
+    """Collinear effects in raw units, in float32: sds were .66 of right ones."""
+    rng = np.random.default_rng(1)
+    x = np.sort(rng.uniform(0.0, 10.0, 60))
+    year = 2000.0 + 2.0 * x
+    y = 0.3 * (year - 2010.0) + 5.0 + np.sin(x) + 0.4 * rng.normal(size=60)
+
+    def model(X, year, y=None):
+        a = numpyro.sample("a", dist.Normal(0.0, 1000.0))
+        b = numpyro.sample("b", dist.Normal(0.0, 10.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern32(1.0, 1.5), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(a + f + b * year, 0.4), obs=y)
+
+    with jax.enable_x64(False):
+        data = x[:, None], year, y
+        verdict = sgp.nested(model, sgp.SVGP(15), data, progress_bar=False).check()
+    assert not verdict.converged and "numpyro.enable_x64()" in verdict.causes["q(u)"].mend

@@ -127,7 +127,7 @@ class Known:
         self.value, self.slope, self.field = value, slope, self
         self.dtype = np.float64
 
-    def prior(self):
+    def start(self):
         return None
 
     def choose_points(self, mode):
@@ -153,6 +153,19 @@ def test_a_mode_is_found_however_far_from_the_starts():
     assert found.stopped == "" and not found.astray
     np.testing.assert_allclose(found.weights @ found.free, 40.0, atol=1e-2)
     assert not _of_nodes(found).mend
+
+
+def test_a_mode_is_found_where_long_steps_overflow():
+    """
+    SciPy tries a step of the whole slope first; in float32 the bound is not finite there,
+    and its line search ended where it began, "converged".
+    """
+
+    def value(free):
+        return -0.5 * (free[0] - 1.0) ** 2 * 30.0 if free[0] < 3.0 else -np.inf
+
+    found = search(value, lambda free: -30.0 * (free - 1.0), 0.0, max_nodes=1)
+    np.testing.assert_allclose(found.mode, 1.0, atol=0.01)
 
 
 @pytest.mark.parametrize("max_nodes", [1, 200])
