@@ -242,7 +242,12 @@ def _lengthscales(problem, names) -> dict:
 
         return jax.grad(logs)(free)
 
-    others = {k: problem.free[k] for k, (v, _) in fed.items() if not _is(params[k], v)}
+    others = {
+        name: problem.free[name]
+        for name, (value, _) in fed.items()
+        # Of a linear kernel's variance, a value of one is as that of a lengthscale.
+        if isinstance(places[label_of[name]][1], Linear) or not _is(params[name], value)
+    }
     found = on_data(slopes, problem.args, problem.kwargs, others) if others else {}
     found = {name: np.asarray(slope) for name, slope in found.items()}
     return {name: (*told, found.get(name)) for name, told in fed.items()}

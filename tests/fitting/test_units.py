@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy import stats
 
 import numpyro_sgp as sgp
 from numpyro_sgp.fitting.problem import constrained
@@ -140,3 +141,23 @@ def test_what_is_positive_is_no_zero():
     assert found["variance"][0] == np.finfo(np.float32).tiny
     assert found["variance"][1] == 1.0
     np.testing.assert_array_equal(found["w"], free["w"])
+
+
+def test_linear_kernels_start_where_their_functions_have_a_variance_of_one():
+    """At inputs of a million a variance of one is none that exp(f) can take."""
+    X = RNG.normal(size=(30, 1)) * 1e6
+    y = RNG.poisson(np.exp(0.5 + X[:, 0] / 1e6))
+
+    def model(X, y=None):
+        positive = dist.constraints.positive
+        slope = numpyro.param("slope", 1.0, constraint=positive)
+        length = numpyro.param("length", 1.0, constraint=positive)
+        kernel = sgp.kernels.RBF(1.0, length) + sgp.kernels.Linear(slope)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    with jax.enable_x64(False):
+        data = X.astype(np.float32), y
+        fitted = sgp.fit(model, sgp.ODVGP(10, 10), data, **QUIET)
+    assert fitted.bound > np.sum(stats.poisson(y.mean()).logpmf(y))
