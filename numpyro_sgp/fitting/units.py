@@ -10,6 +10,7 @@ from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_sgp._programs import shared
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.rows import origins, union
 
 #: Sizes between these are one: so are those of most models, and starts and rates are for
 #: these.
@@ -36,7 +37,10 @@ def prior_means(problem) -> dict[str, np.ndarray]:
 
 
 def _real_latents(problem) -> dict:
-    """Prior and its standard deviations, of those that are held at points."""
+    """
+    Prior and its standard deviations, of those that are held at points and neither depend
+    on other latents nor have such that do: units of these go together.
+    """
     setup, found = problem.guide.known(), {}
     for name in getattr(setup, "latents", ()):
         full, site = f"{name}_auto_loc", setup.trace.get(name)
@@ -44,6 +48,28 @@ def _real_latents(problem) -> dict:
             sd = _prior_sd(site["fn"], np.shape(problem.free[full]))
             if sd is not None:
                 found[full] = site["fn"], sd
+    if not any(_is_unusual(sd) for _, sd in found.values()):
+        return found
+    tied = _tied(problem)
+    return {full: told for full, told in found.items() if full not in tied}
+
+
+def _tied(problem) -> set[str]:
+    """Parameters of latents whose priors depend on others, and of these others."""
+    guide = problem.guide
+    names = {f"{name}_auto_loc": name for name in guide.known().latents}
+    values = {k: problem.params[k] for k in names if k in problem.params}
+
+    def priors(values):
+        data = {names[full]: value for full, value in values.items()}
+        where = guide.model, problem.args, problem.kwargs
+        trace = messages.trace_of(*where, data=data, at_site=messages.at_prior_mean)
+        return {full: jax.tree.leaves(trace[names[full]]["fn"]) for full in values}
+
+    found = set()
+    for full, origin in origins(priors, values).items():
+        if others := union(origin) - {full}:
+            found |= {full, *others}
     return found
 
 

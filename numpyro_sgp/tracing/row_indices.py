@@ -126,15 +126,17 @@ def check_codes(model, args, kwargs) -> None:
 
 def _look(model, args, kwargs, of_data) -> _Looked | None:
     leaves, structure = jax.tree.flatten((args, kwargs))
-    places = [
-        i
+    arrays = {
+        i: leaf
         for i, leaf in enumerate(leaves)
         if isinstance(leaf, jax.Array | np.ndarray) and not has_no_numbers(leaf)
-    ]
+    }
+    # Codes may be made of these, as g - 1: they are known.
+    whole = {i for i, leaf in arrays.items() if _is_whole(leaf)}
 
     def run(flag, arrays, known=nullcontext):
         given = [*leaves]
-        for i, array in zip(places, arrays, strict=len(arrays) > 0):
+        for i, array in arrays.items():
             given[i] = array
         args, kwargs = jax.tree.unflatten(structure, given)
         at_mean = messages.AtGPSites(messages.at_prior_mean)
@@ -147,23 +149,22 @@ def _look(model, args, kwargs, of_data) -> _Looked | None:
         return jax.make_jaxpr(functools.partial(run, **options))(True, arrays)
 
     inputs: set[int] = set()
-    arrays = [] if of_data else [leaves[i] for i in places]
+    traced_arrays = {} if of_data else {i: v for i, v in arrays.items() if i not in whole}
     try:
         try:
-            closed = traced(arrays)
+            closed = traced(traced_arrays)
         except NEEDS_KNOWN_DATA:  # of what it computes from its data
-            of_data, arrays = True, []
+            of_data, traced_arrays = True, {}
             try:
-                closed = traced(arrays)
+                closed = traced(traced_arrays)
             except NEEDS_KNOWN_DATA:
-                closed = traced(arrays, known=jax.ensure_compile_time_eval)
+                closed = traced(traced_arrays, known=jax.ensure_compile_time_eval)
     except Exception:  # it runs with known indices only, or will fail and tell why
         return None
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     codes = {var: _codes(value, None) for var, value in constants.items()}
     # The first input is what marks.
-    for i, var in zip(places, closed.jaxpr.invars[1:], strict=len(arrays) > 0):
-        constants[var], codes[var] = leaves[i], _codes(leaves[i], i)
+    constants |= zip(closed.jaxpr.invars[1:], traced_arrays.values(), strict=True)
     codes = {var: value for var, value in codes.items() if value is not None}
     taken = list(_taken(closed.jaxpr, codes, constants))
     of_plates = [found for found in taken if isinstance(found[0], _Index)]
@@ -188,8 +189,29 @@ def _look(model, args, kwargs, of_data) -> _Looked | None:
         inputs=not inputs.isdisjoint(drawn.values()),
         loops=_loops(closed.jaxpr, set()),
     )
-    sizes = {(index.leaf, shape[axis]) for index, _, shape, axis in of_codes}
-    return _Looked(found, tuple(s for s in sizes if s[0] is not None), of_data)
+    if not of_codes or of_data:
+        return _Looked(found, (), of_data)
+    # Whether codes are arguments as they are, and not made of data, or of what is beside.
+    try:
+        closed = traced(arrays)
+    except Exception:
+        return _Looked(found, (), True)
+    invars = zip(closed.jaxpr.invars[1:], arrays.items(), strict=True)
+    codes = {var: _codes(leaf, i) for var, (i, leaf) in invars}
+    codes = {var: value for var, value in codes.items() if value is not None}
+    taken = [t for t in _taken(closed.jaxpr, codes, {}) if isinstance(t[0], _Codes)]
+    sizes = {(index.leaf, shape[axis]) for index, _, shape, axis in taken}
+    return _Looked(found, tuple(sizes), len(taken) < len(of_codes))
+
+
+def _is_whole(leaf) -> bool:
+    """Whether codes may be made of an array."""
+    if not not_jax_tracer(leaf) or not leaf.ndim or leaf.dtype.kind == "b":
+        return False
+    if leaf.dtype.kind in "iu" or leaf.ndim > 1:
+        return leaf.dtype.kind in "iu"
+    values = np.asarray(leaf)
+    return bool(np.all(values == np.floor(values)))
 
 
 def _codes(value, leaf) -> _Codes | None:

@@ -7,11 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
+from numpyro.infer import SVI
 from scipy import stats
 
 import numpyro_sgp as sgp
-from numpyro_sgp.fitting.problem import constrained
+from numpyro_sgp.fitting.problem import Problem, constrained
+from numpyro_sgp.fitting.units import prior_means, units
 from numpyro_sgp.training.descent import Descent
 
 RNG = np.random.default_rng(0)
@@ -106,6 +109,27 @@ def test_priors_that_say_nothing_are_no_unit():
     assert abs(batches.bound - whole.bound) < 10.0
     left = batches.check().causes["other parameters"].nats
     assert batches.bound + left > whole.bound - 0.5
+
+
+def test_units_of_latents_that_depend_on_each_other_are_left_alone():
+    """Effects about a mean that is a latent too: their units go together."""
+
+    def model(X, group, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 100.0))
+        middle = numpyro.sample("middle", dist.Normal(0.0, 100.0))
+        with numpyro.plate("groups", 3):
+            b = numpyro.sample("b", dist.Normal(middle, 50.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + level + b[group], 0.3), obs=y)
+
+    X, group = np.linspace(0.0, 6.0, 30)[:, None], np.arange(30) % 3
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(5))
+    svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    data = X, group, np.zeros(30)
+    problem = Problem(svi, svi.init(jax.random.key(0), *data), data, {})
+    assert set(prior_means(problem)) <= {"level_auto_loc"}
+    assert set(units(problem)) <= {"level_auto_loc"}
 
 
 def test_what_is_left_is_told_where_a_line_search_went_nowhere():

@@ -202,10 +202,46 @@ def test_a_model_is_looked_at_once_and_its_codes_at_each_call():
 
     for _ in range(3):
         check_row_indices(model, (X, GROUP), {})
-    assert len(runs) == 1
+    assert len(runs) == 2  # with codes that are known, and once more as those of any data
     with pytest.raises(ValueError, match="argument 'group'.*from 1 to 3"):
         check_row_indices(model, (X, GROUP + 1), {})
-    assert len(runs) == 1
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize("kind", [int, np.float32])
+def test_codes_that_are_computed_are_looked_at_at_each_call(kind):
+    """``b[group - 1]``, as of data for R, and codes that are held as floats."""
+
+    def model(X, group, y=None):
+        groups(X, group.astype(int) - 1, y)
+
+    for _ in range(2):
+        check_row_indices(model, (X, (GROUP + 1).astype(kind)), {})
+        with pytest.raises(ValueError, match="an array of the model.*from 1 to 3"):
+            check_row_indices(model, (X, (GROUP + 2).astype(kind)), {})
+
+
+def test_codes_beside_the_arguments_may_be_others_at_the_next_call():
+    beside = GROUP.copy()
+
+    def model(X, group, y=None):
+        groups(X, beside, y)
+
+    check_row_indices(model, (X, GROUP), {})
+    beside = GROUP + 1
+    with pytest.raises(ValueError, match="whose codes go from 1 to 3"):
+        check_row_indices(model, (X, GROUP), {})
+
+
+def test_as_many_effects_as_the_codes_need_are_counted_at_each_call():
+    def model(X, group, y=None):
+        number = int(np.max(group)) + 1
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([number]))
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        numpyro.sample("y", dist.Normal(f + b[group], 0.3), obs=y)
+
+    for codes in (GROUP, GROUP + 3, GROUP):
+        check_row_indices(model, (X, codes), {})
 
 
 def test_lags_are_taken_of_longer_arrays():
