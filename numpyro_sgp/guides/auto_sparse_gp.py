@@ -422,10 +422,11 @@ class AutoSparseGP(PreparedGuide):
             return
         found = check_row_indices(self.model, args, kwargs)
         if found.drawn and (found.inputs or of_responses):
+            name, number, size = found.drawn[0]
             raise ValueError(
-                f"With these arguments the model takes a minibatch of plate "
-                f"'{found.drawn[0]}', but predictions are of every row that is given. Pass "
-                "no batch size (batch_size=None, say)."
+                f"With these arguments the model takes a minibatch of plate '{name}' "
+                f"({number} of {size} rows), but predictions are of every row that is "
+                "given. Pass all of the data and no batch size (batch_size=None, say)."
             )
 
     def others_at(self, params: dict, args, kwargs, rng_key=None) -> dict:

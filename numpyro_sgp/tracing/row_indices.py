@@ -64,14 +64,15 @@ class TakenRows(NamedTuple):
     What a model takes by the index of a plate.
 
     :param any: whether there are arrays of which rows are taken so.
-    :param drawn: plates that draw a minibatch of the rows by themselves.
+    :param drawn: plates that draw a minibatch of the rows by themselves: name, number of
+        rows, and size.
     :param inputs: whether GP sites are at rows that one of these draws.
     :param loops: beside that, whether values of GP sites go through loops that may not end
         (solvers).
     """
 
     any: bool = False
-    drawn: tuple[str, ...] = ()
+    drawn: tuple[tuple[str, int, int], ...] = ()
     inputs: bool = False
     loops: bool = False
 
@@ -180,13 +181,11 @@ def _look(model, args, kwargs, of_data) -> _Looked | None:
             raise ValueError(
                 _told(index, shape, axis, _name(model, args, kwargs, array, shape))
             )
-    drawn = {
-        index.plate: index.length for index, *_ in of_plates if index.length < index.size
-    }
+    drawn = {(i.plate, i.length, i.size) for i, *_ in of_plates if i.length < i.size}
     found = TakenRows(
         any=bool(of_plates),
         drawn=(*drawn,),
-        inputs=not inputs.isdisjoint(drawn.values()),
+        inputs=any(number in inputs for _, number, _ in drawn),
         loops=_loops(closed.jaxpr, set()),
     )
     if not of_codes or of_data:

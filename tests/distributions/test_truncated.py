@@ -203,6 +203,7 @@ def test_other_bases_are_cut_off_far_away_too(name):
         np.testing.assert_allclose(cumulative.cdf(fn, value), level, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_infinite_limits_are_none_where_the_scale_is_learned():
     """Its slope was NaN; limits of a million are no limits either."""
     X = np.linspace(-2.0, 2.0, 20)[:, None]

@@ -59,7 +59,7 @@ def test_a_constant_column_is_none():
     np.testing.assert_allclose(bounds[1], bounds[0], atol=0.01)
 
 
-@pytest.mark.parametrize("kind", ["prior", "param"])
+@pytest.mark.parametrize("kind", [pytest.param("prior", marks=pytest.mark.slow), "param"])
 def test_a_level_of_ten_thousand_is_found(kind):
     """Steps of one hardly left the start, in float32 with a verdict of "converged"."""
     X = RNG.uniform(0.0, 6.0, (80, 1))
@@ -87,6 +87,7 @@ def test_a_level_of_ten_thousand_is_found(kind):
     assert abs(level - best) < 0.1 * prior_sd and raw.check().converged
 
 
+@pytest.mark.slow
 def test_priors_that_say_nothing_are_no_unit():
     """
     The log of a rate has a prior sd of a thousand: the median of a few draws, where NumPyro

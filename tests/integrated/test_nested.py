@@ -684,7 +684,7 @@ def test_data_without_a_density():
         run(counts, (X, np.where(COUNTS > 3, np.nan, COUNTS)))
 
 
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_noise_that_varies_is_found_under_wide_priors(x64):
     """
     Where q(w) started, at the prior, no natural step had a precision: it stayed there, with
@@ -725,6 +725,7 @@ def test_a_noise_that_varies_is_found_under_wide_priors(x64):
     np.testing.assert_allclose(found.log_evidence, evidence, atol=1.0)
 
 
+@pytest.mark.slow
 def test_what_no_natural_step_is_known_of_has_not_converged():
     """Collinear effects in raw units, in float32: sds were .66 of right ones."""
     rng = np.random.default_rng(1)

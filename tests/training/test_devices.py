@@ -230,6 +230,7 @@ def test_bounds_and_gradients_are_those_of_one_device(found):
     assert all(found[case]["deviation"] < 1e-10 for case in CASES), found
 
 
+@pytest.mark.slow
 def test_rows_are_split_and_only_parameters_travel(found):
     for case in CASES:
         program = found[case]["program"]
