@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import log_ndtr
+from numpyro.distributions.util import log1mexp
 
-_NOWHERE = 1e9  # scales away from where infinite limits make no difference
+NOWHERE = 1e9  # scales away from where infinite limits make no difference
 
 
 class Tails(NamedTuple):
@@ -60,14 +61,14 @@ def scaled(value, loc, scale) -> Array:
     value = jnp.asarray(value, jnp.result_type(float))
     none = jnp.isinf(value)
     found = (jnp.where(none, 0.0, value) - loc) / scale
-    return jnp.where(none, jnp.sign(value) * _NOWHERE, found)
+    return jnp.where(none, jnp.sign(value) * NOWHERE, found)
 
 
 def _scaled_log(value, loc, scale):
     value = jnp.asarray(value, jnp.result_type(float))
     none = (value <= 0.0) | jnp.isinf(value)
     found = (jnp.log(jnp.where(none, 1.0, value)) - loc) / scale
-    return jnp.where(none, jnp.where(value <= 0.0, -_NOWHERE, _NOWHERE), found)
+    return jnp.where(none, jnp.where(value <= 0.0, -NOWHERE, NOWHERE), found)
 
 
 def _symmetric(log_cdf, score) -> Tails:
@@ -81,7 +82,7 @@ def _positive(hazard) -> Tails:
         y = jnp.asarray(y, jnp.result_type(float))
         inside = (y > 0.0) & (y < jnp.inf)
         found = -hazard(jnp.where(inside, y, 1.0))
-        return jnp.where(inside, found, jnp.where(y > 0.0, -(_NOWHERE**2), 0.0))
+        return jnp.where(inside, found, jnp.where(y > 0.0, -(NOWHERE**2), 0.0))
 
     return Tails(lambda y: _log1mexp(above(y)), above)
 
@@ -109,8 +110,4 @@ _SYMMETRIC: dict[Any, Callable] = {
 
 def _log1mexp(x):
     """``log(1 - exp(x))`` for ``x <= 0``; at zero that of the least number."""
-    tiny = jnp.finfo(jnp.result_type(x)).tiny
-    near = x > -0.693
-    small = jnp.where(near, jnp.minimum(x, -tiny), -1.0)
-    large = jnp.where(near, -1.0, x)
-    return jnp.where(near, jnp.log(-jnp.expm1(small)), jnp.log1p(-jnp.exp(large)))
+    return log1mexp(jnp.minimum(x, -jnp.finfo(jnp.result_type(x)).tiny))

@@ -18,7 +18,7 @@ from jax.scipy.stats import norm
 from jax.typing import ArrayLike
 from numpyro.distributions.util import validate_sample
 
-from numpyro_sgp.distributions.tails import Tails, scaled, tails
+from numpyro_sgp.distributions.tails import NOWHERE, Tails, scaled, tails
 
 _WRAPPERS = dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution
 # Scales from the mode to a limit from which moments are those of an exponential
@@ -188,7 +188,7 @@ def moments(fn) -> tuple[Array, Array]:
     )
     if width is not None:
         # Of the limits themselves: their scores have lost digits.
-        width = jnp.where(jnp.abs(width) < 1e9, (fn.high - fn.low) / base.scale, width)
+        width = jnp.where(jnp.abs(width) < NOWHERE, (fn.high - fn.low) / base.scale, width)
         near = (width < _NEAR) & (low * width < _FALL)
         of_near = _by_nodes(jnp.where(near, low, 0.0), jnp.where(near, width, _NEAR))
         away, variance = (

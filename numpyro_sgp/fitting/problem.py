@@ -17,7 +17,7 @@ from numpyro_sgp._checks import deviations
 from numpyro_sgp._programs import join_static, on_data, shared, split_static
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.families import Family
-from numpyro_sgp.fitting.units import units
+from numpyro_sgp.fitting.units import Units, units
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.points import points_of
 from numpyro_sgp.predictive.row_batches import count_rows
@@ -201,7 +201,7 @@ class Problem:
         """
         What a step of length one is for each parameter that has no natural steps, an array
         (or a tree of them) like the parameter: for inducing points the standard deviations
-        of the inputs, for latents those of :func:`~numpyro_sgp.fitting.units.units`, for
+        of the inputs, for latents those of :func:`~numpyro_sgp.fitting.units.Units`, for
         all others one.
         """
         scales = {
@@ -219,10 +219,11 @@ class Problem:
                 ones = np.asarray(scales[full])
                 if ones.shape[-1:] == sd.shape:
                     scales[full] = (ones * sd).astype(ones.dtype)
-        return scales | {k: v for k, v in self._units.items() if k in scales}
+        return scales | {k: v for k, v in self.units.sizes.items() if k in scales}
 
     @functools.cached_property
-    def _units(self) -> dict:
+    def units(self) -> Units:
+        """Those of its latents and parameters."""
         return units(self)
 
 

@@ -18,7 +18,6 @@ from numpyro_sgp._programs import on_data
 from numpyro_sgp.fitting.problem import unconstrained
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.stepper import CHUNK, State, Stepper
-from numpyro_sgp.fitting.units import prior_means
 from numpyro_sgp.kernels.other import Linear, Polynomial
 from numpyro_sgp.kernels.stationary import Periodic, Stationary
 from numpyro_sgp.tracing import messages
@@ -148,7 +147,7 @@ def lengthscale_starts(problem) -> list[dict]:
     parameters of their own; beside the start itself, which is the first. Where priors of
     latents are wide they start at their means.
     """
-    free = {**problem.free, **jax.device_put(prior_means(problem))}
+    free = {**problem.free, **jax.device_put(problem.units.means)}
     names = [n for n in free if n not in problem.guide.roles()]
     fed = _lengthscales(problem, names)
     found = [free]

@@ -1,6 +1,7 @@
 """What a step of length one is for latents and parameters in units of their own."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +21,36 @@ _ROWS_TELL = 3.0
 _MOST_ROWS = 1000  # that are asked
 
 
-def prior_means(problem) -> dict[str, np.ndarray]:
+class Units(NamedTuple):
     """
-    By name, means of real latents at points with priors that are wide: the median of a few
-    draws, where NumPyro's guides start, may be hundreds away from it.
+    Of latents and parameters far from one, by name.
+
+    :param means: of real latents at points with priors that are wide: the median of a few
+        draws, where NumPyro's guides start, may be hundreds away from it.
+    :param sizes: of real latents at points, and of real parameters of the model, as far as
+        they are far from one (a level of ten thousand): the standard deviation of the
+        prior, or how large a parameter is at the start; no more than some of the standard
+        deviations that a latent would have by a row alone, for priors that say nothing.
     """
+
+    means: dict[str, np.ndarray]
+    sizes: dict[str, np.ndarray]
+
+
+def units(problem) -> Units:
+    """Those of a :class:`~numpyro_sgp.fitting.problem.Problem`."""
+    latents = _real_latents(problem)
+    means = _prior_means(problem, latents)
+    told = {full: sd for full, (_, sd) in latents.items()} | _of_parameters(problem)
+    unusual = {name: sizes for name, sizes in told.items() if _is_unusual(sizes)}
+    return Units(means, _at_most_of_a_row(problem, means, unusual))
+
+
+def _prior_means(problem, latents) -> dict[str, np.ndarray]:
     if getattr(problem.guide, "base_guide_given", None) is not AutoDelta:
         return {}  # which starts elsewhere
     found = {}
-    for full, (fn, sd) in _real_latents(problem).items():
+    for full, (fn, sd) in latents.items():
         if np.any(sd > _USUAL[1]):
             value = problem.free[full]
             mean = np.asarray(fn.mean, value.dtype)
@@ -73,36 +95,33 @@ def _tied(problem) -> set[str]:
     return found
 
 
-def units(problem) -> dict[str, np.ndarray]:
-    """
-    By name, sizes of real latents that are held at points, and of real parameters of the
-    model, as far as they are far from one (a level of ten thousand): the standard deviation
-    of the prior, or how large a parameter is at the start; no more than some of the
-    standard deviations that a latent would have by a row alone, for priors that say
-    nothing.
-    """
+def _of_parameters(problem) -> dict[str, np.ndarray]:
+    """How large real parameters of the model are at the start."""
     guide = problem.guide
-    starts = getattr(guide.known(), "starts", {})
-    told = {full: sd for full, (_, sd) in _real_latents(problem).items()}
+    starts, found = getattr(guide.known(), "starts", {}), {}
     for name, value in problem.free.items():
         if name not in starts and isinstance(value, jax.Array):
             same = np.array_equal(value, problem.params[name])  # no constraint
             if name not in guide.roles() and same:
-                told[name] = np.abs(np.asarray(value))
-    found = {k: v for k, v in told.items() if _is_unusual(v)}
-    if not found:
+                found[name] = np.abs(np.asarray(value))
+    return found
+
+
+def _at_most_of_a_row(problem, means, sizes) -> dict[str, np.ndarray]:
+    """Sizes, none far beyond what a row alone would tell."""
+    if not sizes:
         return {}
     rows = min(problem.num_rows, _MOST_ROWS)
     arrays = problem.rows(problem.arrays, jnp.arange(rows))
     curvature = shared(partial(_curvatures, problem.loss), briefly=True)
-    free = {**problem.free, **jax.device_put(prior_means(problem))}
-    names = {name: free[name] for name in found}
-    bent = curvature(names, free, arrays)
-    for name, sizes in found.items():
+    free = {**problem.free, **jax.device_put(means)}
+    names = {name: free[name] for name in sizes}
+    bent, found = curvature(names, free, arrays), {}
+    for name, size in sizes.items():
         information = float(bent[name]) / problem.num_rows
         most = _ROWS_TELL / information**0.5 if information > 0.0 else np.inf
-        large = np.minimum(sizes, max(1.0, most))
-        found[name] = np.where(sizes > 1.0, large, sizes).astype(names[name].dtype)
+        large = np.minimum(size, max(1.0, most))
+        found[name] = np.where(size > 1.0, large, size).astype(names[name].dtype)
     return found
 
 

@@ -14,7 +14,6 @@ from scipy import stats
 
 import numpyro_sgp as sgp
 from numpyro_sgp.fitting.problem import Problem, constrained
-from numpyro_sgp.fitting.units import prior_means, units
 from numpyro_sgp.training.descent import Descent
 
 RNG = np.random.default_rng(0)
@@ -129,8 +128,8 @@ def test_units_of_latents_that_depend_on_each_other_are_left_alone():
     svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
     data = X, group, np.zeros(30)
     problem = Problem(svi, svi.init(jax.random.key(0), *data), data, {})
-    assert set(prior_means(problem)) <= {"level_auto_loc"}
-    assert set(units(problem)) <= {"level_auto_loc"}
+    assert set(problem.units.means) <= {"level_auto_loc"}
+    assert set(problem.units.sizes) <= {"level_auto_loc"}
 
 
 def test_what_is_left_is_told_where_a_line_search_went_nowhere():

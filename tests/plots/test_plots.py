@@ -146,13 +146,14 @@ def test_a_map_of_no_area_is_refused():
         fitted.plot(X=np.c_[LINE, np.full(len(LINE), 0.5)])
 
 
-def test_other_arguments_go_with_the_rows_of_inputs_in_any_order():
-    def model(X, offset, y=None):
-        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", dist.Normal(f + offset, 0.3), obs=y)
+def of_offsets(X, offset, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + offset, 0.3), obs=y)
 
-    fitted = untrained(model, (LINE, np.zeros(12), Y))
+
+def test_other_arguments_go_with_the_rows_of_inputs_in_any_order():
+    fitted = untrained(of_offsets, (LINE, np.zeros(12), Y))
     new, offset = np.array([[1.0], [-1.0], [0.5]]), np.array([10.0, 20.0, 30.0])
     order = [1, 2, 0]
     want = fitted.predict(new[order], offset[order])["y"].mean
@@ -165,13 +166,7 @@ def test_other_arguments_go_with_the_rows_of_inputs_in_any_order():
 
 def test_arguments_of_other_lengths_are_told_and_not_drawn_around():
     """Of f, which has no offset, there was a figure, under the same call."""
-
-    def model(X, offset, y=None):
-        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", dist.Normal(f + offset, 0.3), obs=y)
-
-    fitted = untrained(model, (LINE, np.zeros(12), Y))
+    fitted = untrained(of_offsets, (LINE, np.zeros(12), Y))
     with pytest.raises(ValueError, match="Arrays do not broadcast"):
         fitted.plot(X=np.linspace(-1.0, 1.0, 5)[:, None], offset=np.zeros(12))
 
