@@ -7,10 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 from jax.extend.core import jaxprs_in_params
 from scipy.stats import multivariate_normal
 
 import numpyro_sgp as sgp
+
+
+def slow(*values):
+    """Values of a parameter that only `make slow` has."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def rbf(X1, X2, variance=1.0, lengthscale=1.0):

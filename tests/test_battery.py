@@ -81,6 +81,9 @@ VARIANTS = (
     "ODVGP tight diagonal",
     "mixture of one",
     "inverse-free fr",
+    "inverse-free lc",
+    "SVGP pseudo-data",
+    "ODVGP",
 )
 
 

@@ -18,7 +18,7 @@ from scipy.special import logsumexp
 from scipy.stats import gamma, laplace, norm, poisson, t
 
 import numpyro_sgp as sgp
-from tests.helpers import rbf
+from tests.helpers import rbf, slow
 
 X = jnp.array([-1.5, -0.4, 0.7, 1.6])[:, None]
 Y = jnp.array([0.4, -0.9, 1.3, 0.2])
@@ -110,7 +110,9 @@ NARROW = {
 }
 
 
-@pytest.mark.parametrize("kind", NARROW)
+@pytest.mark.parametrize(
+    "kind", [slow(k) if k in ("heavy tails", "kinks") else k for k in NARROW]
+)
 def test_a_likelihood_may_be_narrower_than_nodes_are_apart(kind):
     """Nodes of 100 for N(0, 1) are 0.3 apart."""
     likelihood, y, log_prob = NARROW[kind]

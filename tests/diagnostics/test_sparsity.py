@@ -25,7 +25,7 @@ from numpyro_sgp.diagnostics.evidence import bracket_of, evidence_bracket
 from numpyro_sgp.diagnostics.moved_bound import MovedBound
 from numpyro_sgp.diagnostics.orthogonal_points import add_points
 from numpyro_sgp.diagnostics.sparsity import SparsityCurve, curve_of, sparsity_curve
-from tests.helpers import gaussian_model
+from tests.helpers import gaussian_model, slow
 
 N, M, D = 24, 4, 2
 JITTER = 1e-8
@@ -245,9 +245,7 @@ def trained(approximation, y, steps=60, loss=None, **kwargs):
     return guide, result.params, -float(evaluate(result.state, X, y))
 
 
-@pytest.mark.parametrize(
-    "kind", ["poisson", pytest.param("bernoulli", marks=pytest.mark.slow), "student"]
-)
+@pytest.mark.parametrize("kind", ["poisson", slow("bernoulli"), slow("student")])
 def test_the_gain_is_that_of_solve_gp_and_less_than_that_of_all_points(kind):
     values = {"poisson": counts, "bernoulli": signs, "student": y}[kind]
     guide, params, now = trained(sgp.SVGP(M, **OPTIONS), values, kind=kind)
@@ -294,7 +292,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [name if name in ("SOLVE-GP", "two functions") else slow(name) for name in CASES],
+)
 def test_every_gaussian_posterior_takes_further_points(case):
     approximation, kind = CASES[case]
     guide, params, now = trained(approximation, y, kind=kind)

@@ -10,6 +10,7 @@ import pytest
 from numpyro.infer import SVI
 
 import numpyro_sgp as sgp
+from tests.helpers import slow
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-2.0, 2.0, (60, 1))
@@ -104,7 +105,7 @@ def test_a_fit_from_a_file_goes_on_in_batches(tmp_path):
     assert np.isfinite(onwards.bound)
 
 
-@pytest.mark.parametrize("options", [{}, {"covariance": "pseudo_data"}])
+@pytest.mark.parametrize("options", [{}, slow({"covariance": "pseudo_data"})])
 def test_what_has_a_part_for_each_row_goes_on_with_these_rows_alone(options, tmp_path):
     first = sgp.fit(model, sgp.VGP(**options), (X[:12], Y[:12]), **QUIET)
     first.save(tmp_path / "fit.npz")

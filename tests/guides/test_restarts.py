@@ -15,6 +15,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
 import numpyro_sgp as sgp
 from numpyro_sgp.guides import prepared
 from numpyro_sgp.guides.setup import starting_values
+from tests.helpers import slow
 
 X = jnp.linspace(-1.0, 1.0, 6)[:, None]
 Y = jnp.round(2.0 + jnp.sin(X[:, 0]))
@@ -46,9 +47,9 @@ def iaf(model):
     ("base", "approximation", "batch_size"),
     [
         (AutoNormal, None, None),
-        (AutoNormal, sgp.SVGP(inducing=X[:3]), 3),
+        slow(AutoNormal, sgp.SVGP(inducing=X[:3]), 3),
         (AutoDelta, sgp.SVGP(3, whiten=False), None),
-        pytest.param(iaf, None, None, marks=pytest.mark.slow),
+        slow(iaf, None, None),
     ],
 )
 def test_a_guide_that_is_set_up_starts_as_a_new_one(base, approximation, batch_size):

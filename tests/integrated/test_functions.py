@@ -105,6 +105,9 @@ def test_what_is_refused(posterior):
     with pytest.raises(ValueError, match="table|shape"):
         posterior.functions(jax.random.key(0))["f"](jnp.zeros(()))
 
+
+@pytest.mark.slow
+def test_a_kernel_without_features_has_no_functions():
     class Kernel:
         def __call__(self, A, B):
             return jnp.exp(-0.5 * (A[:, None, 0] - B[None, :, 0]) ** 2)

@@ -13,6 +13,7 @@ from numpyro_sgp.integrated import placing, profile, row_parts
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.precision import Arrow, Conditional, Dense, Square
 from numpyro_sgp.integrated.profile import Profile
+from tests.helpers import slow
 from tests.integrated.dense import rows
 
 RNG, X = rows(60, 3)
@@ -384,7 +385,7 @@ def grouped_with(of_groups):
 @pytest.mark.parametrize(
     "of_groups",
     [
-        lambda b, group, tau: (b - b.mean())[group],
+        slow(lambda b, group, tau: (b - b.mean())[group]),
         lambda b, group, tau: b[group] - b[(group + 1) % 12],
         # At tau = 0, the prior's median, each row has one group.
         lambda b, group, tau: b[group] + tau * b[(group + 1) % 12],

@@ -684,7 +684,8 @@ def test_data_without_a_density():
         run(counts, (X, np.where(COUNTS > 3, np.nan, COUNTS)))
 
 
-@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("x64", [False, True])
 def test_a_noise_that_varies_is_found_under_wide_priors(x64):
     """
     Where q(w) started, at the prior, no natural step had a precision: it stayed there, with

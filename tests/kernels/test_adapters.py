@@ -25,6 +25,7 @@ from numpyro_sgp.kernels import (
     White,
     as_kernel,
 )
+from tests.helpers import slow
 
 ELL = np.array([0.7, 1.3])
 
@@ -59,8 +60,8 @@ class PlainKernel(Kernel):
         return jnp.ones(X.shape[:-1])
 
 
-@pytest.mark.parametrize("of", [lambda k: k, lambda k: 2.0 * k + Constant(0.5)])
-@pytest.mark.parametrize("sampled", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("of", [slow(lambda k: k), lambda k: 2.0 * k + Constant(0.5)])
+@pytest.mark.parametrize("sampled", [slow(False), True])
 def test_a_subclass_of_kernel_that_is_no_pytree_is_one_by_protocol(of, sampled):
     """It trained, and ended in errors of JAX where it was to predict."""
 

@@ -32,6 +32,7 @@ from numpyro_sgp import (
     whiten,
 )
 from numpyro_sgp.kernels import RBF
+from tests.helpers import slow
 
 N = 6
 X = jnp.linspace(0.0, 3.0, N)[:, None]
@@ -219,7 +220,7 @@ def renamed(values, case):
     }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[slow(m) if m == "supports" else m for m in MODELS])
 def case(request):
     name = request.param
     free, values = points(name)
