@@ -6,7 +6,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_sgp._programs import shared
@@ -127,10 +126,7 @@ def _at_most_of_a_row(problem, means, sizes) -> dict[str, np.ndarray]:
 
 def _prior_sd(fn, shape) -> np.ndarray | None:
     """Of a distribution of real numbers; None for others."""
-    support = messages.innermost(fn).support
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
-    if not isinstance(support, type(dist.constraints.real)):
+    if not messages.is_real(fn):
         return None
     try:
         sd = np.sqrt(np.asarray(fn.variance, float))

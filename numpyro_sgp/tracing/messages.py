@@ -272,6 +272,14 @@ def latents(trace) -> dict:
     }
 
 
+def is_real(fn) -> bool:
+    """Whether a distribution is of real numbers, without limits."""
+    support = innermost(fn).support
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    return isinstance(support, type(dist.constraints.real))
+
+
 def at_prior_mean(site):
     """For :class:`AtGPSites`: the process at its mean, which is no joint draw."""
     return site["fn"], prior_mean(site)

@@ -185,3 +185,18 @@ def test_linear_kernels_start_where_their_functions_have_a_variance_of_one():
         data = X.astype(np.float32), y
         fitted = sgp.fit(model, sgp.ODVGP(10, 10), data, **QUIET)
     assert fitted.bound > np.sum(stats.poisson(y.mean()).logpmf(y))
+
+
+def test_levels_under_wide_priors_start_where_the_density_is_finite():
+    """The median of draws, some ten thousands off, had rates that NumPyro refuses."""
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(1.0, 1e5))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(f + level), 2.0), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    X = np.linspace(0.0, 6.0, 10)[:, None]
+    starts = guide.starts(jax.random.key(0), (X, np.arange(10)), {})
+    assert starts["level_auto_loc"] == 1.0
