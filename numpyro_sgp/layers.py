@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from numpyro_sgp._checks import numbers, shown
 from numpyro_sgp.distributions import GaussianProcess
-from numpyro_sgp.kernels import extract_patches
+from numpyro_sgp.kernels import as_kernel, extract_patches
 from numpyro_sgp.kernels.base import batch_shape_of
 from numpyro_sgp.kernels.convolutional import patch_grid
 from numpyro_sgp.means import identity, random_filters
@@ -57,7 +57,7 @@ def layer(
     :return: shape ``(N, Q)``.
     :raises ValueError: if X is not a table, the mean is to be the identity of a layer that
         is wider or narrower than X, or kernel or mean are for another number of functions.
-    :raises TypeError: if the name is no str.
+    :raises TypeError: if the name is no str, or the kernel no kernel.
 
     **References:**
 
@@ -96,6 +96,7 @@ def layer(
             + (" Use X[:, None] for one column." if X.ndim == 1 else "")
         )
     width = X.shape[1]
+    kernel = _kernel(name, kernel)
     if num_outputs is None:
         num_outputs = (*batch_shape_of(kernel), width)[0]
     num_outputs = index(num_outputs)
@@ -202,6 +203,7 @@ def convolutional_layer(
             f"Layer '{name}' needs images of shape (N, H, W, C), got {images.shape}. For "
             "flat images use images.reshape(-1, H, W, C)."
         )
+    kernel = _kernel(name, kernel)
     num, *rest = images.shape
     shape = tuple(rest)
     num_channels = index(num_channels)
@@ -224,6 +226,13 @@ def convolutional_layer(
     g = _sample(name, gp, infer=infer)  # [C', N P]
     size = patch_grid(shape, patch_size, stride)
     return jnp.moveaxis(g.reshape(num_channels, num, *size), 0, -1)
+
+
+def _kernel(name, kernel):
+    try:
+        return as_kernel(kernel)
+    except TypeError as error:
+        raise TypeError(f"Layer '{name}': {error}") from error
 
 
 def _process(name, kernel, X, mean, num_functions):

@@ -557,6 +557,11 @@ REFUSED = {
         TypeError,
         "Inputs of layer 'h' must be real numbers",
     ),
+    "a layer of a kernel's class": (
+        lambda: sgp.layer("h", sgp.kernels.RBF, X),
+        TypeError,
+        "Layer 'h': Not a kernel: the class RBF.*instance",
+    ),
     "no points": (
         lambda: sgp.inducing.InducingVariables(np.zeros((0, 1))),
         ValueError,

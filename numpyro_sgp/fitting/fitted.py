@@ -308,7 +308,7 @@ class Fitted:
         :return: for each GP site a function from X of shape ``(N, D)`` to values of shape
             ``shape + batch_shape + (N,)``.
         :raises ValueError: if the fit has no arguments of the model at all.
-        :raises TypeError: for kernels without random features.
+        :raises NotImplementedError: for kernels without random features.
         """
         check_key(key, "key")
         if self.args is None and self.examples is not None:
