@@ -14,7 +14,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.distributions import Distribution
 
 from numpyro_sgp._equality import computed_once, computing_once
@@ -136,10 +137,10 @@ class shared:  # noqa: N801, as jax.jit
             return found
 
         traced = jax.jit(run, keep_unused=True).trace(*leaves)
-        if _on_cpu():
-            same = computed_once(traced.jaxpr)
-            if same is not traced.jaxpr:
-                traced = jax.jit(jaxpr_as_fun(same), keep_unused=True).trace(*leaves)
+        same = used_alone(traced.jaxpr)
+        same = computed_once(same) if _on_cpu() else same
+        if same is not traced.jaxpr:
+            traced = jax.jit(jaxpr_as_fun(same), keep_unused=True).trace(*leaves)
         lowered = traced.lower()
         text = lowered.as_text()
         options = _options(self._briefly, bool(_BATCH.search(text)))
@@ -157,6 +158,16 @@ class shared:  # noqa: N801, as jax.jit
         while len(_COMPILED) > _KEPT:
             _COMPILED.popitem(last=False)
         return known, out
+
+
+def used_alone(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """
+    The same program without what no result is made of. XLA leaves it out by itself, but JAX
+    would lower it first: a key that is split for a value that is there already takes 20 ms.
+    """
+    jaxpr = closed.jaxpr
+    used, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return closed if len(used.eqns) == len(jaxpr.eqns) else closed.replace(jaxpr=used)
 
 
 def _start(lowered, options, beside) -> Future:

@@ -15,7 +15,7 @@ import numpyro_sgp as sgp
 from numpyro_sgp import _programs
 from numpyro_sgp._equality import computed_once
 from numpyro_sgp._flat import Flat
-from numpyro_sgp._programs import begun, on_data, one_program, shared
+from numpyro_sgp._programs import begun, on_data, one_program, shared, used_alone
 from numpyro_sgp.diagnostics.optimality import nats_left
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
 from numpyro_sgp.families import Block, BlockGaussian
@@ -70,6 +70,20 @@ def test_callbacks_are_not_shared(compiled):
         return shared(lambda x: jax.pure_callback(lambda x: x + value, shape, x))
 
     assert [float(calls(value)(1.0)) for value in (1.0, 2.0)] == [2.0, 3.0]
+
+
+def test_what_nothing_is_made_of_is_left_out_of_programs():
+    def run(key, x):
+        first, _ = jax.random.split(key)  # as for a site with a value
+        jax.random.normal(first, (3,))
+        return jax.vmap(jnp.sin)(x)
+
+    traced = jax.make_jaxpr(run)(jax.random.key(0), jnp.ones(3))
+    assert len(used_alone(traced).jaxpr.eqns) < len(traced.jaxpr.eqns)
+    assert len(used_alone(traced).jaxpr.invars) == 2
+    found = shared(run)(jax.random.key(0), jnp.ones(3))
+    np.testing.assert_allclose(found, np.sin(np.ones(3)), rtol=1e-12)
+    assert used_alone(jax.make_jaxpr(jnp.sin)(1.0)).jaxpr.eqns
 
 
 def test_programs_run_inside_of_transformations():
