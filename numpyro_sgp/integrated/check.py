@@ -37,7 +37,7 @@ def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
     causes = {
         "q(u)": _of_q(nodes),
         "other parameters": _of_nodes(nodes),
-        "inducing points": _of_points(field, nodes.points, chosen, args, kwargs),
+        "inducing points": _of_points(profile, nodes.points, chosen, args, kwargs),
         "family": _of_family(profile, chosen, args, kwargs, weighed),
         "point estimates": _of_latents(field, nodes),
     }
@@ -71,7 +71,7 @@ def spread_out(nodes: Nodes) -> list:
 
 
 def _of_q(nodes):
-    left = float(nodes.weights @ [max(node.left, 0.0) for node in nodes.nodes])
+    left = nodes.left
     if np.isnan(left):
         return Cause("q(w)", left, told="no natural step is known", mend=no_digits())
     mend = f"{no_digits()} (or it is not concave there: see `family`)"
@@ -95,20 +95,22 @@ def _of_nodes(nodes):
     if mend and single:  # of many rows a value is rounded by more than nodes differ
         mend += "; or numpyro.enable_x64() at the beginning of the program"
     lost = float(-np.log1p(-min(nodes.border, 0.999)))
-    if nodes.too_few and not nodes.border:  # draws without weight: what they miss is open
-        lost = np.nan
+    if nodes.too_few and (nodes.stopped or not nodes.border):
+        lost = np.nan  # what is beyond, or between, is open
+    if nodes.several:
+        lost, mend = np.nan, "priors that choose one of them, or MCMC"
     if nodes.astray:
         lost, mend = np.nan, "priors nearer to the data, or other units of these"
     return Cause("nodes", lost, told=told, mend=mend)
 
 
-def _of_points(field, points, chosen, args, kwargs):
+def _of_points(profile, points, chosen, args, kwargs):
     """What up to three times as many inducing points gain."""
     name = "inducing points"
     try:
-        larger = _larger(field, points, args, kwargs)
+        larger = _larger(profile.field, points, args, kwargs)
         if larger is None:
-            return Cause(name, 0.0, told="there is one for each row")
+            return _of_jitter(name, [profile.left_open(node) for node in chosen])
         richer = Profile(larger, args, kwargs)
         start = richer.start()
         with warnings.catch_warnings():
@@ -121,6 +123,18 @@ def _of_points(field, points, chosen, args, kwargs):
     number = larger.size - larger.num_effects
     told = f"{low:.2g} to {high:.2g} are gained with {number} at {len(chosen)} nodes"
     mend = "use more inducing points" if high > 1.0 or high - low > ENOUGH_NATS else ""
+    return Cause(name, max(high, 0.0), told=told, mend=mend)
+
+
+def _of_jitter(name, lost):
+    """What rows with a point each lose."""
+    low, high = min(lost), max(lost)
+    told, mend = "there is one for each row", ""
+    if high > 1.0 or high - low > ENOUGH_NATS:
+        told += f"; their jitter takes {low:.2g} to {high:.2g} at {len(lost)} nodes"
+        mend = "a smaller jitter of the approximation: SVGP(M, jitter=...)"
+        if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+            mend = "numpyro.enable_x64() at the beginning of the program"
     return Cause(name, max(high, 0.0), told=told, mend=mend)
 
 

@@ -16,11 +16,17 @@ _SMOOTH = 0.2  # how far draws are from nodes that were drawn, in standard devia
 _CANDIDATES = 20_000
 _BORDER = 0.01  # of the mass
 _FEW = 100.0  # effective nodes of those that were drawn
+_FEW_OF_GRID = 2.0  # as spaced as they are at most, they are 3.5 and more
 _LOW = 40.0  # nats below the highest from where nodes hold no spline
+_SEEN = 1e-6  # weight of nodes that count
 _LARGEST = 0.01  # share of one candidate
 _ALIKE = 0.1  # standard deviations, and their logarithm, that draws are from nodes
 #: What :attr:`Nodes.stopped` begins with where nodes are around no mode.
 NO_MODE = "the ascent of hyperparameters ended on a slope, before any mode"
+#: What is in :attr:`Nodes.stopped` where time did not do for more.
+TIME_USED = "the time was used up"
+#: What is there where there is mass that nodes are not around.
+OTHER_MODE = "another mode"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +49,8 @@ class Nodes:
     """
 
     kind: ClassVar[str]
+    #: Standard deviations at the mode from the nearest node where there is another mode.
+    apart: ClassVar[float] = 3.0
 
     nodes: tuple[Node, ...]
     weights: np.ndarray
@@ -67,6 +75,23 @@ class Nodes:
     def astray(self) -> bool:
         """Whether no mode was found for them to be around."""
         return self.stopped.startswith(NO_MODE)
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another mode, that they are not around."""
+        return OTHER_MODE in self.stopped
+
+    @property
+    def left(self) -> float:
+        """Nats that q(w) is from the best, on average; NaN where that is not known."""
+        each = np.array([node.left for node in self.nodes])
+        seen = self.weights > _SEEN
+        return float(self.weights[seen] @ np.maximum(each[seen], 0.0))
+
+    def is_beside(self, free: np.ndarray) -> bool:
+        """Whether hyperparameters are far from all nodes."""
+        away = self.standardised(self.free) - self.standardised(free[None])
+        return bool(np.min(np.linalg.norm(away, axis=1)) > self.apart)
 
     @property
     def free(self) -> np.ndarray:
@@ -116,6 +141,11 @@ class One(Nodes):
 
     kind = "one"
 
+    @property
+    def too_few(self) -> bool:
+        """See :attr:`Nodes.too_few`."""
+        return TIME_USED in self.stopped
+
 
 class Drawn(Nodes):
     """Nodes that were drawn; draws are near them, with their mean and covariance."""
@@ -139,6 +169,12 @@ class Grid(Nodes):
     """
 
     kind = "grid"
+    apart = 1.5
+
+    @property
+    def too_few(self) -> bool:
+        """See :attr:`Nodes.too_few`."""
+        return super().too_few or self.effective < _FEW_OF_GRID
 
     def _between(self, number, rng):
         z, dim = self.standardised(self.free), len(self.mode)

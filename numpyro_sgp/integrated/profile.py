@@ -268,6 +268,11 @@ class Node(NamedTuple):
     left: float
     weighed: Weighed
 
+    def q_moments(self) -> tuple[Array, Factor]:
+        """Mean of q(w), and a square root of its covariance."""
+        root = self.q.root()
+        return self.q.mean(root), root.spread()
+
 
 class Profile:
     """
@@ -302,6 +307,14 @@ class Profile:
             def part(here):
                 moments = here.linear.moments(mean, factor)
                 return expected(here.log_likelihood, *moments, N) + here.log_prior
+
+            return rows.total(part, free, *given)
+
+        def left_open(free, mean, factor, *given):
+            def part(here):
+                at, covariance = here.linear.moments(mean, factor)
+                slope = jax.grad(lambda c: expected(here.log_likelihood, at, c, N))
+                return -jnp.sum(slope(covariance) * here.linear.left_open())
 
             return rows.total(part, free, *given)
 
@@ -348,6 +361,7 @@ class Profile:
         few = field.num_hyperparameters < _MANY_HYPERPARAMETERS
         self._node = shared(node, briefly=few and self.work < _SMALL)
         self._value_at = shared(value_at)
+        self._left_open = shared(left_open, briefly=True)
         #: How often it was asked for.
         self.count = 0
 
@@ -398,6 +412,14 @@ class Profile:
         where = jnp.asarray(free, self.field.dtype), mean, factor
         value = self._value_at(*where, self.points, self.rows.arrays)
         return float(value - Block(mean, factor.matrix).kl())
+
+    def left_open(self, node: Node) -> float:
+        """
+        About how many nats are lost to what the field leaves open at the rows: to jitter,
+        where it has a point for each.
+        """
+        where = jnp.asarray(node.free, self.field.dtype), *node.q_moments()
+        return float(self._left_open(*where, self.points, self.rows.arrays))
 
     def choose_points(self, mode: Node) -> Node | None:
         """

@@ -18,7 +18,7 @@ from numpyro_sgp.diagnostics.arviz import Found, to_arviz
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.log_score import LogScore
 from numpyro_sgp.fitting.problem import as_plain_arrays
-from numpyro_sgp.fitting.verdict import Verdict
+from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Verdict
 from numpyro_sgp.integrated.check import check
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.functions import MixtureFunctions, functions
@@ -493,6 +493,10 @@ class Nested:
             lines.append(f"  log evidence: {nodes.log_evidence:.7g} (a lower bound)")
         if self._verdict is not None:
             lines.append(f"  verdict: {self._verdict.summary}")
+        if not nodes.left <= ENOUGH_NATS:
+            lines.append(
+                f"  q(w) is about {nodes.left:.2g} nats from the best: see check()"
+            )
         if nodes.too_few:
             lines.append("  more nodes are needed: a larger max_nodes, or more seconds")
         return "\n".join(lines)

@@ -13,7 +13,15 @@ from scipy.spatial import KDTree
 from scipy.special import logsumexp
 from scipy.stats import chi2, multivariate_t, norm, qmc
 
-from numpyro_sgp.integrated.nodes import NO_MODE, Drawn, Grid, Nodes, One
+from numpyro_sgp.integrated.nodes import (
+    NO_MODE,
+    OTHER_MODE,
+    TIME_USED,
+    Drawn,
+    Grid,
+    Nodes,
+    One,
+)
 from numpyro_sgp.integrated.profile import Gaussian, Node, Profile
 
 # Nats below the highest from where a grid does not go on; it then has all points that are
@@ -31,7 +39,15 @@ _WIDER = 1.2  # than what was found, are standard deviations of the next round
 _FAR = 12.0  # from where an ascent begins it goes in each coordinate
 _NEAR = 0.2  # nearer it does not begin again
 _ASCENTS = 6
+_CLIMBED = 3  # starts, the best ones
 _LARGEST = 3.0  # standard deviation of a direction at the mode: twenty times in a scale
+# Steps that slopes at a mode are taken at, in float32 and float64: in coordinates, and in
+# standard deviations.
+_STEPS, _OF_SD = (0.1, 1e-2), (0.5, 0.1)
+# Nats that values fall by a standard deviation away from a mode, of a Gaussian .5.
+_FLAT, _STEEP = 0.1, 2.0
+_ROUNDS, _LENGTHS = 4, 20  # of axes, and of lengths of one
+_RISE = 0.1  # nats uphill of what is no mode
 
 
 class Interrupted(Exception):
@@ -52,6 +68,7 @@ class Search:
     def __init__(self, profile: Profile, max_nodes: int, until: float | None, progress):
         self.profile, self.max_nodes, self.until = profile, max_nodes, until
         self._progress = progress
+        self._ends: list[tuple[np.ndarray, float]] = []  # of ascents, nats below the best
         self._single = np.dtype(profile.field.dtype).itemsize < 8
 
     def _evaluate(self, free, start: Gaussian, to_weigh=False):
@@ -64,13 +81,14 @@ class Search:
 
     def mode(self, starts: np.ndarray) -> Node:
         """
-        The best of some starts, and uphill from there.
+        The highest of what is uphill of the best of some starts.
 
         :raises ValueError: if no start has a finite density.
         """
         q = self.profile.start()
         tried = [self.profile(start, q)[0] for start in starts]
         finite = [node for node in tried if np.isfinite(node.value)]
+        finite.sort(key=lambda node: -node.value)
         if not finite:
             raise ValueError(
                 "The bound is not finite at any of the starting values of the "
@@ -78,10 +96,11 @@ class Search:
                 "the scales of the priors (or of the responses: exp(f) may overflow, and "
                 "under a support that depends on f, as of Uniform(f - 1, f + 1), none is)."
             )
-        best = max(finite, key=lambda node: node.value)
-        if not best.free.size:
-            return best
-        best = self._uphill(best)
+        if not finite[0].free.size:
+            return finite[0]
+        ends = [self._uphill(start) for start in finite[:_CLIMBED]]
+        best = max(ends, key=lambda node: node.value)
+        self._ends = [(end.free, best.value - end.value) for end in ends]
         moved = self.profile.choose_points(best)
         return best if moved is None else self._uphill(moved)
 
@@ -129,21 +148,40 @@ class Search:
 
     def _on_slope(self, mode: Node, axes: np.ndarray) -> str:
         """What to say of a mode from where it goes up, a standard deviation or more."""
-        slope = self.profile(mode.free, mode.q, True)[1]
-        return NO_MODE if np.linalg.norm(slope @ axes) > 1.0 else ""
+        along = self.profile(mode.free, mode.q, True)[1] @ axes
+        size = np.linalg.norm(along)
+        if not size > 1.0:
+            return ""
+        uphill = axes @ along / size  # of a kink slopes say nothing
+        higher = max(self._value(mode, step * uphill) for step in (0.1, 0.3, 1.0))
+        return NO_MODE if higher > mode.value + _RISE else ""
+
+    def _value(self, mode, step) -> float:
+        return self.profile(mode.free + step, mode.q)[0].value
 
     def axes(self, mode: Node) -> np.ndarray:
         """
-        Standard deviations of a Gaussian at the mode along its principal axes, from
-        differences of slopes; no wider than three.
+        Standard deviations of a Gaussian at the mode along its principal axes, none longer
+        than three: from differences of slopes, taken again nearer to the mode (or farther
+        away) where values there say that these were of something else.
         """
-        dim = len(mode.free)
-        step = 0.1 if self._single else 1e-2
-        hessian = np.zeros((dim, dim))
-        for i, unit in enumerate(np.eye(dim)):
-            up = self.profile(mode.free + step * unit, mode.q, True)[1]
-            down = self.profile(mode.free - step * unit, mode.q, True)[1]
-            hessian[i] = (down - up) / (2 * step)
+        directions = _STEPS[not self._single] * np.eye(len(mode.free))
+        for _ in range(_ROUNDS):
+            axes = self._principal_axes(mode, directions)
+            lengths = np.array([self._length(mode, axis) for axis in axes.T])
+            axes = axes * lengths
+            if np.all((lengths > 0.5) & (lengths < 2.0)):
+                break
+            directions = _OF_SD[not self._single] * axes
+        return axes
+
+    def _principal_axes(self, mode, directions):
+        """By slopes a step away in each direction, which are the columns."""
+        hessian = np.zeros((len(mode.free),) * 2)
+        for i, step in enumerate(directions.T):
+            up = self.profile(mode.free + step, mode.q, True)[1]
+            down = self.profile(mode.free - step, mode.q, True)[1]
+            hessian[i] = 0.5 * (down - up) @ directions
         hessian = 0.5 * (hessian + hessian.T)
         if not np.all(np.isfinite(hessian)):
             raise ValueError(
@@ -151,7 +189,25 @@ class Search:
                 f"({mode.free} in unconstrained space). Look at the priors."
             )
         curvature, vectors = np.linalg.eigh(hessian)
-        return vectors / np.sqrt(np.maximum(curvature, _LARGEST**-2))
+        along = directions @ vectors
+        least = (np.linalg.norm(along, axis=0) / _LARGEST) ** 2
+        return along / np.sqrt(np.maximum(curvature, least))
+
+    def _length(self, mode, axis) -> float:
+        """How much longer an axis is to be, so that values fall by about half a nat."""
+        length, longest = 1.0, _LARGEST / np.linalg.norm(axis)
+        for _ in range(_LENGTHS):
+            ends = [self._value(mode, sign * length * axis) for sign in (-1.0, 1.0)]
+            fall = mode.value - np.mean(ends)
+            if not np.isfinite(fall):
+                length *= 0.3
+            elif fall > _STEEP:
+                length *= max(0.1, np.sqrt(0.5 / fall))
+            elif 0.0 < fall < _FLAT and 1.0 <= length < 0.99 * longest:
+                length *= min(3.0, np.sqrt(0.5 / fall), longest / length)
+            else:
+                break
+        return length
 
     # ---- nodes ----------------------------------------------------------------------
 
@@ -168,9 +224,12 @@ class Search:
             found = self._grid(mode, axes)
         else:
             found = self._drawn(mode, axes)
-        if astray:
-            found = replace(found, stopped="; ".join(filter(None, (astray, found.stopped))))
-        return found
+        told = [astray, found.stopped]
+        for free, below in self._ends:
+            if below < _DROP and found.is_beside(free):
+                told.append(f"{OTHER_MODE}, {below:.2g} nats lower, has no nodes")
+                break
+        return replace(found, stopped="; ".join(filter(None, told)))
 
     def _one(self, mode, axes, stopped=""):
         dim = len(mode.free)
@@ -195,7 +254,7 @@ class Search:
         """
         dim, spacing = len(mode.free), _SPACING[len(mode.free)][self.profile.work > _LONG]
         origin = (0,) * dim
-        known, waiting, stopped = {origin: mode}, {origin}, ""
+        known, waiting, at, stopped = {origin: mode}, {origin}, origin, ""
         try:
             while waiting:
                 at = max(waiting, key=lambda k: known[k].value)
@@ -217,7 +276,10 @@ class Search:
                         waiting.add(index)
                     self._progress("nodes", len(known))
         except Interrupted:
-            stopped = stopped or "the time was used up"
+            stopped = stopped or TIME_USED
+            waiting.add(at)  # of which not all neighbours were seen
+            if len(known) == 1:
+                return self._one(mode, axes, stopped)
         finite = {k: node for k, node in known.items() if np.isfinite(node.value)}
         values = np.array([node.value for node in finite.values()])
         total = logsumexp(values)
@@ -268,7 +330,7 @@ class Search:
                 else:
                     root = 1.5 * root
         except Interrupted:
-            stopped = "the time was used up"
+            stopped = TIME_USED
             if not nodes:
                 return self._one(mode, axes, stopped)
             weights, log_mean = _weights(z[: len(nodes)], nodes, proposals, mode.value)

@@ -10,11 +10,16 @@ from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.tracing import messages
 
-_STARTS = 8
+_STARTS, _OF_FEW = 8, 16  # and of one or two hyperparameters
+_DRAWS = 15, 255  # and of one, whose quantiles are even
 
 
 def starting_hyperparameters(field: Field, rng_key: Array, args, kwargs) -> np.ndarray:
-    """Unconstrained hyperparameters to begin from: medians and draws of the prior."""
+    """
+    Unconstrained hyperparameters to begin from: medians and draws of the prior, of one
+    quantiles.
+    """
+    number = field.num_hyperparameters
     arrays, static = split_static((args, kwargs))
 
     def draw(arrays, keys):
@@ -32,6 +37,13 @@ def starting_hyperparameters(field: Field, rng_key: Array, args, kwargs) -> np.n
 
         return jax.lax.map(one, keys)
 
-    keys = jax.random.split(rng_key, 15)
+    keys = jax.random.split(rng_key, _DRAWS[number == 1])
     draws = np.asarray(shared(draw, briefly=True)(arrays, keys), float)
-    return np.concatenate([np.median(draws, axis=0)[None], draws[: _STARTS - 1]])
+    median = np.median(draws, axis=0)[None]
+    if number == 0:
+        return median
+    if number == 1:
+        levels = (np.arange(_OF_FEW - 1) + 0.5) / (_OF_FEW - 1)
+        return np.concatenate([median, np.quantile(draws, levels, axis=0)])
+    more = (_OF_FEW if number == 2 else _STARTS) - 1
+    return np.concatenate([median, draws[:more]])

@@ -1,5 +1,6 @@
 """One Gaussian over GP sites and effects, beside dense linear algebra in NumPy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -287,3 +288,26 @@ def test_quadrature_has_the_first_moments_of_a_normal(number):
     np.testing.assert_allclose(weights @ nodes, 0.0, atol=1e-12)
     second = nodes.T * weights @ nodes
     np.testing.assert_allclose(second, np.eye(number), atol=1e-10)
+
+
+@pytest.mark.slow
+def test_what_jitter_takes_is_told_in_single_precision():
+    """Of a noise whose variance is that of the jitter; log s was 3 sds off, "converged"."""
+    rng = np.random.default_rng(5)
+    x = np.sort(rng.uniform(0.0, 5.0, 40)).astype(np.float32)
+    y = (np.sin(2.0 * x) + 0.003 * rng.normal(size=40)).astype(np.float32)
+
+    def model(X, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        noise = numpyro.sample("noise", dist.LogNormal(-4.0, 2.0))
+        kernel = sgp.kernels.Matern32(1.0, scale)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    with jax.enable_x64(False):
+        found = sgp.nested(model, sgp.VGP(), (x[:, None], y), progress_bar=False)
+        cause = found.check().causes["inducing points"]
+    assert cause.nats > 1.0 and "jitter" in cause.told and "enable_x64" in cause.mend
+    found = sgp.nested(model, sgp.VGP(), (x[:, None], y), progress_bar=False)
+    assert found.check().causes["inducing points"].nats < 0.05

@@ -123,9 +123,9 @@ class Known:
 
     points, work = {}, 0.0
 
-    def __init__(self, value, slope):
+    def __init__(self, value, slope, dtype=np.float64):
         self.value, self.slope, self.field = value, slope, self
-        self.dtype = np.float64
+        self.dtype = dtype
 
     def start(self):
         return None
@@ -141,9 +141,9 @@ class Known:
         return Node(free, float(self.value(free)), None, 0.0, None), self.slope(free)
 
 
-def search(value, slope, start, max_nodes=200):
-    found = Search(Known(value, slope), max_nodes, None, lambda *_: None)
-    return found.nodes(np.array([[start]]))
+def search(value, slope, *starts, max_nodes=200, until=None, dtype=np.float64):
+    found = Search(Known(value, slope, dtype), max_nodes, until, lambda *_: None)
+    return found.nodes(np.array(starts)[:, None])
 
 
 def test_a_mode_is_found_however_far_from_the_starts():
@@ -170,7 +170,99 @@ def test_a_mode_is_found_where_long_steps_overflow():
 
 @pytest.mark.parametrize("max_nodes", [1, 200])
 def test_where_there_is_no_mode_the_check_knows_of_nothing(max_nodes):
-    found = search(np.sum, np.ones_like, 0.0, max_nodes)
+    found = search(np.sum, np.ones_like, 0.0, max_nodes=max_nodes)
     assert found.astray and "on a slope, before any mode" in found.stopped
     cause = _of_nodes(found)
     assert np.isnan(cause.nats) and "on a slope" in cause.told and "units" in cause.mend
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("lobes", [1e-3, 0.03])
+def test_a_posterior_far_narrower_than_steps_is_as_wide_as_it_is(lobes, dtype):
+    """
+    As that of a period: slopes a step away are those of other lobes. All of the mass was at
+    one node, "converged".
+    """
+    envelope = lobes / 6.0
+
+    def value(z):
+        return 20.0 * np.cos(2 * np.pi * z[0] / lobes) - 0.5 * (z[0] / envelope) ** 2
+
+    def slope(z):
+        turn = 2 * np.pi / lobes
+        return -20.0 * turn * np.sin(turn * z) - z / envelope**2
+
+    found = search(value, slope, 0.1 * lobes, dtype=dtype)
+    z = np.linspace(-0.5, 0.5, 4001)[:, None] * lobes
+    values = np.array([value(one) for one in z])
+    weights = np.exp(values - logsumexp(values))
+    (mean, sd), expected = (
+        moments(found.free[:, 0], found.weights),
+        moments(z[:, 0], weights),
+    )
+    np.testing.assert_allclose([mean, sd], expected, rtol=0.01, atol=0.01 * sd)
+    evidence = logsumexp(values) + np.log(lobes / 4000)
+    np.testing.assert_allclose(found.log_evidence, evidence, atol=0.01)
+    assert not _of_nodes(found).mend
+
+
+def test_a_posterior_far_wider_than_at_its_mode_is_as_wide_as_it_is():
+    def value(z):
+        return -0.5 * z[0] ** 2 - 0.02 * np.tanh(np.abs(z[0]) / 0.02)
+
+    def slope(z):
+        return -z - np.sign(z) / np.cosh(z / 0.02) ** 2
+
+    found = search(value, slope, 0.3)
+    np.testing.assert_allclose(moments(found.free[:, 0], found.weights)[1], 1.0, rtol=0.02)
+
+
+def two_modes(below):
+    """Of sds .1 and 1, six apart; where the second is lower by so many nats."""
+
+    def parts(z):
+        return np.array(
+            [-0.5 * ((z[0] - 2.0) / 0.1) ** 2, -0.5 * (z[0] - 8.0) ** 2 - below]
+        )
+
+    def slope(z):
+        shares = np.exp(parts(z) - logsumexp(parts(z)))
+        return shares[0] * (2.0 - z) / 0.01 + shares[1] * (8.0 - z)
+
+    return lambda z: logsumexp(parts(z)), slope
+
+
+def test_the_best_start_need_not_be_below_the_mode():
+    """Of three that are climbed; only the first was."""
+    found = search(*two_modes(20.0), 8.5, 7.5, 2.2)
+    np.testing.assert_allclose(found.mode, 2.0, atol=1e-3)
+    assert found.stopped == "" and not found.several
+
+
+def test_another_mode_that_was_met_is_told():
+    found = search(*two_modes(3.0), 8.5, 7.5, 2.2)
+    assert found.several and "another mode, 3 nats lower" in found.stopped
+    cause = _of_nodes(found)
+    assert np.isnan(cause.nats) and "MCMC" in cause.mend
+
+
+def test_slopes_of_kinks_are_no_slope():
+    found = search(lambda z: -0.5 * z @ z, lambda z: 1.5 - z, 0.0)
+    assert found.stopped == "" and not found.astray
+
+
+@pytest.mark.parametrize("limit", [{"max_nodes": 2}, {"max_nodes": 4}, {"until": 0.0}])
+def test_what_is_beyond_nodes_that_are_too_few_is_not_known(limit):
+    found = search(lambda z: -0.5 * z @ z, lambda z: -z, 0.3, **limit)
+    cause = _of_nodes(found)
+    assert found.too_few and np.isnan(cause.nats) and "more nodes" in cause.mend
+    if "until" in limit:  # Laplace's
+        assert found.kind == "one"
+        np.testing.assert_allclose(found.log_evidence, 0.5 * np.log(2 * np.pi), atol=1e-6)
+
+
+def test_nodes_without_weight_say_nothing_of_what_is_left():
+    each = [Node(np.zeros(1), 0.0, None, left, None) for left in (0.2, np.nan)]
+    rest = 0.0, 0.0, np.zeros(1), np.eye(1), {}, ""
+    assert nodes.Grid(tuple(each), np.array([1.0, 0.0]), *rest).left == 0.2
+    assert np.isnan(nodes.Grid(tuple(each), np.array([0.5, 0.5]), *rest).left)
