@@ -56,6 +56,7 @@ _SMALL, _MANY_HYPERPARAMETERS = 2e7, 4
 _MOST_WEIGHED = 1e7  # of draws and rows
 _NOTHING = 0.02  # nats that weights gain where a Gaussian is all that there is
 _TOO_FEW = 0.04  # effective share of draws
+_ASTRAY = 1.0  # nats that natural steps leave where they do not arrive
 _BETTER = 0.01  # nats for which inducing points are moved
 _DRAWS = 256  # of more predictors than that
 #: Nats that may be left at a node, where means are then .014 sds off at most; and where
@@ -386,7 +387,17 @@ class Profile:
         :param to_weigh: whether draws are to be weighed, where that is of use.
         :return: :class:`Node` and the slope of its value, zero if not asked for.
         """
-        to_weigh = to_weigh and self.weighs
+        found = self._at(free, start, with_slope, to_weigh and self.weighs)
+        if not to_weigh or found[0].left < _ASTRAY:  # NaN is not
+            return found
+        # Of a neighbour far away, from where natural steps have no precision.
+        again = self._at(free, self.start(), with_slope, self.weighs)
+        if again[0].left < _ASTRAY:
+            return again
+        best = max(found, again, key=lambda one: one[0].value)
+        return self._at(free, best[0].q, with_slope, False)
+
+    def _at(self, free, start, with_slope, to_weigh):
         self.count += 1
         dtype = self.field.dtype
         at = jnp.asarray(free, dtype)
@@ -397,7 +408,8 @@ class Profile:
         key = jax.random.key(self.count)
         found = self._node(at, start, *options, key, self.points, self.rows.arrays)
         value, slope, q, left, weighed = found
-        value = float(value) + float(weighed.gain)
+        # Draws say nothing around what is no optimum.
+        value = float(value) + (float(weighed.gain) if left < _ASTRAY else 0.0)
         node = Node(np.asarray(at, float), value, q, float(left), weighed)
         return node, np.asarray(slope, float)
 

@@ -13,6 +13,7 @@ from scipy import stats
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics.arviz import as_tree
 from numpyro_sgp.integrated.check import _of_nodes
+from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.search import _student_draws
 
 RNG = np.random.default_rng(0)
@@ -745,3 +746,31 @@ def test_what_no_natural_step_is_known_of_has_not_converged():
         data = x[:, None], year, y
         verdict = sgp.nested(model, sgp.SVGP(15), data, progress_bar=False).check()
     assert not verdict.converged and "numpyro.enable_x64()" in verdict.causes["q(u)"].mend
+
+
+def test_a_node_that_starts_astray_is_found_all_the_same():
+    """
+    Of a Weibull response, whose expected density far away has no natural step. Such nodes
+    stayed where they started, and draws there gained 1e16 nats: all of the mass.
+    """
+
+    def model(X, y=None):
+        shape = numpyro.sample("shape", dist.LogNormal(0.0, 0.5))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Weibull(jnp.exp(f), shape), obs=y)
+
+    X = np.linspace(0.0, 4.0, 12)[:, None]
+    data = X, np.exp(np.sin(X[:, 0])) * RNG.weibull(1.5, 12)
+    found = sgp.nested(model, sgp.VGP(), data, max_nodes=1, progress_bar=False)
+    profile = Profile(found.field, found.args, found.kwargs, found.nodes.points)
+    mode = found.nodes.mode
+    far = profile.start()
+    far = far._replace(shift=far.precision.times(jnp.full(12, -40.0)))
+    expected = profile(mode, profile.start(), to_weigh=True)[0]
+    node = profile(mode, far, to_weigh=True)[0]
+    assert node.left < 1e-3 and float(node.weighed.effective) > 0.1
+    np.testing.assert_allclose(node.value, expected.value, atol=0.2)  # of draws
+    profile.start = lambda: far  # nowhere else to begin
+    node = profile(mode, far, to_weigh=True)[0]
+    assert not node.left < 1.0 and node.value < -1e3 and float(node.weighed.gain) == 0.0
