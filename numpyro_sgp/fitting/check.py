@@ -14,6 +14,7 @@ from numpyro_sgp.diagnostics.optimality import begin_nats_left
 from numpyro_sgp.diagnostics.sparsity import begin_curve
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.batches import gain_in_q
+from numpyro_sgp.fitting.hierarchies import MEND, told_of, vanished
 from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, unconstrained
 from numpyro_sgp.fitting.verdict import (
     ENOUGH_NATS,
@@ -60,6 +61,8 @@ def check(
     if small and len(guide.approximations) == 1:
         bracket = _begun(begin_bracket, *given)
     others = attempts.of_others(losses)
+    if gone := vanished(guide, params, args, kwargs):
+        others = Cause(others.name, np.nan, told=told_of(gone), mend=MEND)
     found = [
         _of_q(left, rng_key, problem),
         others,

@@ -22,6 +22,7 @@ from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting.batches import train_best
 from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.grow import grow, most_points, with_points
+from numpyro_sgp.fitting.hierarchies import told_of, vanished, warn_of
 from numpyro_sgp.fitting.problem import (
     Problem,
     as_plain_arrays,
@@ -247,7 +248,10 @@ def fit(
     else:
         fitted = train(make(approximation))
     fitted.seconds = time.monotonic() - started
-    if fitted.stopped.startswith(AT_EDGE):
+    if gone := vanished(fitted.guide, fitted.params, data, kwargs):
+        fitted.stopped = told_of(gone)
+        warn_of(gone)
+    elif fitted.stopped.startswith(AT_EDGE):
         warn_of_edge()
     return fitted
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_sgp._programs import shared
+from numpyro_sgp.fitting.hierarchies import tied
 from numpyro_sgp.tracing import messages
-from numpyro_sgp.tracing.rows import origins, union
 
 #: Sizes between these are one: so are those of most models, and starts and rates are for
 #: these.
@@ -71,27 +71,11 @@ def _real_latents(problem) -> dict:
                 found[full] = site["fn"], sd
     if not any(_is_unusual(sd) for _, sd in found.values()):
         return found
-    tied = _tied(problem)
-    return {full: told for full, told in found.items() if full not in tied}
-
-
-def _tied(problem) -> set[str]:
-    """Parameters of latents whose priors depend on others, and of these others."""
-    guide = problem.guide
-    names = {f"{name}_auto_loc": name for name in guide.known().latents}
-    values = {k: problem.params[k] for k in names if k in problem.params}
-
-    def priors(values):
-        data = {names[full]: value for full, value in values.items()}
-        where = guide.model, problem.args, problem.kwargs
-        trace = messages.trace_of(*where, data=data, at_site=messages.at_prior_mean)
-        return {full: jax.tree.leaves(trace[names[full]]["fn"]) for full in values}
-
-    found = set()
-    for full, origin in origins(priors, values).items():
-        if others := union(origin) - {full}:
-            found |= {full, *others}
-    return found
+    names = {f"{name}_auto_loc": name for name in setup.latents}
+    values = {names[k]: problem.params[k] for k in names if k in problem.params}
+    others = tied(problem.guide.model, problem.args, problem.kwargs, values)
+    together = others.keys() | frozenset().union(*others.values())
+    return {full: told for full, told in found.items() if names[full] not in together}
 
 
 def _of_parameters(problem) -> dict[str, np.ndarray]:

@@ -1,0 +1,122 @@
+r"""
+Latents at points whose priors depend on others that are, as effects on their scale.
+
+Of :math:`b_k \sim N(0, \tau^2)` and :math:`\tau` the joint density grows as
+:math:`\tau^{-K}` where all go to zero, whatever the data say: it has no best values there,
+unless the prior of :math:`\tau` has next to no mass near zero, and then not those of
+:math:`\tau` alone.
+"""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro.infer.autoguide import AutoDelta
+
+from numpyro_sgp._programs import on_data
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.rows import origins, union
+
+# Of where it started is a scale that went to zero, and of this how far latents are from
+# their means; at other optima that is about one.
+_NEXT_TO_ZERO, _AT_MEANS = 0.1, 0.5
+#: What is to be done about it.
+MEND = (
+    "sgp.nested, or sgp.fit with joint=True, which integrate over normal effects, or "
+    "base_guide=AutoNormal"
+)
+
+
+def tied(
+    model, args: tuple, kwargs: dict, values: dict[str, Array]
+) -> dict[str, frozenset]:
+    """
+    The latents whose priors depend on other latents, with these, by name.
+
+    :param args: tuple of the model's arguments.
+    :param kwargs: dict of its keyword arguments.
+    :param values: of latents; nothing is computed.
+    """
+
+    def priors(values):
+        where = model, args, kwargs
+        trace = messages.trace_of(*where, data=values, at_site=messages.at_prior_mean)
+        return {name: jax.tree.leaves(trace[name]["fn"]) for name in values}
+
+    found = {
+        name: union(origin) - {name} for name, origin in origins(priors, values).items()
+    }
+    return {name: others for name, others in found.items() if others}
+
+
+def vanished(guide, params: dict, args: tuple, kwargs: dict) -> dict[str, float]:
+    """
+    The latents at points that are at the means of their priors, as seen by the scales of
+    these, which are next to zero and depend on other latents: by name what is left of these
+    scales.
+
+    :param guide: that is set up.
+    :param params: its parameters, constrained.
+    :param args: arguments of the model.
+    :param kwargs: its keyword arguments.
+    """
+    base = getattr(guide, "base_guide", None)
+    if not isinstance(base, AutoDelta):
+        return {}
+    now = base.median(params)
+    others = tied(guide.model, args, kwargs, now)
+    others = {name: known for name, known in others.items() if name in now}
+    if not others:
+        return {}
+    first = base.median(guide.known().starts)
+    first = {name: first[name] for name in frozenset().union(*others.values())}
+
+    def looked_at(args, kwargs, values):
+        where = guide.model, args, kwargs
+        trace = messages.trace_of(*where, data=values, at_site=messages.at_prior_mean)
+        priors = {name: trace[name]["fn"] for name in others}
+        return {name: _moments(fn, values[name]) for name, fn in priors.items()}
+
+    known = on_data(looked_at, args, kwargs, now)
+    before = on_data(looked_at, args, kwargs, {**now, **first})
+    left = {name: _left(now[name], known[name], before[name]) for name in others}
+    return {name: share for name, share in left.items() if share is not None}
+
+
+def _moments(fn, value):
+    """Mean and standard deviation of a prior of real numbers, for each value."""
+    if not messages.is_real(fn):
+        return None
+    try:
+        return tuple(jnp.broadcast_to(m, value.shape) for m in (fn.mean, fn.variance**0.5))
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def _left(value, known, before) -> float | None:
+    """Of scales that shrank the least share; None where values are not at their means."""
+    if known is None:
+        return None
+    (mean, sd), (_, wide) = (map(np.asarray, moments) for moments in (known, before))
+    shrunk = sd < _NEXT_TO_ZERO * wide
+    away, scale = (np.asarray(value) - mean)[shrunk], sd[shrunk]
+    if not away.size or np.sqrt(np.mean(away**2)) > _AT_MEANS * scale.max():
+        return None
+    return float(np.min(scale / wide[shrunk]))
+
+
+def told_of(left: dict[str, float]) -> str:
+    """What became of latents."""
+    some = " and ".join(map(repr, left))
+    return (
+        f"{some} went to the mean of the prior together with its scale (to "
+        f"{min(left.values()):.1g} of where that began), as their joint density favours "
+        "whatever the data"
+    )
+
+
+def warn_of(left: dict[str, float]) -> None:
+    """The same, to who called the caller."""
+    warnings.warn(f"Latents {told_of(left)}. Use {MEND}.", stacklevel=4)

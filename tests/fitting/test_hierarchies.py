@@ -1,0 +1,80 @@
+"""Effects at points, and their scale."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_sgp as sgp
+from numpyro_sgp.fitting.hierarchies import tied, vanished
+
+RNG = np.random.default_rng(3)
+G = 30
+X = np.sort(RNG.uniform(0.0, 10.0, (120, 1)), axis=0)
+GROUP = np.arange(120) % G
+Y = np.sin(X[:, 0]) + (0.5 * RNG.normal(size=G))[GROUP] + 0.5 * RNG.normal(size=120)
+
+
+def model(X, group, y=None, fixed=None):
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0)) if fixed is None else fixed
+    middle = numpyro.sample("middle", dist.Normal(0.0, 1.0))
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("groups", G):
+        b = numpyro.sample("b", dist.Normal(middle, tau))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(f + b[group], noise), obs=y)
+
+
+@pytest.fixture(scope="module")
+def guide():
+    found = sgp.AutoSparseGP(model, sgp.SVGP(5))
+    found.setup(X, GROUP, Y)
+    return found
+
+
+def test_what_priors_depend_on(guide):
+    values = {"tau": 1.0, "middle": 0.0, "noise": 1.0, "b": jnp.zeros(G)}
+    assert tied(model, (X, GROUP, Y), {}, values) == {"b": {"tau", "middle"}}
+
+
+@pytest.mark.parametrize(
+    ("tau", "spread", "is_nothing"),
+    [
+        (1e-8, 1e-9, True),
+        (1e-30, 0.0, True),  # of which the variance is zero
+        (1e-8, 1e-8, False),  # effects of a millimetre, in kilometres
+        (0.5, 0.0, False),
+        (0.5, 0.5, False),
+    ],
+)
+def test_effects_at_their_mean_with_no_scale_are_told(guide, tau, spread, is_nothing):
+    b = 0.3 + spread * np.random.default_rng(0).normal(size=G)
+    values = {"tau": tau, "middle": 0.3, "b": b}
+    params = guide.known().starts | {
+        f"{k}_auto_loc": jnp.asarray(v) for k, v in values.items()
+    }
+    found = vanished(guide, params, (X, GROUP, Y), {})
+    assert set(found) == ({"b"} if is_nothing else set())
+    assert all(share < 1e-7 for share in found.values())
+
+
+def test_effects_of_a_fixed_scale_are_left_alone():
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(5))
+    guide.setup(X, GROUP, Y, fixed=1e-8)
+    params = guide.known().starts | {"b_auto_loc": jnp.zeros(G)}
+    assert not vanished(guide, params, (X, GROUP, Y), {"fixed": 1e-8})
+
+
+@pytest.mark.slow
+def test_a_fit_without_best_values_has_not_converged():
+    """It ended at a bound of 406 nats in float32, "converged"."""
+    with jax.enable_x64(False), pytest.warns(UserWarning, match="'b' went to the mean"):
+        fitted = sgp.fit(model, sgp.SVGP(12), (X, GROUP, Y), progress_bar=False)
+    assert "together with its scale" in fitted.stopped
+    with jax.enable_x64(False):
+        verdict = fitted.check()
+    assert not verdict.converged
+    assert "joint=True" in verdict.causes["other parameters"].mend
