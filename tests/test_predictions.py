@@ -478,3 +478,57 @@ def test_second_predictions_compile_nothing(count_compiled):
     count_compiled()
     sgp.predict(guide, moved, X_moved, rng_key=jax.random.key(1))
     assert count_compiled() == 0
+
+
+def of_two(f):
+    """Logits of two classes."""
+    return jnp.stack([f, jnp.zeros_like(f)], axis=-1)
+
+
+VECTORS = {
+    "multinomial": (
+        lambda f, n: dist.Multinomial(n, logits=of_two(f)),
+        lambda f, n: dist.Binomial(n, logits=f),
+        jnp.array([[2, 1], [4, 0], [0, 6], [3, 2]]),
+    ),
+    "dirichlet": (
+        lambda f, n: dist.Dirichlet(jnp.exp(of_two(f)) + n[:, None]),
+        lambda f, n: dist.Beta(jnp.exp(f) + n, 1.0 + n),
+        jnp.full((4, 2), 0.5),
+    ),
+    "dirichlet-multinomial": (
+        lambda f, n: dist.DirichletMultinomial(jnp.exp(of_two(f)), n),
+        lambda f, n: dist.BetaBinomial(jnp.exp(f), 1.0, n),
+        jnp.array([[2, 1], [4, 0], [0, 6], [3, 2]]),
+    ),
+    "normal": (
+        lambda f, n: dist.MultivariateNormal(of_two(f), jnp.array([[0.5, 0.3], [0.3, 1]])),
+        lambda f, n: dist.Normal(f, jnp.sqrt(0.5)),
+        jnp.zeros((4, 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+def test_entries_of_vectors_have_the_predictions_of_numbers(kind):
+    """Of multinomial counts too, whose totals are an argument: NumPyro draws no such."""
+    vector, number, y = VECTORS[kind]
+
+    def predicted(likelihood, y):
+        def model(X, n, y=None):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+            with numpyro.plate("data", X.shape[0]):
+                numpyro.sample("y", likelihood(f, n), obs=y)
+
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z))
+        guide.setup(X, jnp.array([3, 4, 6, 5]), y)
+        levels = 0.05, 0.5, 0.9
+        return sgp.predict(guide, PARAMS, X_NEW, jnp.array([7, 2, 9]), quantiles=levels)
+
+    found, expected = (predicted(*p)["y"] for p in ((vector, y), (number, y[:, 0])))
+    assert found.mean.shape == (3, 2) and found.quantiles.shape == (3, 3, 2)
+    assert_allclose(found.mean[:, 0], expected.mean, rtol=1e-8)
+    assert_allclose(found.sd[:, 0], expected.sd, rtol=1e-8)
+    # Those of beta-binomials are of draws.
+    atol = 1.0 if kind == "dirichlet-multinomial" else 1e-6
+    assert_allclose(found.quantiles[..., 0], expected.quantiles, atol=atol)

@@ -114,10 +114,12 @@ def _at_draws(field: Field, free, values: dict, args, kwargs) -> tuple[dict, dic
             checks.check_observations(trace)
             found, seen = {}, {}
             for name, site in trace.items():
-                if not messages.is_response(site):
+                if site["type"] != "sample" or not site["is_observed"]:
                     continue
                 density = by_row(messages.log_prob(site, scaled=False), num_rows)
                 count = by_row(messages.counted(site), num_rows)
+                if density is None and not messages.is_response(site):
+                    continue  # a factor of no rows
                 if density is None:  # of other rows than those of the GP site
                     density = messages.log_prob(site, scaled=False)
                     count = messages.counted(site)

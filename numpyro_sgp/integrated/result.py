@@ -265,8 +265,8 @@ class Nested:
         found = densities(self.field, self.nodes, draw, num_draws, **more)
         if not found:
             raise ValueError(
-                "The model has no observed site with these arguments (factors are none). "
-                "Pass observations too: log_score(X_new, y_new)."
+                "The model has no observed site, or factor of each row, with these "
+                "arguments. Pass observations too: log_score(X_new, y_new)."
             )
         return {name: LogScore(float(jnp.nanmean(v)), v) for name, v in found.items()}
 

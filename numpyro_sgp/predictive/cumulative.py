@@ -14,6 +14,7 @@ _CENSORED = (
     dist.LeftCensoredDistribution,
     dist.RightCensoredDistribution,
 )
+_MULTINOMIAL = dist.MultinomialLogits, dist.MultinomialProbs
 _BINOMIAL = dist.BinomialLogits, dist.BinomialProbs
 #: Counts above which JAX's incomplete gamma function is wrong in float32.
 _MANY = 2e3
@@ -28,6 +29,28 @@ def innermost(fn):
     while isinstance(fn, _CENSORED):
         fn = messages.innermost(fn.base_dist)
     return fn
+
+
+def marginal(fn):
+    """The distribution of each entry of a vector, where it is known; else ``fn`` itself."""
+    inner = innermost(fn)
+    if isinstance(inner, _MULTINOMIAL):
+        one = dist.BinomialProbs(inner.probs, jnp.expand_dims(inner.total_count, -1))
+    elif isinstance(inner, dist.DirichletMultinomial):
+        number = jnp.expand_dims(inner.total_count, -1)
+        one = dist.BetaBinomial(*_and_others(inner.concentration), number)
+    elif isinstance(inner, dist.Dirichlet):
+        one = dist.Beta(*_and_others(inner.concentration))
+    elif isinstance(inner, dist.MultivariateNormal):
+        one = dist.Normal(inner.mean, jnp.sqrt(inner.variance))
+    else:
+        return fn
+    return one.expand(fn.shape())
+
+
+def _and_others(concentration):
+    """Of one entry, and of the others together."""
+    return concentration, jnp.sum(concentration, axis=-1, keepdims=True) - concentration
 
 
 def moments(fn) -> tuple:

@@ -187,8 +187,8 @@ def of_responses(parts, points, rng_key, levels, every: bool = False) -> dict:
     for name, site in known.items():
         if name in on_f:
             found = _of_response(
-                lambda point, name=name: run(point)[name]["fn"],
-                site["fn"],
+                lambda point, name=name: cumulative.marginal(run(point)[name]["fn"]),
+                cumulative.marginal(site["fn"]),
                 for_moments,
                 for_quantiles,
                 rng_key,

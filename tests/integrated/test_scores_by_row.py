@@ -95,3 +95,23 @@ def test_functions_of_single_precision_inputs_beside_double_ones():
     posterior = run(model, np.sin(X[:, 0]), X.astype(np.float32))
     drawn = posterior.functions(jax.random.key(0), (2,))["f"](X[:5])
     assert drawn.shape == (2, 5) and np.isfinite(drawn).all()
+
+
+def test_factors_of_each_row_are_scored_as_observations_are():
+    """They were left out where there was an observed site too; fits had them."""
+    y = np.sin(X[:, 0]) + 0.3 * RNG.normal(size=40)
+
+    def model(X, y=None, by_factor=False):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        numpyro.factor("of no row", -jnp.square(f[0]))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("sign", dist.Bernoulli(logits=f), obs=1 * (y > 0))
+            if by_factor:
+                numpyro.factor("y", dist.Normal(f, 0.3).log_prob(y))
+            else:
+                numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    posterior = run(model, y)
+    found, expected = (posterior.log_score(X, y, way) for way in (True, False))
+    assert set(found) == set(expected) == {"sign", "y"}
+    np.testing.assert_allclose(found["y"].rows, expected["y"].rows, atol=1e-8)
