@@ -312,3 +312,50 @@ def test_unknown_return_sites_are_named():
     )
     with pytest.raises(ValueError, match=r"\['rate'\], but the model has only"):
         predictive(jax.random.key(0), X)
+
+
+@pytest.mark.parametrize("train_args", [(X, Y), (X,)])
+def test_latents_of_training_rows_are_drawn_anew_at_others(train_args):
+    """They were given to other rows, if these were as many, and else did not broadcast."""
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", gp(X))
+        with numpyro.plate("data", len(X)):
+            e = numpyro.sample("e", dist.Normal(level, 0.5))
+            numpyro.sample("y", dist.Normal(f + e, 0.1), obs=y)
+
+    num = 4000
+    samples = {"f": np.zeros((num, N)), "e": np.full((num, N), 3.0), "level": np.ones(num)}
+    predictive = GPPredictive(model, samples, train_args=train_args)
+    for X_new in (X + 100.0, X_NEW):
+        draws = predictive(KEY, X_new)
+        rest = np.asarray(draws["y"] - draws["f"])
+        assert rest.shape == (num, len(X_new)) and "e" not in draws
+        # Of 12,000 draws and more: five standard errors.
+        assert abs(rest.mean() - 1.0) < 5 * 0.51 / 12_000**0.5
+        assert abs(rest.std() - 0.51) < 0.02
+        assert abs(np.corrcoef(rest.T)[0, 1]) < 5 / num**0.5
+    draws = predictive(KEY, X)  # where they are known
+    assert abs(np.mean(draws["y"] - draws["f"]) - 3.0) < 0.01
+
+
+def test_samples_of_other_groups_are_refused():
+    def model(X, groups, y=None):
+        f = numpyro.sample("f", gp(X))
+        with numpyro.plate("groups", groups):
+            b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f + b[0], 0.1), obs=y)
+
+    samples = {"f": np.zeros((4, N)), "b": np.zeros((4, 3))}
+    predictive = GPPredictive(model, samples, train_args=(X, 3, Y))
+    assert predictive(KEY, X_NEW, 3)["y"].shape == (4, 3)
+    with pytest.raises(ValueError, match=r"'b' has the shape \(2,\).* have \(3,\)"):
+        predictive(KEY, X_NEW, 2)
+
+
+def test_a_key_that_is_none_is_refused():
+    predictive = GPPredictive(lambda X: numpyro.sample("f", gp(X)), {"f": np.zeros((4, N))})
+    with pytest.raises(TypeError, match="rng_key must be one random key"):
+        predictive(0, X_NEW)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer.calibration import VSBCResult, vsbc_diagnostic
 
+from numpyro_sgp._checks import check_key
 from numpyro_sgp._threads import alone
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import checks, messages
@@ -111,6 +112,7 @@ def calibrate(
     if has_data and hasattr(svi.guide, "setup"):
         svi.guide.setup(*args, **kwargs)
     rng_key = jax.random.key(0) if rng_key is None else rng_key
+    check_key(rng_key)
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
         rng_key = jax.random.key_data(rng_key)  # vsbc_diagnostic reshapes its keys
     result = vsbc_diagnostic(

@@ -120,7 +120,12 @@ def compare(
                     f"Variable '{v}' has shape {shape} in fit '{name}', but {expected} "
                     f"in the reference '{reference}'. Compare fits at the same inputs."
                 )
-    loo = {name: leave_one_out(tree) for name, tree in fits.items()}
+    loo, without = {}, {}
+    for name, tree in fits.items():
+        try:
+            loo[name] = leave_one_out(tree)
+        except ValueError as error:  # of draws that repeat each other
+            loo[name], without[name] = None, str(error)
     errors = {
         name: {v: mean_and_sd_errors(posterior[v]) for v in var_names}
         for name, posterior in posteriors.items()
@@ -136,7 +141,8 @@ def compare(
             for column, value in found.items():
                 no_error = is_reference and column.endswith("_mcse")  # from itself
                 rows[name][f"{column}[{v}]"] = float("nan") if no_error else value
-        wrong = remarks_on(tree, loo[name], chains, is_reference)
+        why = without.get(name, "")
+        wrong = remarks_on(tree, loo[name], chains, is_reference, why)
         remarks += [f"{name}: {remark}" for remark in wrong]
     table = DataFrame.from_dict(rows, orient="index", dtype=float)
     return Comparison(table, reference, tuple(var_names), draws, tuple(remarks))

@@ -18,13 +18,14 @@ def divergences(tree) -> float:
     return float(np.sum(tree["sample_stats"]["diverging"].values))
 
 
-def remarks_on(tree, loo, chains, is_reference):
+def remarks_on(tree, loo, chains, is_reference, why_no_loo=""):
     """
     What is wrong with a fit, in words.
 
     :param tree: its ArviZ data.
     :param loo: of :func:`~numpyro_sgp.diagnostics.summaries.leave_one_out`, or None.
     :param chains: of :func:`~numpyro_sgp.diagnostics.summaries.convergence`; None for SVI.
+    :param why_no_loo: why LOO was refused, if it was.
     """
     attrs = tree.attrs
     wrong = [*_of_chains(tree, chains)] if chains is not None else [*_of_training(attrs)]
@@ -45,6 +46,8 @@ def remarks_on(tree, loo, chains, is_reference):
             "draws are given these values. Use sgp.nested, "
             "base_guide=AutoMultivariateNormal, or NUTS."
         )
+    elif why_no_loo:
+        yield why_no_loo
     elif loo is None and ties(tree):
         yield (
             "no LOO: the log likelihood of an observation has few values in all draws, so "

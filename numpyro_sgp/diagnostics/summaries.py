@@ -112,9 +112,12 @@ def _with_constants(found, values, varies):
 
 
 def _log_likelihoods(tree) -> np.ndarray:
-    """Of all observations that are not masked, ``(chains, draws, observations)``."""
+    """
+    Of all observations that are not masked, ``(chains, draws, observations)``, sites in the
+    order of their names: those of two fits are compared one by one.
+    """
     parts = []
-    for values in tree["log_likelihood"].data_vars.values():
+    for _, values in sorted(tree["log_likelihood"].data_vars.items()):
         values = values.transpose("chain", "draw", ...).values
         parts.append(values.reshape(*values.shape[:2], -1))
     values = np.concatenate(parts, axis=-1)

@@ -228,8 +228,17 @@ class GaussianProcess(dist.Distribution):
         inputs = jnp.broadcast_to(X_new, (*self.X.shape[:-2], *X_new.shape[-2:]))
         joint = self.at(jnp.concatenate([self.X, inputs], axis=-2))
         # One factor of both: of a residual K - A'A, what rounding errors leave in float32
-        # may have no factor with any jitter.
-        L = joint.scale_tril()
+        # may have no factor with any jitter. That of a row is relative to its own variance:
+        # rows far out, of a linear kernel, leave that of the others as it is.
+        K = joint.kernel(joint.X, joint.X)
+        variances = diagonal_of(K)
+        size = jnp.mean(variances[..., :num_rows], axis=-1, keepdims=True)
+        of_new = jnp.maximum(variances[..., num_rows:], size)
+        of_old = jnp.broadcast_to(size, (*size.shape[:-1], num_rows))
+        sds = jnp.sqrt(jnp.concatenate([of_old, of_new], axis=-1))
+        sds = jnp.where(sds > 0.0, sds, 1.0)
+        K = K / sds[..., None, :] / sds[..., None]
+        L = sds[..., None] * jittered_cholesky(K, self.jitter, jnp.ones((), K.dtype))[0]
         old, A = L[..., :num_rows, :num_rows], L[..., num_rows:, :num_rows]
         white = solve_lower(old, (value - self.mean)[..., None])
         mean = joint.mean[..., num_rows:]

@@ -160,8 +160,10 @@ def _columns_read(prior, X) -> list[int]:
     varying = [c for c in range(X.shape[1]) if np.ptp(X[:, c]) > 0]
     if len(varying) < 2 or len(varying) > _MOST_COLUMNS:
         return varying or [0]
-    some = np.random.default_rng(0).permutation(len(X))[:_ROWS]
-    some = X[some]
+    rows = np.random.default_rng(0).permutation(len(X))[:_ROWS]
+    # And the ends of each column: most rows may have the same value.
+    ends = [at(X[:, c]) for c in varying for at in (np.argmin, np.argmax)]
+    some = X[np.unique([*rows, *ends])]
 
     def made_of(inputs):
         return np.asarray(prior.kernel(inputs, inputs)), np.asarray(prior.at(inputs).mean)

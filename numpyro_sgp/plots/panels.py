@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_sgp._checks import shown
 from numpyro_sgp.plots.scene import ink
 
 _BAND = (0.05, 0.95)
@@ -33,6 +34,7 @@ def plot_panels(
     :param axes: axes to draw into, one for each variable and fit (fits change first) and
         one for the ELPD; new ones if None.
     :return: the axes, an array with one axis.
+    :raises TypeError: if ``comparison`` is something else.
     :raises ValueError: if a variable was not compared, ``x`` has another shape, or there
         are too few axes.
 
@@ -50,6 +52,10 @@ def plot_panels(
         ['a', 'b']
         >>> plt.close(axes[0].figure)
     """
+    if not hasattr(comparison, "draws"):
+        raise TypeError(
+            f"plot_panels draws what sgp.compare returned, got {shown(comparison)}."
+        )
     if var_names is None:
         var_names = comparison.var_names
     var_names = [var_names] if isinstance(var_names, str) else list(var_names)

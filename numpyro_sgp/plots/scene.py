@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
 
+from numpyro_sgp import _checks
 from numpyro_sgp._programs import on_data, without_leaks
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.distributions.arguments import as_arrays, named_arguments
@@ -82,8 +83,8 @@ def tails(level: float) -> tuple[float, float]:
 
     :raises ValueError: if ``level`` is no probability.
     """
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must be between 0 and 1, got {level}.")
+    if not (isinstance(level, int | float | np.number) and 0.0 < level < 1.0):
+        raise ValueError(f"level must be between 0 and 1, got {_checks.shown(level)}.")
     return (1.0 - level) / 2.0, (1.0 + level) / 2.0
 
 
@@ -175,7 +176,7 @@ def grid_of(scene: Scene, X, num_points: int | None) -> tuple[np.ndarray, int]:
     if seen is None and scene.inducing:
         seen = np.concatenate(list(scene.inducing.values()))
     if X is not None:
-        X = np.asarray(X)
+        X = np.atleast_1d(np.asarray(X))
         X = X.reshape(len(X), -1)
         if seen is not None and X.shape[1] != seen.shape[1]:
             raise ValueError(
@@ -199,7 +200,9 @@ def grid_of(scene: Scene, X, num_points: int | None) -> tuple[np.ndarray, int]:
         columns, low, high = seen.shape[1], seen.min(axis=0), seen.max(axis=0)
         margin = _MARGIN * np.where(high > low, high - low, 1.0)
         low, high = low - margin, high + margin
-    number = _NUM_POINTS[columns] if num_points is None else num_points
+    number = _NUM_POINTS[columns]
+    if num_points is not None:
+        number = _checks.check_whole(num_points, "num_points", least=1)
     axes = [np.linspace(a, b, number) for a, b in zip(low, high, strict=True)]
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, columns)
     return grid.astype(low.dtype if low.dtype.kind == "f" else float), columns

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from numpyro_sgp._checks import real
 from numpyro_sgp.plots.scene import ink, new_axes
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def plot_training(result: Any, ax: Axes | None = None) -> Axes:
     from matplotlib.ticker import MaxNLocator
 
     losses = getattr(result, "losses", result)
-    losses = np.zeros(0) if losses is None else np.ravel(np.asarray(losses, float))
+    losses = np.zeros(0) if losses is None else np.ravel(real(losses, "Losses"))
     if not np.isfinite(losses).any():
         raise ValueError(
             "There are no losses to draw. What sgp.fit, sgp.train and svi.run return has "

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_sgp._checks import check_model, check_whole, shown
+from numpyro_sgp._checks import check_key, check_model, check_whole, shown
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.tracing import checks, messages
 
@@ -16,8 +16,10 @@ class GPPredictive:
 
     For each sample, a GP site at the new inputs is drawn jointly from
     :math:`p(f_* \mid f(X), \theta)`; all other sites follow from the model as in
-    :class:`numpyro.infer.Predictive`. Samples of an inducing-point guide need no such step:
-    use ``Predictive(model, guide=guide, ...)`` for them.
+    :class:`numpyro.infer.Predictive`. Latents of each row (in a plate with a response) are
+    drawn anew at other inputs, given the samples of the others. Samples of an
+    inducing-point guide need no such step: use ``Predictive(model, guide=guide, ...)`` for
+    them.
 
     :param model: the model (not whitened).
     :param posterior_samples: samples by site with one leading axis, those of
@@ -29,7 +31,8 @@ class GPPredictive:
     :param batch_size: number of samples done at a time; by default so many that their
         covariance matrices hold about 3e7 numbers.
     :raises ValueError: if a GP site has no samples, samples do not fit the training inputs,
-        inputs are not finite, or a site of ``return_sites`` is not in the model.
+        or (but for those of rows) the new arguments, inputs are not finite, or a site of
+        ``return_sites`` is not in the model.
 
     **Example:**
 
@@ -99,20 +102,24 @@ class GPPredictive:
         :param args: arguments of the model at the new inputs, such as ``X_new``.
         :return: values by site, with a leading axis of the samples.
         """
+        check_key(rng_key)
         args, kwargs = as_arrays(self.model, args, kwargs)
         first = jax.tree.map(lambda x: x[0], self.posterior_samples)
-        numbers = self._check(first, args, kwargs)
+        numbers, others = self._check(first, args, kwargs)
         chunk = self.batch_size or int(np.clip(3e7 // numbers, 1, self.num_samples))
 
         def draw(inputs):
             key, sample = inputs
-            return self._draw(key, sample, args, kwargs)
+            return self._draw(key, sample, others, args, kwargs)
 
         keys = jax.random.split(rng_key, self.num_samples)
         return jax.lax.map(draw, (keys, self.posterior_samples), batch_size=chunk)
 
-    def _check(self, sample, args, kwargs) -> int:
-        """Checks sites and shapes; numbers in the covariances of old and new rows."""
+    def _check(self, sample, args, kwargs) -> tuple[int, set[str]]:
+        """
+        Checks sites and shapes; numbers in the covariances of old and new rows, and the
+        sites beside GPs whose samples are values at these arguments too.
+        """
         train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
         if not train:
             raise ValueError(
@@ -135,7 +142,7 @@ class GPPredictive:
                 )
             rows[name] = prior.event_shape[0]
         new = {}
-        others = {name: value for name, value in sample.items() if name not in train}
+        others = self._of_no_row(sample, train, args, kwargs)
 
         def at_new(others):
             new.update(_gp_priors(self.model, others, args, kwargs))
@@ -151,11 +158,54 @@ class GPPredictive:
                 )
             rows[name] = rows.get(name, 0) + prior.event_shape[0]
         priors = {**train, **new}
-        return sum(int(np.prod(priors[k].batch_shape)) * n**2 for k, n in rows.items())
+        numbers = (int(np.prod(priors[k].batch_shape)) * n**2 for k, n in rows.items())
+        return sum(numbers), set(others)
 
-    def _draw(self, rng_key, sample, args, kwargs):
+    def _of_no_row(self, sample, train, args, kwargs) -> dict:
+        """
+        Samples beside GPs, without those of training rows where these are others.
+
+        :raises ValueError: if others have another shape with these arguments.
+        """
+        sites: dict[str, tuple] = {}
+        plates: set[str] = set()
+
+        def look(*given):
+            trace = messages.trace_of(self.model, *given, at_site=_mean_where_none)
+            for name, site in trace.items():
+                if site["type"] != "sample":
+                    continue
+                own = {frame.name for frame in site["cond_indep_stack"]}
+                sites[name] = jnp.shape(site["value"]), own
+                if site["is_observed"] or name not in sample:
+                    plates.update(own)
+            return {name: prior.X for name, prior in _gp_sites(trace).items()}
+
+        others = {name: value for name, value in sample.items() if name not in train}
+        try:
+            jax.eval_shape(lambda: look(args, kwargs))
+        except NotImplementedError:  # a prior that cannot be drawn from
+            return others
+        of_rows = {name for name in others if name in sites and sites[name][1] & plates}
+        if of_rows:
+            here, there = look(args, kwargs), look(self.train_args, self.train_kwargs)
+            if all(np.array_equal(X, there.get(name)) for name, X in here.items()):
+                return others
+        for name in others.keys() - of_rows:
+            shape = sites[name][0] if name in sites else jnp.shape(others[name])
+            if shape != jnp.shape(others[name]):
+                raise ValueError(
+                    f"Site '{name}' has the shape {shape} with these arguments, but its "
+                    f"samples have {jnp.shape(others[name])}. Give arguments with the same "
+                    "groups; of a latent for each row, put it into the plate of the "
+                    "response, and it is drawn anew."
+                )
+        return {name: value for name, value in others.items() if name not in of_rows}
+
+    def _draw(self, rng_key, sample, others, args, kwargs):
         train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
-        others = {k: v for k, v in sample.items() if k not in train}
+        drawn = {k for k in sample if k not in train and k not in others}
+        others = {k: sample[k] for k in others}
 
         def given_train(site):
             """Its distribution given the values at the training inputs."""
@@ -182,7 +232,12 @@ class GPPredictive:
             name: site["value"]
             for name, site in trace.items()
             if site["type"] == "deterministic"
-            or (site["type"] == "sample" and not site["is_observed"] and name not in others)
+            or (
+                site["type"] == "sample"
+                and not site["is_observed"]
+                and name not in others
+                and name not in drawn
+            )
         }
 
 
@@ -190,7 +245,10 @@ def _gp_priors(model, sample, args, kwargs) -> dict:
     """The GP sites of a run with the sampled values, else at prior means: no joint draw."""
     # A value that a handler gave stays.
     model = handlers.substitute(model, substitute_fn=_values(sample))
-    trace = messages.trace_of(model, args, kwargs, at_site=_mean_where_none)
+    return _gp_sites(messages.trace_of(model, args, kwargs, at_site=_mean_where_none))
+
+
+def _gp_sites(trace) -> dict:
     return {
         name: messages.unwrap(site["fn"])[0]
         for name, site in trace.items()

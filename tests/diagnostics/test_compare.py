@@ -330,6 +330,30 @@ def test_densities_of_two_values_have_no_loo():
     assert "no LOO" in said(constant, "a")
 
 
+def test_a_chain_that_has_not_moved_leaves_the_other_fits_their_loo():
+    t = np.random.default_rng(5).standard_normal((1, 500, 3))
+    fits = {"a": make({"t": t}, 0.1 * t), "b": make({"t": 0.0 * t}, 0.0 * t - 1.0)}
+    comparison = compare(fits)
+    elpd = comparison.table["elpd_loo"]
+    assert np.isfinite(elpd["a"]) and np.isnan(elpd["b"])
+    assert "chain has not moved" in said(comparison, "b")
+    assert "chain has not moved" not in said(comparison, "a")
+
+
+def test_sites_are_compared_in_the_order_of_their_names():
+    rng = np.random.default_rng(0)
+    t, first, second = (rng.normal(size=(1, 500, 10)) for _ in range(3))
+    likelihoods = {"y1": 0.1 * first - np.arange(10), "y2": 0.1 * second - 3.0}
+
+    def fit(names):
+        groups = {"posterior": {"t": t}}
+        groups["log_likelihood"] = {name: likelihoods[name] for name in names}
+        return arviz_base.from_dict(groups)
+
+    table = compare({"a": fit(["y1", "y2"]), "b": fit(["y2", "y1"])}).table
+    assert_allclose(table.loc["b", ["elpd_diff", "se_diff"]].astype(float), 0.0, atol=1e-9)
+
+
 @pytest.mark.parametrize("unit", [1.0, 1e-9, 1e9])
 def test_data_are_compared_in_their_units(unit):
     data = unit * np.array([1.0, -2.0, 0.5])

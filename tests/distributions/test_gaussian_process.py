@@ -230,6 +230,22 @@ def test_condition_takes_the_mean_function_to_the_new_inputs():
     assert_allclose(at_mean.mean, X_new @ WEIGHTS + 0.3, rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_far_out_leave_what_is_known_of_others_as_it_is(dtype):
+    """Their variance raised the jitter of all: an sd of .2 where it is next to zero."""
+    X = np.linspace(-1.0, 1.0, 20, dtype=dtype)[:, None]
+    gp = GaussianProcess(kernels.Linear(1.0), X)
+    near, far = np.array([[0.5]], dtype), np.full((20, 1), 100.0, dtype)
+    alone = gp.condition(2.0 * X[:, 0], near)
+    together = gp.condition(2.0 * X[:, 0], np.concatenate([near, far]))
+    sd, sd_far = np.sqrt(np.asarray(together.variance)[[0, -1]])
+    assert_allclose(sd, np.sqrt(alone.variance[0]), rtol=0.01)
+    # The root of the jitter, of one and of a hundred.
+    limit = 2.0 * np.sqrt(1e-5 if dtype == np.float32 else 1e-8)
+    assert sd < limit and sd_far < 100.0 * limit
+    assert_allclose(together.mean[-1], 200.0, atol=100.0 * limit)
+
+
 def test_at_other_inputs_it_is_the_same_process():
     gp = process(mean=means.Linear(WEIGHTS)).expand([2]).at(inputs(3, seed=1))
     assert (gp.batch_shape, gp.event_shape, gp.jitter) == ((2,), (3,), JITTER)

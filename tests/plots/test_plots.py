@@ -421,3 +421,36 @@ def test_panels_go_into_given_axes():
     assert_allclose(axes[1].lines[0].get_ydata(), f[1, 0].mean(axis=0))
     with pytest.raises(ValueError, match="2 panels to draw, but 1 axes"):
         plot_panels(comparison, axes=given[:1])
+
+
+def test_a_column_with_a_few_other_values_is_read():
+    """Of rows that were looked at all had the same value: drawn over another column."""
+    x = np.stack([np.linspace(0.0, 10.0, 200), 1.0 * (np.arange(200) % 67 == 3)], 1)
+
+    def model(X, y=None):
+        kernel = sgp.kernels.RBF(1.0, 1.0, active_dims=(1,))
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        both = sgp.GaussianProcess(sgp.kernels.RBF(1.0, (2.0, 0.5)), X)
+        g = numpyro.sample("g", both)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + g, 0.3), obs=y)
+
+    fitted = untrained(model, (x, np.sin(x[:, 0])))
+    (ax,) = plot_components(fitted, sites=["f"])
+    assert ax.get_xlabel() == "X[:, 1]"
+    (ax,) = plot_components(fitted, sites=["g"])
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("X[:, 0]", "X[:, 1]")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "told"),
+    [
+        (lambda fit: fit.plot(num_points=10.5), ValueError, "num_points must be a whole"),
+        (lambda fit: fit.plot(level="a"), ValueError, "level must be between 0 and 1"),
+        (lambda fit: plot_panels(3), TypeError, "what sgp.compare returned"),
+        (lambda fit: plot_training("abc"), TypeError, "Losses must be real numbers"),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused(of_additive, call, error, told):
+    with pytest.raises(error, match=told):
+        call(of_additive)
