@@ -512,6 +512,13 @@ def test_observations_without_a_finite_density_are_told():
 # ---- what is of another kind ------------------------------------------------------------
 
 
+def by_name(frame, y=None):
+    age = frame["age"]
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), age[:, None]))
+    with numpyro.plate("data", len(age)):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
 class ModelAsClass:
     """What is made by a call, and is no model."""
 
@@ -546,6 +553,21 @@ REFUSED = {
         lambda: sgp.fit(gaussian_model, sgp.SVGP(3), (X, y), restarts=10**6),
         ValueError,
         "restarts must be at most 1000",
+    ),
+    "an option of train": (
+        lambda: sgp.fit(gaussian_model, sgp.SVGP(3), (X, y), validation=(X, y)),
+        TypeError,
+        "fit was given validation=.*options of sgp.train",
+    ),
+    "an option that nested has not": (
+        lambda: sgp.nested(gaussian_model, sgp.SVGP(3), (X, y), steps=3),
+        TypeError,
+        "nested was given steps=.*whose arguments are X, y",
+    ),
+    "columns of a frame by name": (
+        lambda: sgp.fit(by_name, sgp.SVGP(3), (pd.DataFrame({"age": X[:, 0]}), y)),
+        ValueError,
+        "part of an argument by its name.*pass a dict",
     ),
     "a layer without a name": (
         lambda: sgp.layer(None, sgp.kernels.RBF(), X),

@@ -29,7 +29,7 @@ def mixture_kl(
 
     - ``"jensen"``: eq. 18 of [1],
       :math:`-\sum_k \pi_k \log \sum_l \pi_l N(m_k; m_l, S_k + S_l)`, a lower bound that
-      loses :math:`(1 - \log 2) / 2` for each dimension even where K = 1;
+      loses :math:`(1 - \log 2) / 2` for each dimension where components are equal;
     - ``"pairwise"``: :math:`\sum_k \pi_k H_k - \sum_k \pi_k \log \sum_l \pi_l e^{-B_{kl}}`
       with the Bhattacharyya distances B of the components [2], a lower bound that is exact
       for K = 1, for equal and for well separated components; or Jensen's, where that is

@@ -44,6 +44,7 @@ from numpyro_sgp.fitting.stepper import Stepper
 from numpyro_sgp.fitting.whole import descent_of, train_whole
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.base import check_approximations
+from numpyro_sgp.training.checks import check_keywords
 from numpyro_sgp.training.descent import warn_of_edge
 from numpyro_sgp.training.padding import Padded
 
@@ -178,6 +179,7 @@ def fit(
     started = time.monotonic()
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     _check(model, approximation, data, rng_key, base_guide)
+    check_keywords(model, kwargs, "fit")
     is_joint = isinstance(_guide_of(approximation), _joint_kinds())
     if joint or is_joint:
         _check_joint(approximation, is_joint, expectation, pad)

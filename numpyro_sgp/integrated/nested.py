@@ -29,6 +29,7 @@ from numpyro_sgp.integrated.result import Nested
 from numpyro_sgp.integrated.row_parts import choose_layout
 from numpyro_sgp.integrated.search import Search
 from numpyro_sgp.integrated.starts import starting_hyperparameters
+from numpyro_sgp.training.checks import check_keywords
 
 
 @alone
@@ -123,6 +124,7 @@ def nested(
     """
     started = time.monotonic()
     check_callable(model)
+    check_keywords(model, kwargs, "nested")
     check_data(data)
     check_whole(max_nodes, "max_nodes", least=1)
     if seconds is not None:

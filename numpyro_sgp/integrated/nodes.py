@@ -10,6 +10,7 @@ import numpy as np
 from scipy.interpolate import RBFInterpolator
 from scipy.spatial import KDTree
 
+from numpyro_sgp.fitting.verdict import ENOUGH_NATS
 from numpyro_sgp.integrated.profile import Node
 
 _SMOOTH = 0.2  # how far draws are from nodes that were drawn, in standard deviations
@@ -87,6 +88,23 @@ class Nodes:
         each = np.array([node.left for node in self.nodes])
         seen = self.weights > _SEEN
         return float(self.weights[seen] @ np.maximum(each[seen], 0.0))
+
+    def told_of_evidence(self) -> list[str]:
+        """A line on the log evidence, if it is known."""
+        if np.isnan(self.log_evidence):
+            return []
+        is_laplace = len(self.nodes) == 1 and self.mode.size
+        kind = "by Laplace's approximation" if is_laplace else "a lower bound, nearly"
+        return [f"  log evidence: {self.log_evidence:.7g} ({kind})"]
+
+    def told_of_doubts(self) -> list[str]:
+        """A line for each thing that is known to be wrong."""
+        told = []
+        if not self.left <= ENOUGH_NATS:
+            told.append(f"  q(w) is about {self.left:.2g} nats from the best: see check()")
+        if self.too_few:
+            told.append("  more nodes are needed: a larger max_nodes, or more seconds")
+        return told
 
     def is_beside(self, free: np.ndarray) -> bool:
         """Whether hyperparameters are far from all nodes."""

@@ -18,7 +18,7 @@ from numpyro_sgp.diagnostics.arviz import Found, to_arviz
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.log_score import LogScore
 from numpyro_sgp.fitting.problem import as_plain_arrays
-from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Verdict
+from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.integrated.check import check
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.functions import MixtureFunctions, functions
@@ -489,14 +489,8 @@ class Nested:
             f"  nodes: {len(nodes.nodes)} ({nodes.kind}), effective {nodes.effective:.0f}"
             + (f", {nodes.stopped}" if nodes.stopped else ""),
         ]
-        if not np.isnan(nodes.log_evidence):
-            lines.append(f"  log evidence: {nodes.log_evidence:.7g} (a lower bound)")
+        lines += nodes.told_of_evidence()
         if self._verdict is not None:
             lines.append(f"  verdict: {self._verdict.summary}")
-        if not nodes.left <= ENOUGH_NATS:
-            lines.append(
-                f"  q(w) is about {nodes.left:.2g} nats from the best: see check()"
-            )
-        if nodes.too_few:
-            lines.append("  more nodes are needed: a larger max_nodes, or more seconds")
+        lines += nodes.told_of_doubts()
         return "\n".join(lines)

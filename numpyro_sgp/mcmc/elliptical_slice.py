@@ -419,7 +419,5 @@ def _blackjax():
     try:
         from blackjax.mcmc import elliptical_slice
     except ImportError as error:
-        raise ImportError(
-            "EllipticalSlice needs BlackJAX: pip install numpyro-sgp[mcmc]"
-        ) from error
+        raise ImportError("EllipticalSlice needs BlackJAX: pip install blackjax") from error
     return elliptical_slice

@@ -202,6 +202,7 @@ def trace_of(fn, args, kwargs, rng_key=0, *, data=None, at_site=None) -> dict:
     return trace
 
 
+_BY_NAME = "string indexing", "only integers, slices"
 _NO_INDEX = "Indexer must have integer", "non-tuple sequence"
 
 
@@ -225,6 +226,12 @@ def telling_arguments(args, kwargs):
         raise  # of no shapes, though the operations that they name may broadcast
     except (TypeError, ValueError, IndexError) as error:
         told = str(error)
+        if any(words in told for words in _BY_NAME):
+            raise ValueError(
+                "The model takes a part of an argument by its name, and is given a frame "
+                "as a matrix: pass a dict, {c: frame[c].to_numpy() for c in frame}. "
+                f"({told.splitlines()[0]})"
+            ) from error
         if isinstance(error, IndexError) and args and jnp.ndim(args[0]) == 1:
             raise ValueError(
                 f"The model's first argument has the shape {jnp.shape(args[0])}; inputs "

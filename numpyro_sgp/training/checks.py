@@ -93,7 +93,11 @@ def _in_words(scale) -> float | str:
     return low if low == high else f"{low:g} to {high:g}"
 
 
-def check_keywords(model, kwargs) -> None:
+#: Options of ``train`` that ``fit`` does not have.
+_OF_TRAIN = "validation", "checkpoint", "every", "patience", "mesh", "num_steps"
+
+
+def check_keywords(model, kwargs, caller="train") -> None:
     """
     :raises TypeError: if a model takes no argument of one of these names.
     """
@@ -111,9 +115,11 @@ def check_keywords(model, kwargs) -> None:
                     " Give the model that argument, for the plate of its likelihood: "
                     "numpyro.plate('data', num_rows, subsample_size=X.shape[0])."
                 )
+            if name in _OF_TRAIN:
+                mend = f" {', '.join(_OF_TRAIN)} are options of sgp.train."
             raise TypeError(
-                f"train was given {name}=..., which is no option of its own, so it goes to "
-                f"the model, whose arguments are {', '.join(parameters)}.{mend}"
+                f"{caller} was given {name}=..., which is no option of its own, so it goes "
+                f"to the model, whose arguments are {', '.join(parameters)}.{mend}"
             )
 
 
