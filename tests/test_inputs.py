@@ -496,7 +496,25 @@ def test_options_of_another_kind():
         sgp.kernels.RBF(1.0, ["a", "b"])
 
 
-@pytest.mark.filterwarnings("ignore:Out-of-support")
+@pytest.mark.filterwarnings("ignore:.*Out-of-support")
+@pytest.mark.parametrize(("rate", "count"), [(0.0, 0.0), (1.0, 2.5)])
+def test_rows_that_have_no_density_or_slope_are_named(rate, count):
+    """Zero exposure, of which the slope is 0 / 0, and half a count."""
+
+    def model(X, exposure, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Poisson(exposure * jnp.exp(f + level)), obs=y)
+
+    exposure, counts = np.ones(N), np.ones(N)
+    exposure[2], counts[2] = rate, count
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    with pytest.raises(ValueError, match=r"not at 1 rows of site 'y' \(first: 2\)"):
+        guide.setup(X, exposure, counts)
+
+
+@pytest.mark.filterwarnings("ignore:.*Out-of-support")
 def test_observations_without_a_finite_density_are_told():
     def model(X, y=None):
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))

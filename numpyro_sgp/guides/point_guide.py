@@ -1,6 +1,7 @@
 """The guide for latents beside GP sites that are held at points."""
 
 import functools
+from contextlib import suppress
 
 import jax
 import jax.numpy as jnp
@@ -42,11 +43,13 @@ class PointGuide(AutoDelta):
                 with _Key(key):
                     return super()._setup_prototype(*args, **kwargs)
             except RuntimeError as error:
+                where = self._told(args, kwargs, key)
                 raise ValueError(
                     "The model's density or its gradient is not finite at any of the "
-                    "starting values of its latents that were tried. Look for priors or "
-                    "likelihoods that leave their range, and for observations that are "
-                    "infinite or far too large."
+                    f"starting values of its latents that were tried{where}. "
+                    "Look for priors or likelihoods that leave their range, and for "
+                    "observations that are infinite, far too large, or impossible (counts "
+                    "that are not whole, a rate of zero)."
                 ) from error
         self.prototype_trace = trace
         self._prototype_frames, self._prototype_frame_full_sizes = frames, sizes
@@ -56,9 +59,7 @@ class PointGuide(AutoDelta):
 
     def _first_run(self, args, kwargs, key, start_at=None):
         """The model's trace at the starting values, and whether they are fine."""
-        # The key that NumPyro's search would begin with.
-        seeded = handlers.seed(self.model, jax.random.split(key)[1])
-        start = handlers.substitute(seeded, substitute_fn=start_at or self.init_loc_fn)
+        seeded, start = self._started(key, start_at)
         trace = messages.trace_of(start, args, kwargs, key)
         sampled = messages.latents(trace)
         free = {
@@ -73,6 +74,45 @@ class PointGuide(AutoDelta):
             if trace[name]["type"] != "plate":
                 del trace[name]
         return trace, jnp.stack(finite)
+
+    def _started(self, key, start_at=None):
+        """The model, seeded, and with starting values."""
+        # The key that NumPyro's search would begin with.
+        seeded = handlers.seed(self.model, jax.random.split(key)[1])
+        start_at = start_at or self.init_loc_fn
+        return seeded, handlers.substitute(seeded, substitute_fn=start_at)
+
+    def _told(self, args, kwargs, key) -> str:
+        """Where observations have no finite density or slope, as far as that is known."""
+        with suppress(Exception):  # of the model, at values that it does not take
+            trace = messages.trace_of(self._started(key)[1], args, kwargs, key)
+            for name, site in trace.items():
+                if site["type"] != "sample" or not site["is_observed"]:
+                    continue
+                rows = _not_finite(site)
+                if rows.any():
+                    first = ", ".join(map(str, np.flatnonzero(rows)[:3]))
+                    return f": not at {rows.sum()} rows of site '{name}' (first: {first})"
+        return ""
+
+
+def _not_finite(site) -> np.ndarray:
+    """Which entries of an observed site have no finite log density, or slope of it."""
+    leaves, structure = jax.tree.flatten(site["fn"])
+    numbers = [
+        i for i, v in enumerate(leaves) if jnp.issubdtype(jnp.result_type(v), jnp.floating)
+    ]
+
+    def log_prob(given):
+        some = [given.get(i, leaf) for i, leaf in enumerate(leaves)]
+        return jax.tree.unflatten(structure, some).log_prob(site["value"])
+
+    given = {i: jnp.asarray(leaves[i]) for i in numbers}
+    found = ~np.isfinite(site["fn"].log_prob(site["value"]))  # with its support
+    for slope in jax.grad(lambda given: jnp.sum(log_prob(given)))(given).values():
+        if slope.shape == found.shape:
+            found |= ~np.isfinite(slope)
+    return np.ravel(found)
 
 
 def _holds(fine) -> bool:
