@@ -340,19 +340,60 @@ def test_latents_of_training_rows_are_drawn_anew_at_others(train_args):
     assert abs(np.mean(draws["y"] - draws["f"]) - 3.0) < 0.01
 
 
-def test_samples_of_other_groups_are_refused():
-    def model(X, groups, y=None):
+def test_samples_of_groups_and_outputs_are_kept():
+    """In plates that hold the response too, they are not of rows."""
+
+    def panel(X, y=None):
         f = numpyro.sample("f", gp(X))
-        with numpyro.plate("groups", groups):
+        with numpyro.plate("groups", 3, dim=-1):
+            b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+            noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+            with numpyro.plate("times", len(X), dim=-2):
+                numpyro.sample("y", dist.Normal(f[:, None] + b, noise), obs=y)
+
+    b = np.array([5.0, -5.0, 0.0])
+    samples = {"f": np.zeros((50, N)), "b": np.tile(b, (50, 1))}
+    samples["noise"] = np.full((50, 3), 0.01)
+    predictive = GPPredictive(panel, samples, train_args=(X, np.zeros((N, 3))))
+    for X_new in (X + 100.0, X_NEW):
+        draws = predictive(KEY, X_new)
+        rest = draws["y"] - draws["f"][..., None]
+        assert_allclose(rest, np.broadcast_to(b, rest.shape), atol=0.06)
+
+
+@pytest.mark.parametrize("improper", [False, True])
+def test_latents_of_rows_where_the_process_has_fewer_inputs(improper):
+    def model(X, time, y=None):
+        f = numpyro.sample("f", gp(X))
+        if improper:
+            numpyro.sample("a", dist.ImproperUniform(dist.constraints.real, (), ()))
+        with numpyro.plate("rows", len(time)):
+            e = numpyro.sample("e", dist.Normal(0.0, 0.5))
+            numpyro.sample("y", dist.Normal(f[time] + e, 0.1), obs=y)
+
+    time = np.arange(12) % N
+    samples = {"f": np.zeros((400, N)), "e": np.full((400, 12), 7.0)}
+    samples |= {"a": np.zeros(400)} if improper else {}
+    predictive = GPPredictive(model, samples, train_args=(X, time, np.zeros(12)))
+    for new, mean in ((time, 7.0), ((time + 1) % N, 0.0), (time[:5], 0.0)):
+        draws = predictive(KEY, X, new)
+        assert abs(np.mean(draws["y"] - draws["f"][:, new]) - mean) < 0.06  # 5 errors
+
+
+def test_samples_of_other_groups_are_refused():
+    def model(X, group, y=None):
+        f = numpyro.sample("f", gp(X))
+        with numpyro.plate("groups", int(np.max(group)) + 1):
             b = numpyro.sample("b", dist.Normal(0.0, 1.0))
         with numpyro.plate("data", len(X)):
-            numpyro.sample("y", dist.Normal(f + b[0], 0.1), obs=y)
+            numpyro.sample("y", dist.Normal(f + b[group], 0.1), obs=y)
 
-    samples = {"f": np.zeros((4, N)), "b": np.zeros((4, 3))}
-    predictive = GPPredictive(model, samples, train_args=(X, 3, Y))
-    assert predictive(KEY, X_NEW, 3)["y"].shape == (4, 3)
-    with pytest.raises(ValueError, match=r"'b' has the shape \(2,\).* have \(3,\)"):
-        predictive(KEY, X_NEW, 2)
+    samples = {"f": np.zeros((4, N)), "b": np.tile([5.0, -5.0, 0.0], (4, 1))}
+    predictive = GPPredictive(model, samples, train_args=(X, np.arange(N) % 3, Y))
+    draws = predictive(KEY, X_NEW, np.array([0, 1, 0]))  # two of them
+    assert np.all(np.abs(draws["y"] - draws["f"] - np.array([5.0, -5.0, 5.0])) < 0.6)
+    with pytest.raises(ValueError, match=r"'b' has the shape \(4,\).* have \(3,\)"):
+        predictive(KEY, X_NEW, np.array([0, 3, 0]))
 
 
 def test_a_key_that_is_none_is_refused():

@@ -235,8 +235,8 @@ class GaussianProcess(dist.Distribution):
         size = jnp.mean(variances[..., :num_rows], axis=-1, keepdims=True)
         of_new = jnp.maximum(variances[..., num_rows:], size)
         of_old = jnp.broadcast_to(size, (*size.shape[:-1], num_rows))
-        sds = jnp.sqrt(jnp.concatenate([of_old, of_new], axis=-1))
-        sds = jnp.where(sds > 0.0, sds, 1.0)
+        sizes = jnp.concatenate([of_old, of_new], axis=-1)
+        sds = jnp.sqrt(jnp.where(sizes > 0.0, sizes, 1.0))
         K = K / sds[..., None, :] / sds[..., None]
         L = sds[..., None] * jittered_cholesky(K, self.jitter, jnp.ones((), K.dtype))[0]
         old, A = L[..., :num_rows, :num_rows], L[..., num_rows:, :num_rows]

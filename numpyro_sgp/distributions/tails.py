@@ -5,6 +5,7 @@ NumPyro takes logs of cdfs, which are zero or one there: a limit some scales awa
 log probability :math:`-\infty`, or that of the last digit, and no slope.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
-from jax.scipy.special import log_ndtr
-from numpyro.distributions.util import log1mexp
+from jax.scipy.special import betainc, betaln, log_ndtr
+
+from numpyro_sgp.distributions.gamma_tails import log_gammainc, log_gammaincc
 
 NOWHERE = 1e9  # scales away from where infinite limits make no difference
 
@@ -49,10 +51,23 @@ def tails(fn: Any) -> Tails | None:
             return _symmetric(log_cdf, lambda y: scaled(y, fn.loc, fn.scale))
     if isinstance(fn, dist.LogNormal):
         return _symmetric(log_ndtr, lambda y: _scaled_log(y, fn.loc, fn.scale))
-    if isinstance(fn, dist.Exponential):
-        return _positive(lambda y: fn.rate * y)
-    if isinstance(fn, dist.Weibull):
-        return _positive(lambda y: (y / fn.scale) ** fn.concentration)
+    for kind, hazard in _HAZARDS.items():
+        if isinstance(fn, kind):
+            return _positive(functools.partial(hazard, fn))
+    if isinstance(fn, dist.StudentT):
+        return _symmetric(
+            lambda z: _student(fn.df, z), lambda y: scaled(y, fn.loc, fn.scale)
+        )
+    if isinstance(fn, dist.Gumbel):
+        return _gumbel(fn)
+    if isinstance(fn, dist.Gamma):
+        of = lambda log: lambda y: log(fn.concentration, fn.rate * y)  # noqa: E731
+        return _between_zero(of(log_gammainc), of(log_gammaincc))
+    if isinstance(fn, dist.InverseGamma):
+        of = lambda log: lambda y: log(fn.concentration, fn.rate / y)  # noqa: E731
+        return _between_zero(of(log_gammaincc), of(log_gammainc))
+    if isinstance(fn, dist.Dagum):
+        return _dagum(fn)
     return None
 
 
@@ -87,6 +102,58 @@ def _positive(hazard) -> Tails:
     return Tails(lambda y: _log1mexp(above(y)), above)
 
 
+def _between_zero(below, above) -> Tails:
+    """Of positive numbers, from logs at these."""
+
+    def at(log, first, last):
+        def found(y):
+            y = jnp.asarray(y, jnp.result_type(float))
+            inside = (y > 0.0) & (y < jnp.inf)
+            ends = jnp.where(y > 0.0, last, first)
+            return jnp.where(inside, log(jnp.where(inside, y, 1.0)), ends)
+
+        return found
+
+    return Tails(at(below, -(NOWHERE**2), 0.0), at(above, 0.0, -(NOWHERE**2)))
+
+
+def _gumbel(fn) -> Tails:
+    def below(y):
+        return -jnp.exp(jnp.minimum(-scaled(y, fn.loc, fn.scale), 80.0))
+
+    return Tails(below, lambda y: _log1mexp(below(y)))
+
+
+def _dagum(fn) -> Tails:
+    def below(y):
+        logs = fn.sharpness * jnp.log(y / fn.scale)
+        return -fn.concentration * jax.nn.softplus(-logs)
+
+    return _between_zero(below, lambda y: _log1mexp(below(y)))
+
+
+def _student(df, z):
+    """Of Student's t: by series far out and about zero, where the function has no slope."""
+    a, x = 0.5 * df, df / (df + z**2)
+    far, middle = x < 1e-4, jnp.abs(z) < 1e-2
+    series = a * jnp.log(x) - betaln(a, 0.5) - jnp.log(a) + 0.5 * a * x / (a + 1.0)
+    known = jnp.log(betainc(a, 0.5, jnp.where(far | middle, 0.5, x)))
+    log_tail = jnp.where(far, series, known) - jnp.log(2.0)
+    found = jnp.where(z > 0.0, jnp.log1p(-jnp.exp(log_tail)), log_tail)
+    small = jnp.where(middle, z, 0.0)
+    rise = small - (df + 1.0) / (6.0 * df) * small**3
+    near = jnp.log(0.5 + rise * jnp.exp(-betaln(a, 0.5)) / jnp.sqrt(df))
+    return jnp.where(middle, near, found)
+
+
+def _cauchy(z):
+    """Of Cauchy's distribution."""
+    far = z < -1.0
+    tail = jnp.arctan(-1.0 / jnp.where(far, z, -1.0))
+    near = 0.5 * jnp.pi + jnp.arctan(jnp.where(far, 0.0, z))
+    return jnp.log(jnp.where(far, tail, near) / jnp.pi)
+
+
 def _laplace(z):
     """Of Laplace's distribution."""
     upper = z > 0.0
@@ -105,9 +172,29 @@ _SYMMETRIC: dict[Any, Callable] = {
     dist.Laplace: _laplace,
     dist.Logistic: jax.nn.log_sigmoid,
     dist.SoftLaplace: _soft_laplace,
+    dist.Cauchy: _cauchy,
+}
+
+#: Cumulative hazards, of a distribution at positive numbers.
+_HAZARDS: dict[Any, Callable] = {
+    dist.Exponential: lambda fn, y: fn.rate * y,
+    dist.Weibull: lambda fn, y: (y / fn.scale) ** fn.concentration,
+    dist.Gompertz: lambda fn, y: (
+        fn.concentration * jnp.expm1(jnp.minimum(fn.rate * y, 80.0))
+    ),
+    dist.Pareto: lambda fn, y: fn.alpha * jnp.log(jnp.maximum(y / fn.scale, 1.0)),
+    dist.HalfNormal: lambda fn, y: -jnp.log(2.0) - log_ndtr(-y / fn.scale),
+    dist.HalfCauchy: lambda fn, y: -jnp.log(2.0) - _cauchy(-y / fn.scale),
 }
 
 
 def _log1mexp(x):
-    """``log(1 - exp(x))`` for ``x <= 0``; at zero that of the least number."""
-    return log1mexp(jnp.minimum(x, -jnp.finfo(jnp.result_type(x)).tiny))
+    """
+    ``log(1 - exp(x))`` for ``x <= 0``; at zero that of the least number. NumPyro's has
+    second derivatives that are NaN.
+    """
+    tiny = jnp.finfo(jnp.result_type(x)).tiny
+    near = x > -0.693
+    small = jnp.where(near, jnp.minimum(x, -tiny), -1.0)
+    large = jnp.where(near, -1.0, x)
+    return jnp.where(near, jnp.log(-jnp.expm1(small)), jnp.log1p(-jnp.exp(large)))

@@ -21,6 +21,7 @@ from numpyro.distributions.util import validate_sample
 from numpyro_sgp.distributions.tails import NOWHERE, Tails, scaled, tails
 
 _WRAPPERS = dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution
+_MADE_OF = dist.HurdleProbs, dist.TransformedDistribution
 # Scales from the mode to a limit from which moments are those of an exponential
 # distribution: the differences of large numbers that they are lose too many digits.
 _FAR = {"float32": 12.0, "float64": 15.0}
@@ -50,12 +51,19 @@ def with_digits(fn):
     The same distribution, in its wrappers; a truncated or censored one has a log density
     that is right however far away its limits are, where that of its base is known.
     """
-    if isinstance(fn, _WRAPPERS):
+    if isinstance(fn, (*_WRAPPERS, *_MADE_OF)):
         base = with_digits(fn.base_dist)
         if base is fn.base_dist:
             return fn
         new = copy.copy(fn)
         new.base_dist = base
+        return new
+    if isinstance(fn, dist.MixtureGeneral):
+        parts = [with_digits(part) for part in fn.component_distributions]
+        if all(a is b for a, b in zip(parts, fn.component_distributions, strict=True)):
+            return fn
+        new = copy.copy(fn)
+        new._component_distributions = parts
         return new
     if type(fn) not in _LOG_PROBS:
         return fn

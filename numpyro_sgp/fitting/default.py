@@ -251,7 +251,7 @@ def fit(
         fitted = train(make(approximation))
     fitted.seconds = time.monotonic() - started
     if gone := vanished(fitted.guide, fitted.params, data, kwargs):
-        fitted.stopped = told_of(gone)
+        fitted.stopped = "; ".join(filter(None, (told_of(gone), fitted.stopped)))
         warn_of(gone)
     elif fitted.stopped.startswith(AT_EDGE):
         warn_of_edge()

@@ -65,13 +65,13 @@ def vanished(guide, params: dict, args: tuple, kwargs: dict) -> dict[str, float]
     base = getattr(guide, "base_guide", None)
     if not isinstance(base, AutoDelta):
         return {}
-    now = base.median(params)
+    now = at_points(guide, params)
     others = tied(guide.model, args, kwargs, now)
     others = {name: known for name, known in others.items() if name in now}
     if not others:
         return {}
-    first = base.median(guide.known().starts)
-    first = {name: first[name] for name in frozenset().union(*others.values())}
+    names = frozenset().union(*others.values())
+    first = {k: v for k, v in at_points(guide, guide.known().starts).items() if k in names}
 
     def looked_at(args, kwargs, values):
         where = guide.model, args, kwargs
@@ -85,14 +85,28 @@ def vanished(guide, params: dict, args: tuple, kwargs: dict) -> dict[str, float]
     return {name: share for name, share in left.items() if share is not None}
 
 
+def at_points(guide, params: dict) -> dict[str, Array]:
+    """
+    Values of latents that parameters are, but for those of rows of which the model draws
+    some.
+    """
+    setup, found = guide.known(), {}
+    for name in getattr(setup, "latents", ()):
+        value, site = params.get(f"{name}_auto_loc"), setup.trace.get(name)
+        if value is not None and site is not None:
+            if jnp.shape(value) == jnp.shape(site["value"]):
+                found[name] = value
+    return found
+
+
 def _moments(fn, value):
     """Mean and standard deviation of a prior of real numbers, for each value."""
     if not messages.is_real(fn):
         return None
     try:
         return tuple(jnp.broadcast_to(m, value.shape) for m in (fn.mean, fn.variance**0.5))
-    except (AttributeError, NotImplementedError):
-        return None
+    except (AttributeError, NotImplementedError, ValueError):
+        return None  # of no number, or of other rows than those of a minibatch
 
 
 def _left(value, known, before) -> float | None:

@@ -197,6 +197,8 @@ def _lengthscales(problem, names) -> dict:
     itself, the slope of the sum of its logs by the unconstrained parameter.
     """
     guide, params, places = problem.guide, problem.params, {}
+    trace = getattr(guide.known(), "trace", {})
+    at_setup = {k: jnp.shape(s["value"]) for k, s in trace.items() if s["type"] == "sample"}
 
     def run(args, kwargs, given):
         data, seen = {**params, **given}, {}
@@ -208,8 +210,10 @@ def _lengthscales(problem, names) -> dict:
                 seen[label], places[label] = _length(kernel), (site["name"], kernel)
             return messages.at_prior_mean(site)
 
-        latents = guide.others_at(data, args, kwargs)
-        data = {**data, **latents}
+        for name, value in guide.others_at(data, args, kwargs).items():
+            # Not those of all rows where the model draws some of these.
+            if name not in at_setup or at_setup[name] == jnp.shape(value):
+                data[name] = value
         messages.trace_of(guide.model, args, kwargs, 0, data=data, at_site=at_site)
         return seen
 

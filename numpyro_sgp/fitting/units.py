@@ -9,7 +9,7 @@ import numpy as np
 from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_sgp._programs import shared
-from numpyro_sgp.fitting.hierarchies import tied
+from numpyro_sgp.fitting.hierarchies import at_points, tied
 from numpyro_sgp.tracing import messages
 
 #: Sizes between these are one: so are those of most models, and starts and rates are for
@@ -72,7 +72,7 @@ def _real_latents(problem) -> dict:
     if not any(_is_unusual(sd) for _, sd in found.values()):
         return found
     names = {f"{name}_auto_loc": name for name in setup.latents}
-    values = {names[k]: problem.params[k] for k in names if k in problem.params}
+    values = at_points(problem.guide, problem.params)
     others = tied(problem.guide.model, problem.args, problem.kwargs, values)
     together = others.keys() | frozenset().union(*others.values())
     return {full: told for full, told in found.items() if names[full] not in together}
@@ -116,9 +116,12 @@ def _prior_sd(fn, shape) -> np.ndarray | None:
         sd = np.sqrt(np.asarray(fn.variance, float))
     except (AttributeError, NotImplementedError):
         return None
-    if not np.isfinite(sd).all() or np.size(sd) > np.prod(shape, dtype=int):
+    if not np.isfinite(sd).all():
         return None
-    return np.broadcast_to(sd, shape)
+    try:
+        return np.broadcast_to(sd, shape)
+    except ValueError:  # of rows of a minibatch, or of more than there are
+        return None
 
 
 def _is_unusual(sizes) -> bool:

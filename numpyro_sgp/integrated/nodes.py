@@ -28,6 +28,11 @@ NO_MODE = "the ascent of hyperparameters ended on a slope, before any mode"
 TIME_USED = "the time was used up"
 #: What is there where there is mass that nodes are not around.
 OTHER_MODE = "another mode"
+#: What is there where signs, or an order, of latents make no difference.
+MIRRORED = (
+    "a mode as high has no nodes (signs or an order that make no difference?), and the log "
+    "evidence does not count it"
+)
 
 
 @dataclass(frozen=True, eq=False)

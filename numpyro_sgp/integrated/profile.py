@@ -394,7 +394,7 @@ class Profile:
         again = self._at(free, self.start(), with_slope, self.weighs)
         if again[0].left < _ASTRAY:
             return again
-        best = max(found, again, key=lambda one: one[0].value)
+        best = again if not found[0].value >= again[0].value else found
         return self._at(free, best[0].q, with_slope, False)
 
     def _at(self, free, start, with_slope, to_weigh):

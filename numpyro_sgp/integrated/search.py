@@ -14,6 +14,7 @@ from scipy.special import logsumexp
 from scipy.stats import chi2, multivariate_t, norm, qmc
 
 from numpyro_sgp.integrated.nodes import (
+    MIRRORED,
     NO_MODE,
     OTHER_MODE,
     TIME_USED,
@@ -47,6 +48,7 @@ _STEPS, _OF_SD = (0.1, 1e-2), (0.5, 0.1)
 # Nats that values fall by a standard deviation away from a mode, of a Gaussian .5.
 _FLAT, _STEEP = 0.1, 2.0
 _ROUNDS, _LENGTHS = 4, 20  # of axes, and of lengths of one
+_AS_HIGH = 0.02  # nats below a mode, is what mirrors it
 _RISE = 0.1  # nats uphill of what is no mode
 
 
@@ -98,7 +100,10 @@ class Search:
             )
         if not finite[0].free.size:
             return finite[0]
-        ends = [self._uphill(start) for start in finite[:_CLIMBED]]
+        ends = [self._uphill(finite[0])]
+        for start in finite[1:_CLIMBED]:
+            if self.until is None or time.monotonic() < self.until:
+                ends.append(self._uphill(start))
         best = max(ends, key=lambda node: node.value)
         self._ends = [(end.free, best.value - end.value) for end in ends]
         moved = self.profile.choose_points(best)
@@ -226,9 +231,13 @@ class Search:
             found = self._drawn(mode, axes)
         told = [astray, found.stopped]
         for free, below in self._ends:
-            if below < _DROP and found.is_beside(free):
+            if not (below < _DROP and found.is_beside(free)):
+                continue
+            if below < _AS_HIGH:
+                told.append(MIRRORED)
+            else:
                 told.append(f"{OTHER_MODE}, {below:.2g} nats lower, has no nodes")
-                break
+            break
         return replace(found, stopped="; ".join(filter(None, told)))
 
     def _one(self, mode, axes, stopped=""):

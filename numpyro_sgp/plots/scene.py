@@ -83,7 +83,8 @@ def tails(level: float) -> tuple[float, float]:
 
     :raises ValueError: if ``level`` is no probability.
     """
-    if not (isinstance(level, int | float | np.number) and 0.0 < level < 1.0):
+    level = level.item() if np.ndim(level) == 0 and hasattr(level, "item") else level
+    if not (isinstance(level, int | float) and 0.0 < level < 1.0):
         raise ValueError(f"level must be between 0 and 1, got {_checks.shown(level)}.")
     return (1.0 - level) / 2.0, (1.0 + level) / 2.0
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
+from numpyro.primitives import Messenger
 
 from numpyro_sgp._checks import check_key, check_model, check_whole, shown
 from numpyro_sgp.distributions.arguments import as_arrays
@@ -165,42 +166,50 @@ class GPPredictive:
         """
         Samples beside GPs, without those of training rows where these are others.
 
-        :raises ValueError: if others have another shape with these arguments.
+        :raises ValueError: if there are too few of others for these arguments.
         """
-        sites: dict[str, tuple] = {}
-        plates: set[str] = set()
-
-        def look(*given):
-            trace = messages.trace_of(self.model, *given, at_site=_mean_where_none)
-            for name, site in trace.items():
-                if site["type"] != "sample":
-                    continue
-                own = {frame.name for frame in site["cond_indep_stack"]}
-                sites[name] = jnp.shape(site["value"]), own
-                if site["is_observed"] or name not in sample:
-                    plates.update(own)
-            return {name: prior.X for name, prior in _gp_sites(trace).items()}
-
         others = {name: value for name, value in sample.items() if name not in train}
-        try:
-            jax.eval_shape(lambda: look(args, kwargs))
-        except NotImplementedError:  # a prior that cannot be drawn from
-            return others
-        of_rows = {name for name in others if name in sites and sites[name][1] & plates}
-        if of_rows:
-            here, there = look(args, kwargs), look(self.train_args, self.train_kwargs)
-            if all(np.array_equal(X, there.get(name)) for name, X in here.items()):
-                return others
-        for name in others.keys() - of_rows:
-            shape = sites[name][0] if name in sites else jnp.shape(others[name])
-            if shape != jnp.shape(others[name]):
+        here = _sites(self.model, args, kwargs)
+        there = _sites(self.model, self.train_args, self.train_kwargs)
+        of_rows = {
+            plate: size
+            for name, (_, plates, is_observed) in there.items()
+            if is_observed or name not in sample
+            for plate, size in plates.items()
+        }
+        new = set()
+        for plate, size in of_rows.items():
+            sizes = {plates.get(plate, size) for _, plates, _ in here.values()}
+            if sizes - {size} or self._differ(size, args, kwargs):
+                new.add(plate)
+        kept = {}
+        for name, value in others.items():
+            shape, plates, _ = here.get(name, (jnp.shape(value), {}, False))
+            if plates.keys() & new:
+                continue
+            known = jnp.shape(value)
+            same = len(shape) == len(known)
+            if not same or any(a < b for a, b in zip(known, shape, strict=True)):
                 raise ValueError(
                     f"Site '{name}' has the shape {shape} with these arguments, but its "
-                    f"samples have {jnp.shape(others[name])}. Give arguments with the same "
-                    "groups; of a latent for each row, put it into the plate of the "
-                    "response, and it is drawn anew."
+                    f"samples have {known}. Give arguments with the same groups; a latent "
+                    "for each row, in the plate of the response, is drawn anew."
                 )
-        return {name: value for name, value in others.items() if name not in of_rows}
+            kept[name] = value
+        return kept
+
+    def _differ(self, size, args, kwargs) -> bool:
+        """Whether arguments with so many rows are others than those of the training."""
+        pairs = list(zip(args, self.train_args, strict=False))
+        pairs += [(v, self.train_kwargs.get(name)) for name, v in kwargs.items()]
+        for new, old in pairs:
+            both = jax.tree.leaves(new), jax.tree.leaves(old)
+            if not all(both) or len(both[0]) != len(both[1]):
+                continue
+            for a, b in zip(*both, strict=True):
+                if np.shape(b)[:1] == (size,) and not np.array_equal(a, b):
+                    return True
+        return False
 
     def _draw(self, rng_key, sample, others, args, kwargs):
         train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
@@ -239,6 +248,33 @@ class GPPredictive:
                 and name not in drawn
             )
         }
+
+
+class _AnyValue(Messenger):
+    """Zeros at sites beside GPs that have no value: shapes are looked at alone."""
+
+    def process_message(self, msg):
+        is_open = msg["type"] == "sample" and msg["value"] is None
+        if is_open and not messages.is_latent_gp(msg):
+            fn = msg["fn"]
+            dtype = int if fn.support is not None and fn.support.is_discrete else float
+            msg["value"] = jnp.zeros(fn.shape(), dtype)
+
+
+def _sites(model, args, kwargs) -> dict[str, tuple]:
+    """By name of a site beside GPs its shape, sizes of its plates, if it is observed."""
+    found: dict[str, tuple] = {}
+
+    def look():
+        where = _AnyValue(model), args, kwargs
+        trace = messages.trace_of(*where, at_site=_mean_where_none)
+        for name, site in trace.items():
+            if site["type"] == "sample" and not messages.is_latent_gp(site):
+                plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
+                found[name] = jnp.shape(site["value"]), plates, site["is_observed"]
+
+    jax.eval_shape(look)
+    return found
 
 
 def _gp_priors(model, sample, args, kwargs) -> dict:

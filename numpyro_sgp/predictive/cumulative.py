@@ -15,6 +15,7 @@ _CENSORED = (
     dist.RightCensoredDistribution,
 )
 _MULTINOMIAL = dist.MultinomialLogits, dist.MultinomialProbs
+_ZERO_OR = dist.HurdleProbs, dist.ZeroInflatedProbs
 _BINOMIAL = dist.BinomialLogits, dist.BinomialProbs
 #: Counts above which JAX's incomplete gamma function is wrong in float32.
 _MANY = 2e3
@@ -34,6 +35,8 @@ def innermost(fn):
 def marginal(fn):
     """The distribution of each entry of a vector, where it is known; else ``fn`` itself."""
     inner = innermost(fn)
+    if isinstance(messages.innermost(fn), dist.IntervalCensoredDistribution):
+        return inner.expand(fn.batch_shape)  # of which two limits are observed
     if isinstance(inner, _MULTINOMIAL):
         one = dist.BinomialProbs(inner.probs, jnp.expand_dims(inner.total_count, -1))
     elif isinstance(inner, dist.DirichletMultinomial):
@@ -63,11 +66,54 @@ def moments(fn) -> tuple:
     inner = innermost(fn)
     if truncated.is_truncated_normal(inner):
         mean, variance = truncated.moments(inner)
+    elif isinstance(inner, dist.HurdleProbs):
+        mean, variance = _of_hurdle(inner)
+    elif isinstance(inner, dist.MixtureGeneral):
+        parts = [moments(part) for part in inner.component_distributions]
+        mean, square = (
+            jnp.sum(inner.mixing_distribution.probs * jnp.stack(v, axis=-1), axis=-1)
+            for v in zip(*((m, v + m**2) for m, v in parts), strict=True)
+        )
+        variance = square - mean**2
+    elif type(inner) is dist.TransformedDistribution:
+        mean, variance = _of_transformed(inner)
     elif isinstance(messages.innermost(fn), _CENSORED):
         mean, variance = inner.mean, inner.variance
     else:
         return fn.mean, fn.variance
     return jnp.broadcast_to(mean, fn.shape()), jnp.broadcast_to(variance, fn.shape())
+
+
+def _of_hurdle(fn):
+    """Of positive numbers, and of zeros in their place."""
+    mean, variance = moments(fn.base_dist)
+    positive = 1.0 - fn.gate
+    if fn._is_discrete:
+        positive = positive / _share_above_zero(fn.base_dist)
+    whole = positive * mean
+    return whole, positive * (variance + mean**2) - whole**2
+
+
+def _share_above_zero(fn):
+    return -jnp.expm1(fn.log_prob(jnp.zeros((), int)))
+
+
+def _of_transformed(fn):
+    """
+    :raises NotImplementedError: but for what is shifted and scaled, or log-normal then.
+    """
+    last = fn.transforms[-1]
+    if isinstance(last, dist.transforms.AffineTransform) and not fn.event_shape:
+        rest = fn.transforms[:-1]
+        base = dist.TransformedDistribution(fn.base_dist, rest) if rest else fn.base_dist
+        mean, variance = moments(base)
+        return last.loc + last.scale * mean, last.scale**2 * variance
+    base = innermost(fn.base_dist)
+    is_exp = [type(part) for part in fn.transforms] == [dist.transforms.ExpTransform]
+    if is_exp and isinstance(base, dist.Normal):
+        found = dist.LogNormal(base.loc, base.scale)
+        return found.mean, found.variance
+    return fn.mean, fn.variance
 
 
 def cdf(fn, y):
@@ -79,14 +125,15 @@ def cdf(fn, y):
     """
     fn = innermost(fn)
     if type(fn).cdf is dist.TransformedDistribution.cdf:  # as that does
-        sign, value = 1, y
-        for transform in reversed(fn.transforms):
-            sign, value = sign * transform.sign, transform.inv(value)
-        found = cdf(fn.base_dist, value)
-        found = jnp.where(sign < 0, 1.0 - found, found)
+        found = _of_transforms(fn, y)
     elif isinstance(fn, dist.MixtureGeneral):  # whose parts may have other supports
         parts = jnp.stack([cdf(part, y) for part in fn.component_distributions], axis=-1)
         found = jnp.sum(fn.mixing_distribution.probs * parts, axis=-1)
+    elif isinstance(fn, _ZERO_OR):
+        below = cdf(fn.base_dist, y)
+        if isinstance(fn, dist.HurdleProbs) and fn._is_discrete:
+            below = 1.0 - (1.0 - below) / _share_above_zero(fn.base_dist)
+        found = jnp.where(y < 0.0, 0.0, fn.gate + (1.0 - fn.gate) * below)
     elif truncated.has_digits(fn):
         found = truncated.cdf(fn, jnp.clip(y, *bounds(fn)))
     elif isinstance(fn, _TRUNCATED):
@@ -117,6 +164,27 @@ def cdf(fn, y):
     lower, upper = bounds(fn)
     found = jnp.clip(found, 0.0, 1.0)
     return jnp.where(y < lower, 0.0, jnp.where(y >= upper, 1.0, found))
+
+
+def _of_transforms(fn, y):
+    """By inverses of values that a transform may have; what is below and above has none."""
+    sign, value = 1, y
+    below = above = jnp.zeros(jnp.shape(y), bool)
+    for transform in reversed(fn.transforms):
+        ends = (
+            getattr(transform.codomain, name, last)
+            for name, last in (("lower_bound", -jnp.inf), ("upper_bound", jnp.inf))
+        )
+        low, high = (jnp.asarray(end, jnp.result_type(float)) for end in ends)
+        under, over = value <= low, value >= high
+        below |= jnp.where(sign > 0, under, over)
+        above |= jnp.where(sign > 0, over, under)
+        some = transform.codomain.feasible_like(value)
+        value = transform.inv(jnp.where(under | over, some, value))
+        sign = sign * transform.sign
+    found = cdf(fn.base_dist, value)
+    found = jnp.where(sign < 0, 1.0 - found, found)
+    return jnp.where(below, 0.0, jnp.where(above, 1.0, found))
 
 
 def _of_truncated(fn, y):

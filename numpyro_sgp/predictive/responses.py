@@ -242,6 +242,7 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
     try:
         centre, variance = cumulative.moments(fn)
         has_moments = variance is not None and not cumulative.is_circular(fn)
+        centre = jnp.where(jnp.isfinite(centre), centre, 0.0)
     except NotImplementedError:
         has_moments = False
     has_cdf = not fn.event_shape or fn is not innermost(fn)
@@ -266,7 +267,7 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
     else:
         mean = jnp.tensordot(weights, draws, 1)
         variance = jnp.tensordot(weights, (draws - mean) ** 2, 1)
-    sd = jnp.sqrt(jnp.maximum(variance, 0.0))
+    sd = jnp.where(jnp.isinf(mean), jnp.inf, jnp.sqrt(jnp.maximum(variance, 0.0)))
     if not levels.size:
         quantiles = jnp.zeros((0, *mean.shape), mean.dtype)
     elif has_cdf:

@@ -6,12 +6,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy import stats
+from scipy import special, stats
 from scipy.integrate import quad
 from scipy.optimize import minimize
 from scipy.stats import truncnorm
 
 import numpyro_sgp as sgp
+from numpyro_sgp.distributions.gamma_tails import log_gammainc, log_gammaincc
+from numpyro_sgp.distributions.tails import _log1mexp
 from numpyro_sgp.distributions.truncated import with_digits
 from numpyro_sgp.predictive import cumulative
 
@@ -142,6 +144,37 @@ BASES = {
         lambda m: dist.Weibull(jnp.exp(m), 1.5),
         lambda m: stats.weibull_min(1.5, scale=np.exp(m)),
     ),
+    "Gamma": (
+        lambda m: dist.Gamma(2.5, jnp.exp(-m)),
+        lambda m: stats.gamma(2.5, scale=np.exp(m)),
+    ),
+    "InverseGamma": (
+        lambda m: dist.InverseGamma(2.5, jnp.exp(m)),
+        lambda m: stats.invgamma(2.5, scale=np.exp(m)),
+    ),
+    "Gompertz": (
+        lambda m: dist.Gompertz(0.7 * jnp.exp(-m), 1.0),
+        lambda m: stats.gompertz(0.7 * np.exp(-m)),
+    ),
+    "Gumbel": (lambda m: dist.Gumbel(m, 0.6), lambda m: stats.gumbel_r(m, 0.6)),
+    "Cauchy": (lambda m: dist.Cauchy(m, 0.3), lambda m: stats.cauchy(m, 0.3)),
+    "StudentT": (lambda m: dist.StudentT(4.0, m, 0.3), lambda m: stats.t(4.0, m, 0.3)),
+    "HalfNormal": (
+        lambda m: dist.HalfNormal(jnp.exp(m)),
+        lambda m: stats.halfnorm(scale=np.exp(m)),
+    ),
+    "HalfCauchy": (
+        lambda m: dist.HalfCauchy(jnp.exp(m)),
+        lambda m: stats.halfcauchy(scale=np.exp(m)),
+    ),
+    "Pareto": (
+        lambda m: dist.Pareto(0.1, jnp.exp(m)),
+        lambda m: stats.pareto(np.exp(m), scale=0.1),
+    ),
+    "Dagum": (
+        lambda m: dist.Dagum(1.5, 3.0, jnp.exp(m)),
+        lambda m: stats.burr(3.0, 1.5, scale=np.exp(m)),
+    ),
 }
 CENSORED = np.array([True, False])
 
@@ -192,6 +225,21 @@ def test_slopes_of_censored_densities_are_finite(name):
             assert np.isfinite(jax.jacobian(of)(jnp.float32(m))).all()
 
 
+@pytest.mark.parametrize("x64", [False, True])
+def test_second_derivatives_are_finite(x64):
+    """Natural steps of nested inference are of these."""
+    with jax.enable_x64(x64):
+        x = jnp.array([-1e-10, -0.7, -50.0, -100.0, -1e4])
+        found = jax.vmap(jax.grad(jax.grad(_log1mexp)))(x)
+        assert np.isfinite(found).all()
+
+        def density(m):
+            fn = dist.TruncatedNormal(m, 0.2, low=-10.0, high=10.0)
+            return with_digits(fn).log_prob(0.5)
+
+        assert np.isfinite(jax.grad(jax.grad(density))(0.3))
+
+
 @pytest.mark.parametrize("name", ["Laplace", "Logistic", "SoftLaplace"])
 def test_other_bases_are_cut_off_far_away_too(name):
     for mode, value in ((-20.0, 0.1), (0.2, 0.5)):
@@ -201,6 +249,128 @@ def test_other_bases_are_cut_off_far_away_too(name):
         np.testing.assert_allclose(with_digits(fn).log_prob(value), known, rtol=1e-6)
         level = -np.expm1(exact.logsf(value) - exact.logsf(0.0))
         np.testing.assert_allclose(cumulative.cdf(fn, value), level, rtol=1e-6)
+
+
+def test_gammas_are_cut_off_and_censored_far_away_in_single_precision():
+    """Of NumPyro they had -15.94, whatever the rate, and no slope; cut off, -inf."""
+    rates = np.exp([1.0, 3.0, 4.0, 5.0])
+    exact = stats.gamma(2.0, scale=1.0 / rates)
+    with jax.enable_x64(False):
+        base = dist.Gamma(2.0, jnp.asarray(rates, jnp.float32))
+        found = with_digits(dist.RightCensoredDistribution(base, np.ones(4))).log_prob(2.0)
+        cut = with_digits(dist.LeftTruncatedDistribution(dist.Cauchy(-50.0, 0.1), 0.0))
+        assert np.isfinite(cut.log_prob(0.5))
+
+        def shape(a):
+            fn = dist.RightCensoredDistribution(dist.Gamma(a, 100.0), True)
+            return with_digits(fn).log_prob(2.0)
+
+        slope = jax.grad(shape)(2.0)
+    np.testing.assert_allclose(found, exact.logsf(2.0), rtol=1e-5)
+    steps = [stats.gamma(2.0 + d, scale=0.01).logsf(2.0) for d in (1e-4, -1e-4)]
+    np.testing.assert_allclose(slope, (steps[0] - steps[1]) / 2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [0.01, 0.5, 30.0, 2000.0, 1e4])
+def test_logs_of_incomplete_gamma_functions(shape):
+    above = shape + np.array([3, 5, 7, 10, 20]) * np.sqrt(shape)
+    above = above + np.array([0, 3, 15, 30, 60])
+    below = shape * np.array([0.9, 0.7, 0.5, 0.3, 0.1, 1e-2])
+    for ours, known, x in (
+        (log_gammaincc, special.gammaincc, above),
+        (log_gammainc, special.gammainc, below),
+    ):
+        found = np.asarray(ours(jnp.asarray(shape), jnp.asarray(x)))
+        exact = known(shape, x)
+        seen = exact > 1e-300  # of SciPy
+        assert np.isfinite(found).all()
+        np.testing.assert_allclose(found[seen], np.log(exact[seen]), rtol=1e-9, atol=1e-12)
+
+
+INSIDE = {
+    "hurdle": lambda f: dist.HurdleDistribution(
+        dist.TruncatedNormal(f, 0.5, low=0.0), gate=0.3
+    ),
+    "affine": lambda f: dist.TransformedDistribution(
+        dist.TruncatedNormal(f, 0.5, low=0.0),
+        [dist.transforms.AffineTransform(1.0, 2.0)],
+    ),
+    "mixture": lambda f: dist.MixtureGeneral(
+        dist.Categorical(jnp.array([0.4, 0.6])),
+        [dist.TruncatedNormal(f, 0.5, low=0.0), dist.TruncatedNormal(0.0, low=0.0)],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_truncated_distributions_inside_of_others_have_their_digits(kind):
+    """In float32, thirty scales off: +inf, of moments inf and NaN."""
+    exact = truncnorm(16.0, np.inf, loc=-8.0, scale=0.5)
+    mean, variance, log_density = exact.mean(), exact.var(), exact.logpdf(0.02)
+    with jax.enable_x64(False):
+        fn = INSIDE[kind](jnp.float32(-8.0))
+        found = with_digits(fn).log_prob(1.04 if kind == "affine" else 0.02)
+        moments = cumulative.moments(fn)
+    if kind == "hurdle":
+        log_density += np.log(0.7)
+        mean, square = 0.7 * mean, 0.7 * (variance + mean**2)
+        variance = square - mean**2
+    elif kind == "affine":
+        log_density -= np.log(2.0)
+        mean, variance = 1.0 + 2.0 * mean, 4.0 * variance
+    else:
+        half = stats.halfnorm()
+        parts = np.log([0.4, 0.6]) + [log_density, half.logpdf(0.02)]
+        log_density = np.logaddexp(*parts)
+        square = 0.4 * (variance + mean**2) + 0.6
+        mean = 0.4 * mean + 0.6 * half.mean()
+        variance = square - mean**2
+    np.testing.assert_allclose(found, log_density, rtol=1e-5)
+    np.testing.assert_allclose(moments, (mean, variance), rtol=1e-3)
+
+
+def test_levels_of_zeros_and_others():
+    """Of hurdles and inflated zeros, in closed form: draws of the first took for ever."""
+    y = np.array([-1.0, 0.0, 1.0, 2.5, 7.0])
+    count = stats.poisson(0.02)
+    base = dist.Poisson(jnp.array(0.02))
+    found = cumulative.cdf(dist.HurdleDistribution(base, gate=0.3), y)
+    positive = (count.cdf(y) - count.pmf(0)) / count.sf(0)
+    np.testing.assert_allclose(found, np.where(y < 0, 0.0, 0.3 + 0.7 * positive), atol=1e-9)
+    mean, variance = cumulative.moments(dist.HurdleDistribution(base, gate=0.3))
+    k = np.arange(1, 30)
+    pmf = 0.7 * count.pmf(k) / count.sf(0)
+    np.testing.assert_allclose(mean, pmf @ k, rtol=1e-9)
+    np.testing.assert_allclose(variance, pmf @ k**2 - (pmf @ k) ** 2, rtol=1e-8)
+    found = cumulative.cdf(dist.ZeroInflatedDistribution(base, gate=0.3), y)
+    np.testing.assert_allclose(found, np.where(y < 0, 0.0, 0.3 + 0.7 * count.cdf(y)))
+    gamma = stats.gamma(2.0)
+    found = cumulative.cdf(dist.HurdleGamma(jnp.array(0.3), 2.0, 1.0), y)
+    np.testing.assert_allclose(found, np.where(y < 0, 0.0, 0.3 + 0.7 * gamma.cdf(y)))
+
+
+def test_shifted_and_scaled_distributions():
+    """Of reaction times; below the shift the cdf was NaN."""
+    transforms = [
+        dist.transforms.ExpTransform(),
+        dist.transforms.AffineTransform(1.0, 2.0),
+    ]
+    fn = dist.TransformedDistribution(dist.Normal(0.2, 0.5), transforms)
+    exact = stats.lognorm(0.5, loc=1.0, scale=2.0 * np.exp(0.2))
+    y = np.array([-3.0, 1.0, 1.5, 4.0, 50.0])
+    np.testing.assert_allclose(cumulative.cdf(fn, y), exact.cdf(y), atol=1e-12)
+    np.testing.assert_allclose(cumulative.moments(fn), (exact.mean(), exact.var()))
+    down = dist.TransformedDistribution(
+        dist.Normal(0.2, 0.5),
+        [transforms[0], dist.transforms.AffineTransform(1.0, -2.0)],
+    )
+    np.testing.assert_allclose(cumulative.cdf(down, 2.0 - y), exact.sf(y), atol=1e-12)
+    share = dist.TransformedDistribution(
+        dist.Normal(0.0, 1.0),
+        [dist.transforms.SigmoidTransform(), dist.transforms.AffineTransform(0.0, 10.0)],
+    )
+    found = cumulative.cdf(share, np.array([-1.0, 5.0, 11.0]))
+    np.testing.assert_allclose(found, [0.0, 0.5, 1.0], atol=1e-12)
 
 
 @pytest.mark.slow

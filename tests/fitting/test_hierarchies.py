@@ -78,3 +78,23 @@ def test_a_fit_without_best_values_has_not_converged():
         verdict = fitted.check()
     assert not verdict.converged
     assert "joint=True" in verdict.causes["other parameters"].mend
+
+
+def test_effects_that_are_integrated_over_are_no_points():
+    """Of a fit with joint=True: their names are not among the parameters."""
+    data = X[:20], GROUP[:20], Y[:20]
+    fitted = sgp.fit(model, sgp.SVGP(4), data, joint=True, steps=2, progress_bar=False)
+    assert not vanished(fitted.guide, fitted.params, data, {})
+    assert np.isfinite(fitted.bound)
+
+
+def test_latents_of_the_rows_of_a_minibatch_are_left_alone():
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        plate = numpyro.plate("data", 40, subsample_size=10)
+        with plate as rows:
+            e = numpyro.sample("e", dist.Normal(0.0, 0.3))
+            numpyro.sample("y", dist.Normal(f[rows] + e, 0.5), obs=y[rows])
+
+    fitted = sgp.fit(model, sgp.SVGP(4), (X[:40], Y[:40]), steps=3, progress_bar=False)
+    assert np.isfinite(fitted.bound)

@@ -246,6 +246,22 @@ def test_another_mode_that_was_met_is_told():
     assert np.isnan(cause.nats) and "MCMC" in cause.mend
 
 
+def test_a_mode_that_mirrors_another_is_no_fault_of_the_nodes():
+    """As of loadings, of which the signs make no difference."""
+
+    def value(z):
+        return np.logaddexp(
+            -0.5 * ((z[0] - 3.0) / 0.2) ** 2, -0.5 * ((z[0] + 3.0) / 0.2) ** 2
+        )
+
+    def slope(z):
+        return -(np.abs(z) - 3.0) * np.sign(z) / 0.04
+
+    found = search(value, slope, -2.5, 2.5)
+    assert "a mode as high has no nodes" in found.stopped and not found.several
+    assert _of_nodes(found).nats < 0.01
+
+
 def test_slopes_of_kinks_are_no_slope():
     found = search(lambda z: -0.5 * z @ z, lambda z: 1.5 - z, 0.0)
     assert found.stopped == "" and not found.astray
