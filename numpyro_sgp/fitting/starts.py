@@ -230,6 +230,8 @@ def _lengthscales(problem, names) -> dict:
         X = X if dims is None else X[:, dims]
         if isinstance(kernel, Linear):  # whose values grow from zero
             sd = np.sqrt(np.mean(np.square(X, dtype=float), axis=0))
+            if np.shape(values[label])[-1:] != sd.shape:  # the columns add up
+                sd = np.full_like(sd, np.sqrt(np.mean(sd**2)))
         else:
             sd = deviations(X)
         if len(union(origin)) != 1 or not np.any(sd > 0.0):  # equal rows tell no scale

@@ -14,6 +14,7 @@ from scipy import stats
 
 import numpyro_sgp as sgp
 from numpyro_sgp.fitting.problem import Problem, constrained
+from numpyro_sgp.fitting.starts import SCALES, lengthscale_starts
 from numpyro_sgp.training.descent import Descent
 
 RNG = np.random.default_rng(0)
@@ -200,3 +201,26 @@ def test_levels_under_wide_priors_start_where_the_density_is_finite():
     X = np.linspace(0.0, 6.0, 10)[:, None]
     starts = guide.starts(jax.random.key(0), (X, np.arange(10)), {})
     assert starts["level_auto_loc"] == 1.0
+
+
+def test_columns_of_linear_kernels_add_up():
+    """
+    Of a common variance, of columns with sds of 230 and .3: by their geometric mean
+    functions had a variance of 1,000 and more at each start, and counts no finite bound.
+    """
+    X = RNG.normal(size=(20, 2)) * np.array([230.0, 0.3])
+    y = RNG.poisson(np.exp(0.5 + 0.004 * X[:, 0]))
+
+    def model(X, y=None):
+        slope = numpyro.param("slope", 1.0, constraint=dist.constraints.positive)
+        kernel = sgp.kernels.Linear(slope**2)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(5))
+    svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    problem = Problem(svi, svi.init(jax.random.key(0), X, y), (X, y), {})
+    slopes = [float(np.exp(start["slope"])) for start in lengthscale_starts(problem)[1:]]
+    size = np.sqrt(np.sum(np.mean(X**2, axis=0)))
+    np.testing.assert_allclose(slopes, 1.0 / (np.array(SCALES) * size), rtol=1e-3)
