@@ -340,6 +340,29 @@ def test_latents_of_training_rows_are_drawn_anew_at_others(train_args):
     assert abs(np.mean(draws["y"] - draws["f"]) - 3.0) < 0.01
 
 
+def test_other_rows_are_seen_however_they_are_given():
+    """In dicts of other keys, by position and by name."""
+
+    def model(data):
+        f = numpyro.sample("f", gp(data["X"]))
+        with numpyro.plate("data", len(data["X"])):
+            e = numpyro.sample("e", dist.Normal(0.0, 0.5))
+            numpyro.sample("y", dist.Normal(f + e, 0.1), obs=data.get("y"))
+
+    samples = {"f": np.zeros((400, N)), "e": np.full((400, N), 7.0)}
+    train = {"X": X, "y": Y}
+    predictive = GPPredictive(model, samples, train_args=(train,))
+    draws = predictive(KEY, {"X": X + 100.0})
+    assert abs(np.mean(draws["y"] - draws["f"])) < 0.06
+    draws = predictive(KEY, {"X": X})
+    assert abs(np.mean(draws["y"] - draws["f"]) - 7.0) < 0.06
+    predictive = GPPredictive(
+        lambda X, y=None: model({"X": X, "y": y}), samples, train_args=(X, Y)
+    )
+    draws = predictive(KEY, X=X + 100.0)
+    assert abs(np.mean(draws["y"] - draws["f"])) < 0.06
+
+
 def test_samples_of_groups_and_outputs_are_kept():
     """In plates that hold the response too, they are not of rows."""
 

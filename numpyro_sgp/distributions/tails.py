@@ -17,6 +17,7 @@ from jax.scipy.special import betainc, betaln, log_ndtr
 
 from numpyro_sgp.distributions.gamma_tails import log_gammainc, log_gammaincc
 
+_TERMS = 60  # of a series whose terms fall to a half each
 NOWHERE = 1e9  # scales away from where infinite limits make no difference
 
 
@@ -133,17 +134,33 @@ def _dagum(fn) -> Tails:
 
 
 def _student(df, z):
-    """Of Student's t: by series far out and about zero, where the function has no slope."""
-    a, x = 0.5 * df, df / (df + z**2)
-    far, middle = x < 1e-4, jnp.abs(z) < 1e-2
-    series = a * jnp.log(x) - betaln(a, 0.5) - jnp.log(a) + 0.5 * a * x / (a + 1.0)
-    known = jnp.log(betainc(a, 0.5, jnp.where(far | middle, 0.5, x)))
-    log_tail = jnp.where(far, series, known) - jnp.log(2.0)
+    """Of Student's t: logs of an incomplete beta function that may be next to zero."""
+    a, beyond = 0.5 * df, z**2 / (df + z**2)
+    x = df / (df + z**2)
+    outer, inner, middle = x < 0.5, jnp.abs(z) < 1.0, jnp.abs(z) < 1e-2
+    # DLMF 8.17.8, of terms that fall by more than x each.
+    few, total, last = jnp.where(outer, x, 0.25), 1.0, 1.0
+    for k in range(_TERMS):
+        last = last * few * (a + 0.5 + k) / (a + 1.0 + k)
+        total = total + last
+    series = a * jnp.log(few) + 0.5 * jnp.log1p(-few) - jnp.log(a) - betaln(a, 0.5)
+    outermost = series + jnp.log(total) - jnp.log(2.0)
+    easy = a / (a + 0.5)  # of which the function is not next to zero
+    at = jnp.where(outer | inner, easy, x)
+    # Of many degrees of freedom: Wallace's normal number.
+    tiny = 0.5 * betainc(a, 0.5, jax.lax.stop_gradient(at)) < 1e-8
+    known = 0.5 * betainc(a, 0.5, jnp.where(tiny, easy, at))
+    share = (8.0 * df + 1.0) / (8.0 * df + 3.0)
+    normal = share * jnp.sqrt(df * jnp.log1p(jnp.where(tiny, z, 1.0) ** 2 / df))
+    between = jnp.where(tiny, log_ndtr(-normal), jnp.log(known))
+    near = jnp.where(inner & ~middle, beyond, 1.0 - easy)
+    innermost = jnp.log(0.5 - 0.5 * betainc(0.5, a, near))
+    log_tail = jnp.where(outer, outermost, jnp.where(inner, innermost, between))
     found = jnp.where(z > 0.0, jnp.log1p(-jnp.exp(log_tail)), log_tail)
     small = jnp.where(middle, z, 0.0)
     rise = small - (df + 1.0) / (6.0 * df) * small**3
-    near = jnp.log(0.5 + rise * jnp.exp(-betaln(a, 0.5)) / jnp.sqrt(df))
-    return jnp.where(middle, near, found)
+    about = jnp.log(0.5 + rise * jnp.exp(-betaln(a, 0.5)) / jnp.sqrt(df))
+    return jnp.where(middle, about, found)
 
 
 def _cauchy(z):

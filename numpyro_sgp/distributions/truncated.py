@@ -10,6 +10,7 @@ import copy
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
@@ -98,7 +99,12 @@ def _truncated(fn, value):
 
 def _observed(fn, value, censored):
     """The log density where it counts, and something finite elsewhere."""
-    anywhere = fn.base_dist.support.feasible_like(value)
+    base = fn.base_dist
+    if hasattr(base, "loc") and isinstance(base.support, type(dist.constraints.real)):
+        # Where the density is not zero: its slope would be NaN.
+        anywhere = jax.lax.stop_gradient(jnp.broadcast_to(base.loc, jnp.shape(value)))
+    else:
+        anywhere = base.support.feasible_like(value)
     return fn.base_dist.log_prob(jnp.where(censored, anywhere, value))
 
 

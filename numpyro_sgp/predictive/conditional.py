@@ -18,7 +18,8 @@ class GPPredictive:
     For each sample, a GP site at the new inputs is drawn jointly from
     :math:`p(f_* \mid f(X), \theta)`; all other sites follow from the model as in
     :class:`numpyro.infer.Predictive`. Latents of each row (in a plate with a response) are
-    drawn anew at other inputs, given the samples of the others. Samples of an
+    drawn anew at other inputs, given the samples of the others; groups are those of the
+    samples, by their codes. Samples of an
     inducing-point guide need no such step: use ``Predictive(model, guide=guide, ...)`` for
     them.
 
@@ -199,15 +200,12 @@ class GPPredictive:
         return kept
 
     def _differ(self, size, args, kwargs) -> bool:
-        """Whether arguments with so many rows are others than those of the training."""
-        pairs = list(zip(args, self.train_args, strict=False))
-        pairs += [(v, self.train_kwargs.get(name)) for name, v in kwargs.items()]
-        for new, old in pairs:
-            both = jax.tree.leaves(new), jax.tree.leaves(old)
-            if not all(both) or len(both[0]) != len(both[1]):
-                continue
-            for a, b in zip(*both, strict=True):
-                if np.shape(b)[:1] == (size,) and not np.array_equal(a, b):
+        """Whether an argument with so many rows is none of those of the training."""
+        known = jax.tree.leaves((self.train_args, self.train_kwargs))
+        known = [np.asarray(leaf) for leaf in known if np.shape(leaf)[:1] == (size,)]
+        for leaf in jax.tree.leaves((args, kwargs)):
+            if known and np.shape(leaf)[:1] == (size,):
+                if not any(_is_same(np.asarray(leaf), other) for other in known):
                     return True
         return False
 
@@ -248,6 +246,10 @@ class GPPredictive:
                 and name not in drawn
             )
         }
+
+
+def _is_same(a, b) -> bool:
+    return a.shape == b.shape and bool(np.all((a == b) | ((a != a) & (b != b))))
 
 
 class _AnyValue(Messenger):

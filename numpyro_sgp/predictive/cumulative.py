@@ -36,7 +36,7 @@ def marginal(fn):
     """The distribution of each entry of a vector, where it is known; else ``fn`` itself."""
     inner = innermost(fn)
     if isinstance(messages.innermost(fn), dist.IntervalCensoredDistribution):
-        return inner.expand(fn.batch_shape)  # of which two limits are observed
+        return inner.expand(fn.shape()[:-1])  # of which two limits are observed
     if isinstance(inner, _MULTINOMIAL):
         one = dist.BinomialProbs(inner.probs, jnp.expand_dims(inner.total_count, -1))
     elif isinstance(inner, dist.DirichletMultinomial):
@@ -70,11 +70,13 @@ def moments(fn) -> tuple:
         mean, variance = _of_hurdle(inner)
     elif isinstance(inner, dist.MixtureGeneral):
         parts = [moments(part) for part in inner.component_distributions]
-        mean, square = (
-            jnp.sum(inner.mixing_distribution.probs * jnp.stack(v, axis=-1), axis=-1)
-            for v in zip(*((m, v + m**2) for m, v in parts), strict=True)
-        )
-        variance = square - mean**2
+        means, variances = (jnp.stack(v, axis=-1) for v in zip(*parts, strict=True))
+        probs = inner.mixing_distribution.probs
+        *shape, number = probs.shape
+        probs = probs.reshape(*shape, *(1,) * len(inner.event_shape), number)
+        mean = jnp.sum(probs * means, axis=-1)
+        variances = variances + (means - mean[..., None]) ** 2
+        variance = jnp.sum(probs * variances, axis=-1)
     elif type(inner) is dist.TransformedDistribution:
         mean, variance = _of_transformed(inner)
     elif isinstance(messages.innermost(fn), _CENSORED):
@@ -90,11 +92,12 @@ def _of_hurdle(fn):
     positive = 1.0 - fn.gate
     if fn._is_discrete:
         positive = positive / _share_above_zero(fn.base_dist)
-    whole = positive * mean
-    return whole, positive * (variance + mean**2) - whole**2
+    return positive * mean, positive * (variance + (1.0 - positive) * mean**2)
 
 
 def _share_above_zero(fn):
+    if type(messages.innermost(fn)) is dist.Poisson:  # whose density has lost digits
+        return -jnp.expm1(-messages.innermost(fn).rate)
     return -jnp.expm1(fn.log_prob(jnp.zeros((), int)))
 
 
@@ -133,6 +136,7 @@ def cdf(fn, y):
         below = cdf(fn.base_dist, y)
         if isinstance(fn, dist.HurdleProbs) and fn._is_discrete:
             below = 1.0 - (1.0 - below) / _share_above_zero(fn.base_dist)
+            below = jnp.where(y < 1.0, 0.0, below)
         found = jnp.where(y < 0.0, 0.0, fn.gate + (1.0 - fn.gate) * below)
     elif truncated.has_digits(fn):
         found = truncated.cdf(fn, jnp.clip(y, *bounds(fn)))

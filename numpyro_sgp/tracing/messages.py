@@ -229,7 +229,8 @@ def telling_arguments(args, kwargs):
         if any(words in told for words in _BY_NAME):
             raise ValueError(
                 "The model takes a part of an argument by its name, and is given a frame "
-                "as a matrix: pass a dict, {c: frame[c].to_numpy() for c in frame}. "
+                "as a matrix: pass a dict, {c: frame[c].to_numpy() for c in frame}. (Or an "
+                "index is a number that is not whole.) "
                 f"({told.splitlines()[0]})"
             ) from error
         if isinstance(error, IndexError) and args and jnp.ndim(args[0]) == 1:

@@ -291,6 +291,42 @@ def test_logs_of_incomplete_gamma_functions(shape):
         np.testing.assert_allclose(found[seen], np.log(exact[seen]), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("df", [4.0, 50.0, 300.0])
+def test_tails_of_student_t_have_slopes(df):
+    """Where the incomplete beta function is zero in float32 too."""
+    z = np.array([-300.0, -60.0, -20.0, -10.0, -3.0, -0.5, -0.011, 0.0, 0.5, 5.0, 30.0])
+    exact = stats.t(df)
+    fn = dist.StudentT(df, jnp.zeros(len(z)), 1.0)
+
+    def found(x):
+        return with_digits(dist.LeftCensoredDistribution(fn, True)).log_prob(x).sum()
+
+    with jax.enable_x64(False):
+        fn = dist.StudentT(df, jnp.zeros(len(z)), 1.0)
+        x = jnp.asarray(z, jnp.float32)
+        density = with_digits(dist.LeftCensoredDistribution(fn, True)).log_prob(x)
+        slope = jax.grad(found)(x)
+    seen = np.isfinite(exact.logcdf(z))
+    # By a normal number where df is large: 3e-4 of the log.
+    np.testing.assert_allclose(density[seen], exact.logcdf(z)[seen], rtol=5e-4, atol=1e-6)
+    slopes = np.exp(exact.logpdf(z) - exact.logcdf(z))
+    np.testing.assert_allclose(slope[seen], slopes[seen], rtol=1e-3, atol=1e-30)
+    assert np.isfinite(density).all() and np.isfinite(slope).all()
+
+
+def test_what_is_seen_beside_censored_rows_has_a_slope():
+    """At zero the density of these is zero, and its slope was NaN."""
+    with jax.enable_x64(False):
+
+        def density(loc):
+            fn = dist.RightCensoredDistribution(dist.Gumbel(loc, 2.0), True)
+            return with_digits(fn).log_prob(jnp.float32(311.0))
+
+        step = [stats.gumbel_r(310.0 + d, 2.0).logsf(311.0) for d in (1e-4, -1e-4)]
+        expected = (step[0] - step[1]) / 2e-4
+        np.testing.assert_allclose(jax.grad(density)(310.0), expected, rtol=1e-4)
+
+
 INSIDE = {
     "hurdle": lambda f: dist.HurdleDistribution(
         dist.TruncatedNormal(f, 0.5, low=0.0), gate=0.3
@@ -351,6 +387,30 @@ def test_levels_of_zeros_and_others():
     gamma = stats.gamma(2.0)
     found = cumulative.cdf(dist.HurdleGamma(jnp.array(0.3), 2.0, 1.0), y)
     np.testing.assert_allclose(found, np.where(y < 0, 0.0, 0.3 + 0.7 * gamma.cdf(y)))
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1e-3])
+def test_hurdles_of_small_rates_in_single_precision(rate):
+    with jax.enable_x64(False):
+        fn = dist.HurdleDistribution(dist.Poisson(jnp.float32(rate)), gate=0.5)
+        mean, variance = cumulative.moments(fn)
+        level = cumulative.cdf(fn, jnp.float32(0.0))
+    positive = rate / -np.expm1(-rate)
+    np.testing.assert_allclose((mean, level), (0.5 * positive, 0.5), rtol=1e-5)
+    square = 0.5 * positive * (1.0 + rate)
+    np.testing.assert_allclose(variance, square - (0.5 * positive) ** 2, rtol=1e-4)
+
+
+def test_moments_of_mixtures_far_from_zero_and_of_vectors():
+    with jax.enable_x64(False):
+        shares = dist.Categorical(jnp.array([0.9, 0.1]))
+        parts = [dist.Normal(jnp.float32(3000.0), 0.3), dist.Normal(3000.0, 1.0)]
+        found = cumulative.moments(dist.MixtureGeneral(shares, parts))
+    np.testing.assert_allclose(found, (3000.0, 0.9 * 0.09 + 0.1), rtol=1e-6)
+    shares = dist.Categorical(jnp.array([[0.9, 0.1], [0.1, 0.9]]))
+    parts = [dist.Normal(m * jnp.ones((2, 2)), 1.0).to_event(1) for m in (0.0, 1.0)]
+    mean, _ = cumulative.moments(dist.MixtureGeneral(shares, parts))
+    np.testing.assert_allclose(mean, [[0.1, 0.1], [0.9, 0.9]], rtol=1e-12)
 
 
 def test_shifted_and_scaled_distributions():
