@@ -356,6 +356,8 @@ def test_other_rows_are_seen_however_they_are_given():
     assert abs(np.mean(draws["y"] - draws["f"])) < 0.06
     draws = predictive(KEY, {"X": X})
     assert abs(np.mean(draws["y"] - draws["f"]) - 7.0) < 0.06
+    draws = jax.jit(lambda X: predictive(KEY, {"X": X}))(X)  # which may be any
+    assert abs(np.mean(draws["y"] - draws["f"])) < 0.06
     predictive = GPPredictive(
         lambda X, y=None: model({"X": X, "y": y}), samples, train_args=(X, Y)
     )

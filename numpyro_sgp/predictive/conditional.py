@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 from numpyro.primitives import Messenger
+from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_key, check_model, check_whole, shown
 from numpyro_sgp.distributions.arguments import as_arrays
@@ -19,9 +20,8 @@ class GPPredictive:
     :math:`p(f_* \mid f(X), \theta)`; all other sites follow from the model as in
     :class:`numpyro.infer.Predictive`. Latents of each row (in a plate with a response) are
     drawn anew at other inputs, given the samples of the others; groups are those of the
-    samples, by their codes. Samples of an
-    inducing-point guide need no such step: use ``Predictive(model, guide=guide, ...)`` for
-    them.
+    samples, by their codes. Samples of an inducing-point guide need no such step: use
+    ``Predictive(model, guide=guide, ...)`` for them.
 
     :param model: the model (not whitened).
     :param posterior_samples: samples by site with one leading axis, those of
@@ -202,10 +202,10 @@ class GPPredictive:
     def _differ(self, size, args, kwargs) -> bool:
         """Whether an argument with so many rows is none of those of the training."""
         known = jax.tree.leaves((self.train_args, self.train_kwargs))
-        known = [np.asarray(leaf) for leaf in known if np.shape(leaf)[:1] == (size,)]
+        known = [leaf for leaf in known if np.shape(leaf)[:1] == (size,)]
         for leaf in jax.tree.leaves((args, kwargs)):
             if known and np.shape(leaf)[:1] == (size,):
-                if not any(_is_same(np.asarray(leaf), other) for other in known):
+                if not any(_is_same(leaf, other) for other in known):
                     return True
         return False
 
@@ -249,6 +249,9 @@ class GPPredictive:
 
 
 def _is_same(a, b) -> bool:
+    if not (not_jax_tracer(a) and not_jax_tracer(b)):
+        return False  # for all that is known
+    a, b = np.asarray(a), np.asarray(b)
     return a.shape == b.shape and bool(np.all((a == b) | ((a != a) & (b != b))))
 
 
