@@ -62,11 +62,15 @@ def tails(fn: Any) -> Tails | None:
     if isinstance(fn, dist.Gumbel):
         return _gumbel(fn)
     if isinstance(fn, dist.Gamma):
-        of = lambda log: lambda y: log(fn.concentration, fn.rate * y)  # noqa: E731
-        return _between_zero(of(log_gammainc), of(log_gammaincc))
+        return _between_zero(
+            lambda y: log_gammainc(fn.concentration, fn.rate * y),
+            lambda y: log_gammaincc(fn.concentration, fn.rate * y),
+        )
     if isinstance(fn, dist.InverseGamma):
-        of = lambda log: lambda y: log(fn.concentration, fn.rate / y)  # noqa: E731
-        return _between_zero(of(log_gammaincc), of(log_gammainc))
+        return _between_zero(
+            lambda y: log_gammaincc(fn.concentration, fn.rate / y),
+            lambda y: log_gammainc(fn.concentration, fn.rate / y),
+        )
     if isinstance(fn, dist.Dagum):
         return _dagum(fn)
     return None

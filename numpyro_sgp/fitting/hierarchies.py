@@ -38,6 +38,7 @@ def tied(
     :param args: tuple of the model's arguments.
     :param kwargs: dict of its keyword arguments.
     :param values: of latents; nothing is computed.
+    :return: by name of a latent, names of those that its prior depends on.
     """
 
     def priors(values):
@@ -57,10 +58,10 @@ def vanished(guide, params: dict, args: tuple, kwargs: dict) -> dict[str, float]
     these, which are next to zero and depend on other latents: by name what is left of these
     scales.
 
-    :param guide: that is set up.
+    :param guide: an :class:`~numpyro_sgp.AutoSparseGP` that is set up.
     :param params: its parameters, constrained.
-    :param args: arguments of the model.
-    :param kwargs: its keyword arguments.
+    :param args: tuple of the arguments of the model, with the training data.
+    :param kwargs: dict of its keyword arguments.
     """
     base = getattr(guide, "base_guide", None)
     if not isinstance(base, AutoDelta):
@@ -92,7 +93,7 @@ def at_points(guide, params: dict) -> dict[str, Array]:
     """
     setup, found = guide.known(), {}
     for name in getattr(setup, "latents", ()):
-        value, site = params.get(f"{name}_auto_loc"), setup.trace.get(name)
+        value, site = params.get(f"{name}_{guide.prefix}_loc"), setup.trace.get(name)
         if value is not None and site is not None:
             if jnp.shape(value) == jnp.shape(site["value"]):
                 found[name] = value

@@ -201,7 +201,7 @@ class Problem:
         """
         What a step of length one is for each parameter that has no natural steps, an array
         (or a tree of them) like the parameter: for inducing points the standard deviations
-        of the inputs, for latents those of :func:`~numpyro_sgp.fitting.units.Units`, for
+        of the inputs, for latents those of :class:`~numpyro_sgp.fitting.units.Units`, for
         all others one.
         """
         scales = {
