@@ -15,7 +15,12 @@ from numpyro_sgp.diagnostics.sparsity import begin_curve
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.batches import gain_in_q
 from numpyro_sgp.fitting.hierarchies import MEND, told_of, vanished
-from numpyro_sgp.fitting.problem import Problem, as_plain_arrays, unconstrained
+from numpyro_sgp.fitting.problem import (
+    Problem,
+    as_plain_arrays,
+    data_as_arguments,
+    unconstrained,
+)
 from numpyro_sgp.fitting.verdict import (
     ENOUGH_NATS,
     Cause,
@@ -46,7 +51,8 @@ def check(
     args, kwargs = as_plain_arrays(guide.model, args, kwargs)
     plates = _check_observed(guide, args, kwargs)
     given = guide, params, args, kwargs
-    problem = problem_at(svi, params, args, kwargs)
+    with data_as_arguments("svi.run(key, steps, X, group, y, num_groups=8)"):
+        problem = problem_at(svi, params, args, kwargs)
     points = sum(option.num_points for option in guide.approximations.values())
     small = problem.num_rows * points <= _LARGEST
     attempts = Attempts(problem, rng_key, descent)

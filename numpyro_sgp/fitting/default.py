@@ -16,7 +16,7 @@ from numpyro.infer.svi import SVIState
 from tqdm import tqdm
 
 from numpyro_sgp._checks import check_key, check_model, check_positive
-from numpyro_sgp._programs import NEEDS_KNOWN_DATA, on_data, split
+from numpyro_sgp._programs import on_data, split
 from numpyro_sgp._threads import alone
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting.batches import train_best
@@ -28,6 +28,7 @@ from numpyro_sgp.fitting.problem import (
     as_plain_arrays,
     check_same_rows,
     constrained,
+    data_as_arguments,
     unconstrained,
 )
 from numpyro_sgp.fitting.progress import AT_EDGE, Limits
@@ -56,7 +57,6 @@ SEVERAL = 4e6
 #: Rows of a batch above that.
 BATCH = 1024
 _MOST_STARTS = 1000
-_NO_SHAPE = "sequences of concrete values"  # in JAX's error for a size that is traced
 #: Guides of ``joint=True``, of a room above this one, as a class; their results are those
 #: of their method ``fitted``.
 JOINT_GUIDES: list[Callable] = []
@@ -191,7 +191,8 @@ def fit(
         data, kwargs = model.fill(data, kwargs)
 
     def train(guide, start=None, before=None, descent=None, steps=steps):
-        try:
+        call = "fit(model, approximation, (X, group, y), num_groups=8)"
+        with data_as_arguments(call):
             return _train(
                 guide,
                 data,
@@ -206,15 +207,6 @@ def fit(
                 descent=descent,
                 progress_bar=progress_bar,
             )
-        except (*NEEDS_KNOWN_DATA, TypeError) as error:
-            if not isinstance(error, NEEDS_KNOWN_DATA) and _NO_SHAPE not in str(error):
-                raise
-            raise ValueError(
-                "The model needs to know values of its data while it is compiled, such as "
-                "the number of groups by int(group.max()) + 1, or by jax.ops.segment_sum "
-                "without num_segments. Give it that number as an argument: fit(model, "
-                "approximation, (X, group, y), num_groups=8)."
-            ) from error
 
     def make(approximation):
         kind = JOINT_GUIDES[0] if joint else AutoSparseGP

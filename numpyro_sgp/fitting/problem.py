@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,13 @@ from numpyro.infer.svi import SVI, SVIState
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_sgp._checks import deviations
-from numpyro_sgp._programs import join_static, on_data, shared, split_static
+from numpyro_sgp._programs import (
+    NEEDS_KNOWN_DATA,
+    join_static,
+    on_data,
+    shared,
+    split_static,
+)
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.families import Family
 from numpyro_sgp.fitting.units import Units, units
@@ -35,6 +41,26 @@ def as_plain_arrays(model, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return np.asarray(leaf) if is_frame(leaf) else leaf
 
     return jax.tree.map(plain, (args, kwargs), is_leaf=is_frame)
+
+
+@contextmanager
+def data_as_arguments(call: str):
+    """
+    Where a model is compiled with its data as arguments, whose values it does not know.
+
+    :param call: how it is given a number that it would compute from them.
+    :raises ValueError: if it needs to know them.
+    """
+    try:
+        yield
+    except (*NEEDS_KNOWN_DATA, TypeError) as error:
+        if not isinstance(error, NEEDS_KNOWN_DATA) and _NO_SHAPE not in str(error):
+            raise
+        raise ValueError(
+            "The model needs to know values of its data while it is compiled, such as "
+            "the number of groups by int(group.max()) + 1, or by jax.ops.segment_sum "
+            f"without num_segments. Give it that number as an argument: {call}."
+        ) from error
 
 
 def constrained(svi: SVI, free: dict) -> dict:
@@ -60,6 +86,7 @@ def unconstrained(svi: SVI, params: dict) -> dict:
     return shared(partial(svi.constrain_fn, invert=True), briefly=True)(params)
 
 
+_NO_SHAPE = "sequences of concrete values"  # in JAX's error for a size that is traced
 #: Work of all rows (:meth:`Problem.work`) below which programs are compiled briefly.
 _SMALL = 3e5
 

@@ -195,6 +195,12 @@ def test_models_that_read_numbers_off_their_data_are_told_to_take_them():
     with pytest.raises(ValueError, match="num_groups=8"):
         fit(*given)
     assert np.isfinite(fit(*given, num_groups=3, steps=1).bound)
+    # NumPyro's SVI has data as constants, of which NumPy's functions are known.
+    guide = sgp.AutoSparseGP(grouped, sgp.SVGP(4))
+    svi = SVI(grouped, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    params = svi.run(jax.random.key(0), 1, *given[2], progress_bar=False).params
+    with pytest.raises(ValueError, match=r"svi\.run.*num_groups=8"):
+        sgp.Fitted(guide, params, given[2]).check()
 
 
 @pytest.mark.slow
