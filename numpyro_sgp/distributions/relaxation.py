@@ -135,7 +135,8 @@ class Blocks(Relaxation):
         def one(rows):
             there = rows >= 0
             scale = jnp.where(there, root[..., rows], 0.0)
-            K = kernel(X[..., rows, :], X[..., rows, :])
+            own = X[..., rows, :]  # as one array, which a White kernel sees
+            K = kernel(own, own)
             K = K * scale[..., :, None] * scale[..., None, :]
             part = jnp.where(there, A[..., rows], 0.0)
             I_D = K - jnp.einsum("...mi,...mj->...ij", part, part)

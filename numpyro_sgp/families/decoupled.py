@@ -181,7 +181,8 @@ class Decoupled(Family):
     def build(self, params: dict, whiten: bool) -> DecoupledGaussian:
         """See :meth:`Family.build`."""
         first = self.first.build(params, whiten)
-        return DecoupledGaussian(first, params["O"], params["qv_weights"], self.num_columns)
+        points = jnp.asarray(params["O"])  # of which columns are taken
+        return DecoupledGaussian(first, points, params["qv_weights"], self.num_columns)
 
     def takes_natural_steps(self, names: Iterable[str]) -> tuple[str, ...]:
         """See :meth:`Family.takes_natural_steps`."""

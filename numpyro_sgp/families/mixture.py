@@ -12,6 +12,8 @@ from jax.scipy.special import logsumexp
 from numpyro_sgp.families.base import QU, Factors, Family, Param, Sets, Shape, Start
 from numpyro_sgp.families.blocks import Block, BlockGaussian, Full
 from numpyro_sgp.linalg import diagonal_of, solve_lower
+from numpyro_sgp.linalg.batches import cholesky, triangular_solve
+from numpyro_sgp.linalg.triangular import matmul
 
 ENTROPIES = ("pairwise", "jensen", "monte_carlo")
 
@@ -109,16 +111,30 @@ def _pairs(block):
         quadratic = jnp.sum(difference**2 / total, axis=-1)
         half_log_det = 0.5 * jnp.sum(jnp.log(total), axis=-1)
     else:
-        S = jnp.einsum("...mk,...nk->...mn", block.sqrt, block.sqrt)
-        L = jnp.linalg.cholesky(S[:, None] + S[None])
-        quadratic = jnp.sum(solve_lower(L, difference[..., None]) ** 2, axis=(-2, -1))
-        diagonal = diagonal_of(L)
-        half_log_det = jnp.sum(jnp.log(diagonal), axis=-1)
+        # S_k + S_l = P_k (I + W W') P_k' with W = P_k^-1 P_l: no sum of covariances, whose
+        # condition is the square of that of their factors.
+        P = block.sqrt
+        pairs = (len(P), *P.shape)
+        others = jnp.broadcast_to(P[None], pairs)
+        both = jnp.concatenate([others, difference[..., None]], axis=-1)
+        both = _solve(block, jnp.broadcast_to(P[:, None], pairs), both)
+        W, white = both[..., :-1], both[..., -1:]
+        C = cholesky(jnp.eye(P.shape[-1], dtype=P.dtype) + matmul(W, W.mT))
+        quadratic = jnp.sum(solve_lower(C, white) ** 2, axis=(-2, -1))
+        own = jnp.sum(jnp.log(jnp.abs(diagonal_of(P))), axis=-1)
+        half_log_det = jnp.sum(jnp.log(diagonal_of(C)), axis=-1) + own[:, None]
     num = block.mu.shape[0]
     return (
         quadratic.reshape(num, num, -1).sum(-1),
         half_log_det.reshape(num, num, -1).sum(-1),
     )
+
+
+def _solve(block, P, B):
+    """``inv(P) @ B`` with factors P of components."""
+    if block.upper:
+        return triangular_solve(P, B, left_side=True, lower=False)
+    return solve_lower(P, B)
 
 
 def _log_ratio(k, noise, block, log_weights):
@@ -130,10 +146,8 @@ def _log_ratio(k, noise, block, log_weights):
     else:
         u = mu + jnp.einsum("...mk,...k->...m", sqrt, noise)
         centred = u[:, None] - block.mu
-        # A square root of any kind, so through its covariance.
-        L = jnp.linalg.cholesky(jnp.einsum("...mk,...nk->...mn", block.sqrt, block.sqrt))
-        L = jnp.broadcast_to(L, (*centred.shape, centred.shape[-1]))
-        white = solve_lower(L, centred[..., None])[..., 0]
+        P = jnp.broadcast_to(block.sqrt, (*centred.shape, centred.shape[-1]))
+        white = _solve(block, P, centred[..., None])[..., 0]
     num_draws, num = noise.shape[0], log_weights.shape[0]
     log_density = -0.5 * jnp.sum((white**2).reshape(num_draws, num, -1), axis=-1)
     log_density = log_density - _sum_batch(_half_log_det(block))

@@ -40,8 +40,11 @@ def natural_gradients(
 
     with L the loss; whatever estimates its gradient will do (quadrature, Monte Carlo,
     :class:`~numpyro_sgp.ScoreFunction`, minibatches). On all data of a Gaussian likelihood
-    one step with :math:`\rho = 1` is the optimum; with minibatches, rates around the
-    batch's share of the data up to 0.5 do well. The step is halved where the new
+    of one latent function (or several with ``covariance="coupled"``) one step of a full
+    covariance with :math:`\rho = 1` is the optimum; functions and GP sites that add up
+    are stepped side by side, each as if the others stood still: below 2 over their number,
+    or means run away. With minibatches, rates around the batch's share of the data up to
+    0.5 do well. The step is halved where the new
     precision would not be positive definite or a variance would grow more than
     fourfold, as may happen for likelihoods that are not log-concave, so that S is
     always a covariance. Costs about two products of M x M matrices. Losses that are scaled
@@ -128,8 +131,8 @@ def natural_gradients(
         raise ValueError(
             "The learning rate of natural gradients must be in (0, 1], got "
             f"{learning_rate}: 1 goes to the optimum at once on all data of a Gaussian "
-            "likelihood, less averages over minibatches. (That of the other parameters is "
-            "an argument of their optimiser.)"
+            "likelihood of one latent function, less averages over minibatches. (That of "
+            "the other parameters is an argument of their optimiser.)"
         )
 
     guide.take_natural_gradients(_largest(learning_rate))
@@ -367,10 +370,12 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
             mean, to_mean, to_variance = slopes[site]
             target[precision] = -2.0 * to_variance
             target[linear] = to_mean + target[precision] * mean
-        return loss, target
+        # Of data in float32 slopes may have the 64 bits of the parameters.
+        return loss, {name: of.astype(params[name].dtype) for name, of in target.items()}
 
     def move(given, target, rate):
-        return jax.tree.map(lambda a, b: (1.0 - rate) * a + rate * b, given, target)
+        step = lambda a, b: ((1.0 - rate) * a + rate * b).astype(a.dtype)  # noqa: E731
+        return jax.tree.map(step, given, target)
 
     given = {name: params[name] for pair in names.values() for name in pair}
     # Where there is no Gaussian with these (any more), begin at the prior.

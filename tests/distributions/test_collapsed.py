@@ -10,9 +10,11 @@ import numpyro.distributions as dist
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 from scipy.stats import multivariate_normal
 
 import numpyro_sgp as sgp
+from numpyro_sgp.distributions.relaxation import Blocks
 from numpyro_sgp.families import Block
 from tests.helpers import exact_gp, rbf, regression_data
 
@@ -418,3 +420,39 @@ def test_bad_input_is_told():
         sgp.CollapsedCG(KERNEL, X, X[:3], 0.1, tol=0.0)
     with pytest.raises(ValueError, match="jitter is relative.*from 0 to 1.*got 5"):
         sgp.CollapsedSVGP(KERNEL, X, X[:3], 0.1, None, "block", 5).log_prob(y)
+
+
+def with_white_noise(seed=3, N=60, s=0.3, w=0.5):
+    """Data, and dense K_ff and Q of a kernel with noise in it."""
+    rng = np.random.default_rng(seed)
+    X = np.sort(rng.uniform(0, 6, (N, 1)), axis=0)
+    Z = X[::3]
+    k = lambda a, b: rbf(a, b, 1.0, 0.5)  # noqa: E731
+    K = k(X, X) + w * np.eye(N)
+    Q = k(X, Z) @ np.linalg.solve(k(Z, Z) + w * np.eye(len(Z)), k(Z, X))
+    y = np.linalg.cholesky(K + s**2 * np.eye(N)) @ rng.normal(size=N)
+    kernel = sgp.kernels.RBF(1.0, 0.5) + sgp.kernels.White(w)
+    return (kernel, X, Z, s), y, K, Q, s**2 * np.eye(N)
+
+
+@pytest.mark.parametrize("tight", ["diagonal", "block", "conditional"])
+def test_noise_in_the_kernel_keeps_bounds_below_the_evidence(tight):
+    """Of K_ff between arrays of rows a White kernel would be missing, but not of diag."""
+    parts, y, K, Q, noise = with_white_noise()
+    tight = Blocks(60) if tight == "block" else tight
+    bound = float(sgp.CollapsedSVGP(*parts, tight=tight, jitter=JITTER).log_prob(y))
+    zeros = np.zeros(len(y))
+    assert bound < multivariate_normal(zeros, K + noise).logpdf(y)
+    if isinstance(tight, Blocks):
+        lost = 0.5 * np.linalg.slogdet(np.eye(len(y)) + (K - Q) / noise[0, 0])[1]
+        expected = multivariate_normal(zeros, Q + noise).logpdf(y) - lost
+        assert_allclose(bound, expected, rtol=1e-7)
+
+
+def test_conjugate_gradients_know_noise_in_the_kernel():
+    parts, y, K, Q, noise = with_white_noise()
+    lost = 0.5 * np.linalg.slogdet(np.eye(len(y)) + (K - Q) / noise[0, 0])[1]
+    lost += 0.5 * np.linalg.slogdet(2 * np.pi * (Q + noise))[1]
+    expected = -0.5 * y @ np.linalg.solve(K + noise, y) - lost
+    bound = sgp.CollapsedCG(*parts, tight=Blocks(60), tol=1e-8, jitter=JITTER).log_prob(y)
+    assert_allclose(bound, expected, rtol=1e-7)

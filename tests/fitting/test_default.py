@@ -749,3 +749,10 @@ def test_an_interrupted_check_gives_no_verdict(learned_fit, monkeypatch):
 def test_what_is_left_of_a_geometric_fall(falls):
     losses = 100.0 * falls ** np.arange(30)
     assert losses[-1] <= remaining(losses) <= 30.0 * losses[-1] + 1e-3
+
+
+@pytest.mark.slow
+def test_pseudo_data_of_float32_rows_beside_parameters_of_64_bits():
+    data = X.astype(np.float32), Y.astype(np.float32)
+    fitted = fit(learned, sgp.SVGP(4, covariance="pseudo_data"), data, steps=2)
+    assert np.isfinite(fitted.bound)
