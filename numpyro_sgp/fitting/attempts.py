@@ -100,7 +100,7 @@ class Attempts:
         if gained > 2.0 * se and len(found.losses) >= self.steps:
             more = remaining(losses)
             if np.isfinite(more):
-                nats += more
+                nats += min(more, nats)  # of a series that is cut short there is no more
             else:  # too few to tell
                 told = f"at least {told}"
         return nats, se, told

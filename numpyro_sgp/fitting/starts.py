@@ -362,3 +362,21 @@ def with_other_points(problem, free: dict, rng, share: float) -> dict | None:
             Z[moved] = X[rng.integers(len(X), size=len(moved))]
             found[full] = jnp.asarray(Z.reshape(free[full].shape), free[full].dtype)
     return {**free, **found} if found else None
+
+
+def with_moved_latents(problem, free: dict, rng, size: float) -> dict:
+    """
+    The same with parameters that are neither of q(u) nor inducing points moved at random.
+
+    :param rng: a NumPy generator.
+    :param size: how far, in units of :meth:`Problem.scales`.
+    """
+    own = problem.guide.roles()
+
+    def step(value, scale):
+        step = size * scale * rng.normal(size=scale.shape)
+        return (value + step).astype(value.dtype)
+
+    scales = {k: v for k, v in problem.scales().items() if size and k not in own}
+    moved = {name: jax.tree.map(step, free[name], v) for name, v in scales.items()}
+    return {**free, **moved}

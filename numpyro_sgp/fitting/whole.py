@@ -8,12 +8,19 @@ import numpy as np
 from numpyro.infer.svi import SVIState
 
 from numpyro_sgp.fitting.progress import AT_EDGE, INTERRUPTED, Limits, Trained
-from numpyro_sgp.fitting.starts import with_drawn_means, with_other_points
+from numpyro_sgp.fitting.starts import (
+    with_drawn_means,
+    with_moved_latents,
+    with_other_points,
+)
 from numpyro_sgp.training.descent import Descent
 from numpyro_sgp.training.lbfgs import suits_natural
 
 _ROUNDS = 6  # of L-BFGS, each with a fresh memory
 _HOPS = 4 * (0.1, 0.3, 0.6)  # shares of the inducing points drawn anew, in turns
+_MOVED = 0.25  # how far other latents are moved, in steps of a usual size
+_GAIN = 0.1  # nats by such a turn for which as many are made again,
+_MOST_HOPS = 36  # up to so many
 _ELSEWHERE = 0.1  # nats between optima of q(u)
 _TRIES = 3  # trainings from other means of q(u), whose ends say little beforehand
 _CHEAP = 4e6  # products of all rows with M x M matrices up to which there are any
@@ -94,16 +101,20 @@ def train_whole(
     if limited or seed is None or not problem.all_natural:
         return best
     most = descent.work + ANEW / problem.work(problem.num_rows) - _FEWEST
+    in_vain = 0
     for move, is_of_means in _moves(problem, best, descent, seed):
-        if limited or (descent.work >= most and not is_of_means):
+        enough = descent.work >= most or in_vain >= len(_HOPS)
+        if limited or (enough and not is_of_means):
             break
         moved, before = move(best.free), descent.work
         if moved is None:  # inducing points that are not trained
-            continue
+            break
+        in_vain += not is_of_means
         with suppress(ValueError):
             descent.start_at(moved)
             found, limited = train()
             others = (*best.others, found.bound) if is_of_means else best.others
+            in_vain *= found.bound < best.bound + _GAIN
             if found.bound > best.bound:
                 losses = np.append(best.losses, found.losses)
                 best = replace(found, first_loss=best.first_loss, losses=losses)
@@ -141,8 +152,15 @@ def _moves(problem, best, descent, seed):
             if abs(descent.loss + best.bound) > _ELSEWHERE:
                 yield from _TRIES * [(means, True)]
     rng = np.random.default_rng(seed)
-    for share in _HOPS:
-        yield partial(with_other_points, problem, rng=rng, share=share), False
+
+    def hop(free, share, size):
+        free = with_other_points(problem, free, rng, share)
+        return free and with_moved_latents(problem, free, rng, size)
+
+    # Every second time of hyperparameters too, of which there may be other optima as well.
+    for i in range(_MOST_HOPS):
+        share, size = _HOPS[i % len(_HOPS)], _MOVED * (i % 2)
+        yield partial(hop, share=share, size=size), False
 
 
 def _iterate(descent, limits, show) -> tuple[str, bool]:
@@ -150,21 +168,22 @@ def _iterate(descent, limits, show) -> tuple[str, bool]:
     index = descent.index(set(descent.free) - set(descent.profiled))
     if not index.size:
         return "converged", False
-    limit, little_left = "", False
+    limit, began, little_left = "", 0, False
 
     def at_step(loss):
         nonlocal limit, little_left
         count = len(descent.losses) - 1
         show(count, loss)
         limit = limits.reached(count)
+        # Of this round: a fresh memory may go on where the one before had come to nothing.
         # Where q(u) is among what L-BFGS trains, there may be plateaus: not before its end.
-        if descent.profiled and count >= _FEWEST and count % 5 == 0:
-            little_left = remaining(descent.losses) < 0.2 * limits.tolerance
+        if descent.profiled and count - began >= _FEWEST and count % 5 == 0:
+            little_left = remaining(descent.losses[began:]) < 0.2 * limits.tolerance
         if limit or little_left:
             raise StopIteration
 
     for _ in range(_ROUNDS):
-        before, little_left = descent.loss, False
+        before, began, little_left = descent.loss, len(descent.losses) - 1, False
         try:
             result = descent.run(index, 100_000, 1e-15, at_step)
         except KeyboardInterrupt:

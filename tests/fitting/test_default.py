@@ -756,3 +756,41 @@ def test_pseudo_data_of_float32_rows_beside_parameters_of_64_bits():
     data = X.astype(np.float32), Y.astype(np.float32)
     fitted = fit(learned, sgp.SVGP(4, covariance="pseudo_data"), data, steps=2)
     assert np.isfinite(fitted.bound)
+
+
+# Deaths by accident in the USA, in thousands a month from 1973 on: data(USAccDeaths) of R.
+DEATHS = """
+9007 8106 8928 9137 10017 10826 11317 10744 9713 9938 9161 8927 7750 6981 8038 8422 8714
+9512 10120 9823 8743 9129 8710 8680 8162 7306 8124 7870 9387 9556 10093 9620 8285 8466 8160
+8034 7717 7461 7767 7925 8623 8945 10078 9179 8037 8488 7874 8647 7792 6957 7726 8106 8890
+9299 10625 9302 8314 8850 8265 8796 7836 6892 7791 8192 9115 9434 10484 9827 9110 9070 8633
+9240
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [0, 1])
+def test_trend_and_season_are_found_from_either_side(key):
+    """
+    Two optima 3 nats apart, by the trend's lengthscale (.8 and 1.8 years), each of many by
+    the places of 20 points; the best that is known, of a hundred trainings, is -38.81.
+    """
+
+    def model(X, y=None):
+        names = ["s", "l", "s2", "l2", "noise"]
+        means = [0.0, 1.0, 0.0, 0.0, -1.0]
+        s, l, s2, l2, noise = (
+            numpyro.sample(name, dist.LogNormal(mean, 1.0))
+            for name, mean in zip(names, means, strict=True)
+        )
+        level = numpyro.sample("level", dist.Normal(9.0, 2.0))
+        kernel = sgp.kernels.RBF(s, l) + sgp.kernels.Periodic(s2, l2, 1.0)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X, mean=level))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    deaths = np.array(DEATHS.split(), float) / 1000.0
+    data = np.arange(72.0)[:, None] / 12.0, deaths
+    fitted = fit(model, sgp.SVGP(20), data, rng_key=jax.random.key(key))
+    assert fitted.bound > -40.0  # seen: -39.57 and -39.17; the other side is at -42.0
+    assert fitted.check().converged
