@@ -30,7 +30,7 @@ from numpyro.infer import (
     TraceGraph_ELBO,
     TraceMeanField_ELBO,
 )
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 from numpyro.infer.reparam import LocScaleReparam
 from scipy import stats
 from scipy.special import logsumexp
@@ -206,10 +206,6 @@ HANDLERS = {
         lambda: loss(guide=handlers.infer_config(PLAIN, config_fn=lambda _: {"note": 1})),
         reference,
     ),
-    "do(guide, lengthscale)": (
-        lambda: loss(guide=handlers.do(PLAIN, data=OTHER)),
-        lambda: reference(1.3, prior=lambda _: lognormal_at(0.7)),
-    ),
 }  # fmt: skip
 
 
@@ -270,6 +266,24 @@ def trained(elbo):
     return update
 
 
+def by_parts():
+    """As the docstring of ``AutoGuideList`` has it."""
+    guide = AutoGuideList(model)
+    guide.append(AutoDelta(handlers.block(handlers.seed(model, 0), hide=["f", "square"])))
+    rest = handlers.block(handlers.seed(model, 1), hide=["lengthscale", "square"])
+    guide.append(sgp.AutoSparseGP(rest, sgp.SVGP(3)))
+    handlers.seed(guide, 0)(X, Y)
+    return guide
+
+
+def of_known(lengthscale):
+    def known(X, Y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X))
+        numpyro.sample("y", dist.Normal(f, 0.3).to_event(1), obs=Y)
+
+    return known
+
+
 F = jnp.zeros(6)
 
 #: What is refused: how, the error, its message, and why it cannot be done.
@@ -288,6 +302,21 @@ REFUSALS = {
         lambda: quietly(lambda: loss(guide=handlers.block(PLAIN, hide=["f"]))),
         ValueError, "no sparse posterior",
         "the ELBO needs q(f) in the trace",
+    ),
+    "do(guide, lengthscale)": (
+        lambda: loss(guide=handlers.do(PLAIN, data=OTHER)),
+        ValueError, "made with another prior.*'lengthscale_auto_loc'.*base_guide",
+        "q(f) would have a lengthscale that the model has not",
+    ),
+    "AutoGuideList of parts that hide each other's latents": (
+        lambda: loss(guide=quietly(by_parts)),
+        ValueError, "q\\(f\\) is made with another prior.*base_guide",
+        "the hidden lengthscale is a draw of the prior, in q(f)",
+    ),
+    "a guide of a model with another kernel": (
+        lambda: loss(of_known(0.7), guide=guide_of(of_known(1.3))),
+        ValueError, "q\\(f\\) is made with another kernel",
+        "as before, with known numbers",
     ),
     "mask(guide)": (
         lambda: loss(guide=handlers.mask(PLAIN, mask=False)),

@@ -191,7 +191,8 @@ def log_weight(
     model_key, guide_key = jax.random.split(rng_key)
     seeded = handlers.seed(guide, guide_key)
     log_q, drawn = log_density(seeded, args, kwargs, params)
-    replayed = handlers.replay(handlers.seed(model, model_key), drawn)
+    given = handlers.substitute(model, data=messages.drawn(drawn))
+    replayed = handlers.replay(handlers.seed(given, model_key), drawn)
     log_p, trace = log_density(replayed, args, kwargs, params)
     latents = messages.latents(trace).items()
     return log_p - log_q, {k: s["value"] for k, s in latents if messages.is_latent_gp(s)}

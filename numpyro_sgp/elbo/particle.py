@@ -16,6 +16,7 @@ from numpyro.util import check_model_guide_match, not_jax_tracer
 
 from numpyro_sgp._numpyro import mask_of, validate_model
 from numpyro_sgp.elbo.expectation import Expectation
+from numpyro_sgp.elbo.pairs import check_sites
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import Coupling
 from numpyro_sgp.tracing.curvature import row_precisions
@@ -82,7 +83,7 @@ class Particle:
     :param make_rule: from shapes of GP sites, and whether their rows are coupled or
         combined, to an expectation rule.
     :param run_guide: runs the guide.
-    :param run_model: runs the model, given the guide's trace and mutable state.
+    :param run_model: runs the model, given the guide's trace.
     :param rng_key: key for nodes of which only the kind is asked for, and for KLs.
     :param moving: whether the marginals of f can be moved, for derivatives by them.
     :raises ValueError: if guide and model do not fit together, or the rule is not for them.
@@ -207,10 +208,10 @@ class Particle:
         with handlers.trace() as guide_trace, at_sites:
             run_guide()
         with handlers.trace() as model_trace:
-            run_model(guide_trace, _mutable(guide_trace))
+            run_model(guide_trace)
         check_model_guide_match(model_trace, guide_trace)
         validate_model(model_trace, plate_warning="loose")
-        _check_pair(model_trace, guide_trace, self.sites)
+        check_sites(model_trace, guide_trace, self.sites)
         self._subsampled = subsample_plate_sizes(model_trace)
         self._scaled = {
             name: (site["cond_indep_stack"], _known_scale(site))
@@ -238,7 +239,7 @@ class Particle:
             if site["type"] == "sample" and name not in self.sites
             if not site["is_observed"] or site["infer"].get("is_auxiliary")
         }
-        parts["state"] = {**_mutable(guide_trace), **_mutable(model_trace)}
+        parts["state"] = {**messages.mutable(guide_trace), **messages.mutable(model_trace)}
         return parts
 
     def _place(self, site, parts, components) -> Array:
@@ -308,10 +309,6 @@ class Particle:
         return scale_and_mask(expected, site["scale"], mask)
 
 
-def _mutable(trace):
-    return {k: v["value"] for k, v in trace.items() if v["type"] == "mutable"}
-
-
 def _known_scale(site):
     """What plates and handlers scale a site by; NaN where that is not known."""
     scale = 1.0 if site["scale"] is None else site["scale"]
@@ -322,21 +319,3 @@ def _has_expectation(site):
     fn = messages.unwrap(site["fn"])[0]
     fn = fn.base_dist if isinstance(fn, MaskedDistribution) else fn
     return site["is_observed"] and hasattr(fn, "expected_log_prob")
-
-
-def _check_pair(model_trace, guide_trace, gp_sites):
-    if not gp_sites:
-        raise ValueError(
-            "The guide has no sparse posterior at any site. Use AutoSparseGP(model, ...) "
-            "as the guide, or one of NumPyro's ELBOs with this one."
-        )
-    for name, site in model_trace.items():
-        if messages.is_latent_gp(site) and name not in gp_sites:
-            raise ValueError(f"The guide has no sparse posterior at GP site '{name}'.")
-    for name in subsample_plate_sizes(model_trace):
-        if name not in guide_trace:
-            raise ValueError(
-                f"The model subsamples plate '{name}', but the guide does not open it, so "
-                "that each would see a minibatch of its own. Open "
-                f"numpyro.plate('{name}', ...) with the same sizes in the guide."
-            )

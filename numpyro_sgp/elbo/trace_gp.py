@@ -18,7 +18,9 @@ from numpyro_sgp.elbo.expectation import (
     default_expectation,
     weighted,
 )
+from numpyro_sgp.elbo.pairs import check_priors, is_own
 from numpyro_sgp.elbo.particle import Particle
+from numpyro_sgp.tracing import messages
 
 
 class TraceGP_ELBO(ELBO):
@@ -184,15 +186,20 @@ class TraceGP_ELBO(ELBO):
         model_key, guide_key, node_key, kl_key = random.split(rng_key, 4)
         params = jax.tree.map(lambda x: x, param_map)  # dicts of state may be changed
 
-        def run_guide():
+        def run_guide(params=params):
             with handlers.substitute(data=params), handlers.seed(rng_seed=guide_key):
                 guide(*args, **kwargs)
 
-        def run_model(guide_trace, state):
+        def run_model(guide_trace, params=params):
+            # Not all of NumPyro's control flow replays.
+            state = {**messages.drawn(guide_trace), **messages.mutable(guide_trace)}
             given = handlers.substitute(data={**params, **state})
             with given, handlers.replay(trace=guide_trace):
                 with handlers.seed(rng_seed=model_key):
                     model(*args, **kwargs)
+
+        if not is_own(model, guide):
+            check_priors(run_guide, lambda params, trace: run_model(trace, params), params)
 
         def make_rule(*gp_sites):
             return self.expectation or default_expectation(*gp_sites)

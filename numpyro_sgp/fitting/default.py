@@ -178,11 +178,12 @@ def fit(
     """
     started = time.monotonic()
     rng_key = jax.random.key(0) if rng_key is None else rng_key
+    is_joint = isinstance(_guide_of(approximation), _joint_kinds())
+    of_nodes = hasattr(approximation, "field")  # a result without a guide for each site
+    if joint or is_joint or of_nodes:
+        _check_joint(approximation, is_joint, expectation, pad)
     _check(model, approximation, data, rng_key, base_guide)
     check_keywords(model, kwargs, "fit")
-    is_joint = isinstance(_guide_of(approximation), _joint_kinds())
-    if joint or is_joint:
-        _check_joint(approximation, is_joint, expectation, pad)
     _check_numbers(steps, seconds, batch_size, restarts, tolerance)
     until = None if seconds is None else started + seconds
     data, kwargs = as_plain_arrays(model, tuple(data), kwargs)
@@ -421,10 +422,11 @@ def _check_joint(approximation, is_joint, expectation, pad):
         raise ValueError("joint=True is not for pad=True. Leave pad out.")
     if is_joint:
         return
-    if hasattr(approximation, "guide") or isinstance(approximation, AutoSparseGP):
+    others = isinstance(approximation, AutoSparseGP) or hasattr(approximation, "field")
+    if others or hasattr(approximation, "guide"):
         raise ValueError(
             "joint=True goes on from fits with joint=True of this process only, not from "
-            "others, from files or from a guide with a q for each site: give fit the "
+            "others, copies, files or a guide with a q for each site: give fit the "
             "approximation, such as SVGP(50)."
         )
     if any(option.is_auto for option in check_approximations(approximation)):

@@ -127,11 +127,9 @@ class Fitted:
         self.kwargs: dict = dict(kwargs or {})
         self.loss = loss
         self.losses = losses
-        self.bound = float(bound)
-        self.bound_se = float(bound_se)
-        self.seconds = float(seconds)
-        self.stopped = stopped
-        self.svi = svi
+        self.bound, self.bound_se = float(bound), float(bound_se)
+        self.seconds, self.stopped = float(seconds), stopped
+        self.svi, self.descent = svi, descent
         #: Number of rows of the training data, if known.
         self.num_rows: int | None = None
         #: Arguments with a row or two of the data, from a file.
@@ -139,7 +137,6 @@ class Fitted:
         #: With ``num_inducing="auto"``: number of inducing points, nats that they lose at
         #: least, and seconds, of each training.
         self.grown: tuple[tuple[int, float, float], ...] = ()
-        self.descent = descent
         #: What a file has beside the fit, by the kind of result that it is part of.
         self.more: dict = {}
         #: What is wrong with the fit, if anything, once it was looked at.
@@ -148,6 +145,10 @@ class Fitted:
         if self.args is not None:
             count = rows_that_count(self.args, self.kwargs)
             self.num_rows = rows_of_sites(guide, *as_arrays(self.model, *count))
+
+    def __getstate__(self):
+        """For copies and pickles: without its training, whose programs stay here."""
+        return {**vars(self), "svi": None, "descent": None}
 
     @classmethod
     @alone

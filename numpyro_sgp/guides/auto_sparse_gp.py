@@ -315,7 +315,8 @@ class AutoSparseGP(PreparedGuide):
             guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
             for name in self.approximations:
                 check_joint(name, guide_trace[name]["value"])
-            model = handlers.substitute(handlers.seed(self.model, model_key), data=params)
+            given = {**params, **messages.drawn(guide_trace)}
+            model = handlers.substitute(handlers.seed(self.model, model_key), data=given)
             model = Drawn(handlers.replay(model, guide_trace))
             model_trace = handlers.trace(model).get_trace(*args, **kwargs)
             return {

@@ -85,6 +85,10 @@ class JointFit(Nested):
         self.bound, self.bound_se = float(bound), float(bound_se)
         self.stopped, self.svi, self.descent = stopped, svi, descent
 
+    def __getstate__(self):
+        """As that of :class:`Fitted`."""
+        return {**vars(self), "svi": None, "descent": None}
+
     def check(self, *args, rng_key: Array | None = None, **kwargs) -> Verdict:
         """
         What the fit misses, in nats: of the optimum of q(w) on all rows, of other

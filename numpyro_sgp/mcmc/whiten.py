@@ -92,7 +92,8 @@ def whiten(model: Callable) -> Callable:
     :return: a model with the same arguments; it has a latent site ``{site}_white`` for
         each GP site, whose own value becomes deterministic.
     :raises ValueError: when run, if inputs are not finite, a GP site is inside a data
-        plate, or observations have another shape than their distribution.
+        plate or at the rows of a minibatch, or observations have another shape than their
+        distribution.
 
     **Example:**
 
@@ -127,7 +128,15 @@ class _Whitened:
 
     def __call__(self, *args, **kwargs):
         args, kwargs = as_arrays(self.model, args, kwargs)
-        check_row_indices(self.model, args, kwargs)
+        found = check_row_indices(self.model, args, kwargs)
+        if found.drawn and found.inputs:
+            name, number, size = found.drawn[0]
+            raise ValueError(
+                f"The model has a GP site at a minibatch of plate '{name}' ({number} of "
+                f"{size} rows), whose whitened values would be those of other rows in each "
+                "step. Give all of the data and no batch size; or, for kernels that draw "
+                "rows, sample f at all X and take f[idx] in the likelihood."
+            )
         with handlers.reparam(config=_reparam), _Check():
             return self.model(*args, **kwargs)
 

@@ -162,12 +162,15 @@ def check_observations(trace) -> None:
         for name, site in trace.items()
         if messages.is_latent_gp(site)
     }
+    kinds = [site.get("infer", {}).get("enumerate") for site in trace.values()]
     for name, site in trace.items():
         if site["type"] != "sample" or not site["is_observed"]:
             continue
         _check_finite(name, site)
         _check_labels(name, site)
         got, expected = jnp.shape(site["value"]), tuple(site["fn"].shape())
+        if "parallel" in kinds:  # values of discrete latents are along axes before
+            expected = expected[max(len(expected) - len(got), 0) :]
         if got == () or broadcasts_to(expected, got):
             continue
         gps = ", ".join(f"{n} rows at GP site '{gp}'" for gp, n in rows.items())

@@ -284,6 +284,17 @@ def latents(trace) -> dict:
     }
 
 
+def drawn(trace) -> dict:
+    """Values of the latents of a guide, but for its sparse posteriors."""
+    found = latents(trace).items()
+    return {name: s["value"] for name, s in found if not is_sparse_posterior(s)}
+
+
+def mutable(trace) -> dict:
+    """Mutable state, by name."""
+    return {k: v["value"] for k, v in trace.items() if v["type"] == "mutable"}
+
+
 def is_real(fn) -> bool:
     """Whether a distribution is of real numbers, without limits."""
     support = innermost(fn).support

@@ -10,6 +10,7 @@ import pytest
 from jax import random
 from numpy.testing import assert_allclose
 from numpyro import handlers
+from numpyro.contrib.control_flow import cond
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from scipy.special import gammaln
@@ -328,3 +329,40 @@ def test_mutable_state_of_a_model_is_that_of_the_likeliest_node():
     )
     # The middle node of an odd rule is at the mean.
     assert_allclose(result["mutable_state"]["state"]["total"], np.sum(q.mean), rtol=1e-12)
+
+
+def test_latents_of_a_branch_are_those_of_the_guide():
+    """NumPyro's ``cond`` does not replay, and drew them from the prior."""
+
+    def branched(X, y=None):
+        def branch(mean):
+            return lambda _: numpyro.sample("a", dist.Normal(mean, 1.0))
+
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))
+        a = cond(jnp.sum(X) > 0.0, branch(1.0), branch(0.0), None)
+        numpyro.deterministic("level", 2.0 * a)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + a, NOISE), obs=y)
+
+    def plain(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))
+        a = numpyro.sample("a", dist.Normal(jnp.where(jnp.sum(X) > 0.0, 1.0, 0.0), 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + a, NOISE), obs=y)
+
+    X = jnp.linspace(0.0, 1.0, 5)[:, None]
+    y = jnp.cos(4.0 * X[:, 0])
+    guide, params = set_up(branched, sgp.SVGP(2), X, y)
+    params = {**random_params(params), "a_auto_loc": jnp.asarray(0.3)}
+    expected = loss(sgp.TraceGP_ELBO(), params, plain, guide_like(guide, plain, X, y), X, y)
+    for seed in range(2):
+        found = loss(sgp.TraceGP_ELBO(), params, branched, guide, X, y, seed=seed)
+        assert_allclose(found, expected, rtol=1e-12)
+    draws = guide.sample_posterior(random.key(1), params, X, y, sample_shape=(3,))
+    assert_allclose(draws["a"], 0.3)
+    assert_allclose(draws["level"], 0.6)
+
+
+def guide_like(guide, model, X, y):
+    """One of another model, whose inducing points need not be told apart."""
+    return set_up(model, guide.approximations["f"], X, y)[0]

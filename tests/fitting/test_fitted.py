@@ -1,5 +1,8 @@
 """The object that a fit gives: each method against what it is made of, and its figures."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -155,6 +158,14 @@ def test_functions_have_the_moments_of_the_posterior_anywhere(fitted, loaded):
     assert_allclose(f.var(axis=0), q.variance, rtol=5 * np.sqrt(2 / 4000))
     again = loaded.functions(jax.random.key(0), 4000, num_features=64)["f"](NEW)
     assert_allclose(again, f, rtol=1e-9, atol=1e-12)
+
+
+def test_copies_and_pickles_are_without_the_training(fitted):
+    """As processes that share the work send them to each other."""
+    expected = fitted.predict(X[:3])["y"].mean
+    for other in (copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))):
+        assert other.svi is None and fitted.svi is not None
+        assert_array_equal(other.predict(X[:3])["y"].mean, expected)
 
 
 def test_scores_leave_out_what_a_mask_hides(fitted):

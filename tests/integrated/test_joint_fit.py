@@ -1,5 +1,7 @@
 """`fit` with one Gaussian over GP sites and effects."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,8 +121,11 @@ def test_it_is_asked_what_a_fit_is_asked(fitted, tmp_path):
     assert np.array_equal(q.mean, other.mean) and np.array_equal(q.sd, other.sd)
     told = loaded.check(X, Y).causes["other parameters"].told
     assert "the training is not here" in told
-    with pytest.raises(ValueError, match="of this process only, not from others"):
-        fit(learned, loaded, (X, Y), joint=True)
+    copied = pickle.loads(pickle.dumps(fitted))
+    assert np.array_equal(q.mean, copied.posterior(X_NEW)["f"].mean)
+    for other in (loaded, copied):
+        with pytest.raises(ValueError, match="of this process only, not from others"):
+            fit(learned, other, (X, Y))
 
 
 @pytest.mark.slow

@@ -217,6 +217,41 @@ def test_a_process_in_the_data_plate_is_refused():
         run(model)
 
 
+def test_a_process_at_the_rows_of_a_minibatch_is_refused():
+    """Its whitened values would be those of other rows in each step (HMCECS)."""
+
+    def model(X, y, at_rows):
+        data = numpyro.plate("data", N, subsample_size=3)
+        with data as idx:
+            rows = idx
+        f = numpyro.sample("f", GaussianProcess(RBF(), X[rows] if at_rows else X))
+        with data:
+            mean = f if at_rows else f[rows]
+            numpyro.sample("y", dist.Normal(mean, 0.3), obs=y[rows])
+
+    given = jnp.asarray(X), jnp.zeros(N)
+    with handlers.seed(rng_seed=0):
+        whiten(model)(*given, at_rows=False)
+    with pytest.raises(ValueError, match=r"minibatch of plate 'data' \(3 of"):
+        with handlers.seed(rng_seed=0):
+            whiten(model)(*given, at_rows=True)
+
+
+def test_enumerated_latents_may_add_axes_before_those_of_the_data():
+    """As NumPyro's enumeration gives their values, with funsor."""
+
+    def model(X, y):
+        f = numpyro.sample("f", GaussianProcess(RBF(), X))
+        with numpyro.plate("data", N):
+            z = numpyro.sample("z", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+            numpyro.sample("y", dist.Normal(f, jnp.where(z == 1, 2.0, 0.3)), obs=y)
+
+    values = {"f_white": jnp.zeros(N), "z": jnp.array([[0], [1]])}
+    given = handlers.substitute(handlers.seed(whiten(model), 0), data=values)
+    trace = handlers.trace(given).get_trace(jnp.asarray(X), jnp.zeros(N))
+    assert trace["y"]["fn"].shape() == (2, N)
+
+
 def test_samples_at_other_inputs_are_sent_to_the_conditional():
     def at(X):
         numpyro.sample("f", gp(inputs=X))
