@@ -425,3 +425,39 @@ def test_a_key_that_is_none_is_refused():
     predictive = GPPredictive(lambda X: numpyro.sample("f", gp(X)), {"f": np.zeros((4, N))})
     with pytest.raises(TypeError, match="rng_key must be one random key"):
         predictive(0, X_NEW)
+
+
+def test_samples_of_a_plate_of_as_many_as_the_new_rows_are_kept():
+    """Three outputs with a noise each, and three new rows."""
+
+    def model(X, y=None):
+        with numpyro.plate("outputs", 3, dim=-2):
+            noise = numpyro.sample("noise", dist.LogNormal(0.0, 1.0))
+        f = numpyro.sample("f", GaussianProcess(RBF(), X))
+        rows = numpyro.plate("data", X.shape[0], dim=-1)
+        with numpyro.plate("outputs", 3, dim=-2), rows:
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    samples = {"f": np.zeros((50, N)), "noise": np.full((50, 3, 1), 1e-3)}
+    predictive = GPPredictive(model, samples, train_args=(X, np.zeros((3, N))))
+    draws = predictive(KEY, X[:3] + 0.01)
+    # The largest of 450 normal numbers is above 6 with a probability of 1e-6.
+    assert np.max(np.abs(draws["y"] - draws["f"][:, None])) < 6e-3
+
+
+def test_latents_of_rows_outside_of_their_plate_are_not_those_of_others():
+    def model(X, y=None):
+        f = numpyro.sample("f", GaussianProcess(RBF(), X))
+        e = numpyro.sample("e", dist.Normal(0.0, 1.0).expand([X.shape[0]]).to_event(1))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + e, 0.1), obs=y)
+
+    samples = {"f": np.zeros((4, N)), "e": np.ones((4, N))}
+    predictive = GPPredictive(model, samples, train_args=(X, Y))
+    for number in (1, N - 1):
+        with pytest.raises(ValueError, match="Site 'e' has the shape"):
+            predictive(KEY, X[:number] + 0.1)
+    with jax.enable_x64(False):  # the same rows of another float type
+        same = GPPredictive(model, samples, train_args=(jnp.asarray(X), jnp.asarray(Y)))
+        draws = same(KEY, np.asarray(X, np.float64))
+        assert abs(np.mean(draws["y"] - draws["f"]) - 1.0) < 0.2  # 5 standard errors

@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
-from jax.scipy.special import betainc, betaln, log_ndtr
+from jax.custom_derivatives import SymbolicZero
+from jax.scipy.special import betainc, betaln, erf, log_ndtr
 
 from numpyro_sgp.distributions.gamma_tails import log_gammainc, log_gammaincc
 
+_MOST = 80.0  # whose exponential float32 holds
 _TERMS = 60  # of a series whose terms fall to a half each
 NOWHERE = 1e9  # scales away from where infinite limits make no difference
 
@@ -27,10 +29,12 @@ class Tails(NamedTuple):
 
     :param below: from values to the log of the cdf.
     :param above: from values to the log of one minus the cdf.
+    :param inside: a value at which the density is neither zero nor infinite.
     """
 
     below: Callable[[Any], Array]
     above: Callable[[Any], Array]
+    inside: Any
 
     def between(self, low: Any, high: Any) -> Array:
         """The log probability between limits, on the side where both numbers are small."""
@@ -49,30 +53,44 @@ def tails(fn: Any) -> Tails | None:
     """Those of a distribution, with no wrapper around it; None where they are not here."""
     for kind, log_cdf in _SYMMETRIC.items():
         if isinstance(fn, kind):
-            return _symmetric(log_cdf, lambda y: scaled(y, fn.loc, fn.scale))
+            return _symmetric(log_cdf, lambda y: scaled(y, fn.loc, fn.scale), fn.loc)
     if isinstance(fn, dist.LogNormal):
-        return _symmetric(log_ndtr, lambda y: _scaled_log(y, fn.loc, fn.scale))
-    for kind, hazard in _HAZARDS.items():
+        scores = lambda y: _scaled_log(y, fn.loc, fn.scale)  # noqa: E731
+        return _symmetric(log_ndtr, scores, jnp.exp(fn.loc))
+    for kind, (log_hazard, inside) in _HAZARDS.items():
         if isinstance(fn, kind):
-            return _positive(functools.partial(hazard, fn))
+            return _positive(functools.partial(log_hazard, fn), inside(fn))
     if isinstance(fn, dist.StudentT):
-        return _symmetric(
-            lambda z: _student(fn.df, z), lambda y: scaled(y, fn.loc, fn.scale)
-        )
+        scores = lambda y: scaled(y, fn.loc, fn.scale)  # noqa: E731
+        return _symmetric(lambda z: _student(fn.df, z), scores, fn.loc)
     if isinstance(fn, dist.Gumbel):
         return _gumbel(fn)
     if isinstance(fn, dist.Gamma):
         return _between_zero(
             lambda y: log_gammainc(fn.concentration, fn.rate * y),
             lambda y: log_gammaincc(fn.concentration, fn.rate * y),
+            1.0 / fn.rate,
         )
     if isinstance(fn, dist.InverseGamma):
         return _between_zero(
             lambda y: log_gammaincc(fn.concentration, fn.rate / y),
             lambda y: log_gammainc(fn.concentration, fn.rate / y),
+            fn.rate,
         )
     if isinstance(fn, dist.Dagum):
         return _dagum(fn)
+    if isinstance(fn, dist.HalfNormal):
+        return _between_zero(
+            lambda y: jnp.log(erf(y / (jnp.sqrt(2.0) * fn.scale))),
+            lambda y: jnp.log(2.0) + log_ndtr(-y / fn.scale),
+            fn.scale,
+        )
+    if isinstance(fn, dist.HalfCauchy):
+        return _between_zero(
+            lambda y: jnp.log(2.0 / jnp.pi * jnp.arctan(y / fn.scale)),
+            lambda y: jnp.log(2.0) + _cauchy(-y / fn.scale),
+            fn.scale,
+        )
     return None
 
 
@@ -91,42 +109,53 @@ def _scaled_log(value, loc, scale):
     return jnp.where(none, jnp.where(value <= 0.0, -NOWHERE, NOWHERE), found)
 
 
-def _symmetric(log_cdf, score) -> Tails:
-    return Tails(lambda y: log_cdf(score(y)), lambda y: log_cdf(-score(y)))
+def _symmetric(log_cdf, score, inside) -> Tails:
+    return Tails(lambda y: log_cdf(score(y)), lambda y: log_cdf(-score(y)), inside)
 
 
-def _positive(hazard) -> Tails:
-    """Of a cumulative hazard."""
+def _positive(log_hazard, inside) -> Tails:
+    """Of the log of a cumulative hazard."""
+
+    def at(y):
+        y = jnp.asarray(y, jnp.result_type(float))
+        within = (y > 0.0) & (y < jnp.inf)
+        found = jnp.minimum(log_hazard(jnp.where(within, y, inside)), _MOST)
+        return within, found, y > 0.0
 
     def above(y):
-        y = jnp.asarray(y, jnp.result_type(float))
-        inside = (y > 0.0) & (y < jnp.inf)
-        found = -hazard(jnp.where(inside, y, 1.0))
-        return jnp.where(inside, found, jnp.where(y > 0.0, -(NOWHERE**2), 0.0))
+        within, found, beyond = at(y)
+        return jnp.where(within, -jnp.exp(found), jnp.where(beyond, -(NOWHERE**2), 0.0))
 
-    return Tails(lambda y: _log1mexp(above(y)), above)
+    def below(y):
+        within, found, beyond = at(y)
+        return jnp.where(within, _log1mexp_of(found), jnp.where(beyond, 0.0, -(NOWHERE**2)))
+
+    return Tails(below, above, inside)
 
 
-def _between_zero(below, above) -> Tails:
+def _between_zero(below, above, inside) -> Tails:
     """Of positive numbers, from logs at these."""
 
     def at(log, first, last):
         def found(y):
             y = jnp.asarray(y, jnp.result_type(float))
-            inside = (y > 0.0) & (y < jnp.inf)
+            within = (y > 0.0) & (y < jnp.inf)
             ends = jnp.where(y > 0.0, last, first)
-            return jnp.where(inside, log(jnp.where(inside, y, 1.0)), ends)
+            return jnp.where(within, log(jnp.where(within, y, inside)), ends)
 
         return found
 
-    return Tails(at(below, -(NOWHERE**2), 0.0), at(above, 0.0, -(NOWHERE**2)))
+    return Tails(at(below, -(NOWHERE**2), 0.0), at(above, 0.0, -(NOWHERE**2)), inside)
 
 
 def _gumbel(fn) -> Tails:
     def below(y):
-        return -jnp.exp(jnp.minimum(-scaled(y, fn.loc, fn.scale), 80.0))
+        return -jnp.exp(jnp.minimum(-scaled(y, fn.loc, fn.scale), _MOST))
 
-    return Tails(below, lambda y: _log1mexp(below(y)))
+    def above(y):
+        return _log1mexp_of(jnp.minimum(-scaled(y, fn.loc, fn.scale), _MOST))
+
+    return Tails(below, above, fn.loc)
 
 
 def _dagum(fn) -> Tails:
@@ -134,37 +163,67 @@ def _dagum(fn) -> Tails:
         logs = fn.sharpness * jnp.log(y / fn.scale)
         return -fn.concentration * jax.nn.softplus(-logs)
 
-    return _between_zero(below, lambda y: _log1mexp(below(y)))
+    return _between_zero(below, lambda y: _log1mexp(below(y)), fn.scale)
 
 
+@jax.custom_jvp
 def _student(df, z):
-    """Of Student's t: logs of an incomplete beta function that may be next to zero."""
+    """
+    The log cdf of Student's t, of an incomplete beta function that may be next to zero.
+
+    Of its derivatives that by z is in closed form. That by the degrees of freedom, which
+    JAX has none of, is by differences, right to 1e-4 in float32 and 1e-8 in float64.
+    """
+    df, z = jnp.broadcast_arrays(df, z)
     a, beyond = 0.5 * df, z**2 / (df + z**2)
     x = df / (df + z**2)
-    outer, inner, middle = x < 0.5, jnp.abs(z) < 1.0, jnp.abs(z) < 1e-2
-    # DLMF 8.17.8, of terms that fall by more than x each.
-    few, total, last = jnp.where(outer, x, 0.25), 1.0, 1.0
-    for k in range(_TERMS):
-        last = last * few * (a + 0.5 + k) / (a + 1.0 + k)
-        total = total + last
+    outer, inner = x < 0.5, jnp.abs(z) < 1.0
+    few = jnp.where(outer, x, 0.25)
+    total = _student_total(a, few)
     series = a * jnp.log(few) + 0.5 * jnp.log1p(-few) - jnp.log(a) - betaln(a, 0.5)
     outermost = series + jnp.log(total) - jnp.log(2.0)
-    easy = a / (a + 0.5)  # of which the function is not next to zero
-    at = jnp.where(outer | inner, easy, x)
     # Of many degrees of freedom: Wallace's normal number.
-    tiny = 0.5 * betainc(a, 0.5, jax.lax.stop_gradient(at)) < 1e-8
-    known = 0.5 * betainc(a, 0.5, jnp.where(tiny, easy, at))
+    known = 0.5 * betainc(a, 0.5, jnp.where(outer, 0.5, x))
+    tiny = known < 1e6 * jnp.finfo(known.dtype).tiny
     share = (8.0 * df + 1.0) / (8.0 * df + 3.0)
-    normal = share * jnp.sqrt(df * jnp.log1p(jnp.where(tiny, z, 1.0) ** 2 / df))
-    between = jnp.where(tiny, log_ndtr(-normal), jnp.log(known))
-    near = jnp.where(inner & ~middle, beyond, 1.0 - easy)
-    innermost = jnp.log(0.5 - 0.5 * betainc(0.5, a, near))
+    normal = share * jnp.sqrt(df * jnp.log1p(z**2 / df))
+    between = jnp.where(tiny, log_ndtr(-normal), jnp.log(jnp.where(tiny, 1.0, known)))
+    innermost = jnp.log(0.5 - 0.5 * betainc(0.5, a, jnp.where(inner, beyond, 0.0)))
     log_tail = jnp.where(outer, outermost, jnp.where(inner, innermost, between))
-    found = jnp.where(z > 0.0, jnp.log1p(-jnp.exp(log_tail)), log_tail)
-    small = jnp.where(middle, z, 0.0)
-    rise = small - (df + 1.0) / (6.0 * df) * small**3
-    about = jnp.log(0.5 + rise * jnp.exp(-betaln(a, 0.5)) / jnp.sqrt(df))
-    return jnp.where(middle, about, found)
+    return jnp.where(z > 0.0, jnp.log1p(-jnp.exp(log_tail)), log_tail)
+
+
+def _student_total(a, x):
+    """DLMF 8.17.8, of terms that fall by more than x each, up to a half."""
+
+    def term(k, state):
+        total, last = state
+        last = last * x * (a + 0.5 + k) / (a + 1.0 + k)
+        return total + last, last
+
+    return jax.lax.fori_loop(0, _TERMS, term, (jnp.ones_like(x),) * 2)[0]
+
+
+def _student_jvp(primals, tangents):
+    (df, z), (ddf, dz) = primals, tangents
+    found = _student(df, z)
+    change = jnp.zeros_like(found)
+    if not isinstance(dz, SymbolicZero):
+        x = df / (df + z**2)
+        outer = (x < 0.5) & (z < 0.0)
+        total = _student_total(0.5 * df, jnp.where(outer, x, 0.25))
+        slope = df / (jnp.where(outer, -z, 1.0) * total)  # both are of the same series
+        log_pdf = dist.StudentT(df).log_prob(z)
+        slope = jnp.where(outer, slope, jnp.exp(jnp.where(outer, 0.0, log_pdf - found)))
+        change = change + slope * dz
+    if not isinstance(ddf, SymbolicZero):
+        step = 1e-2 if jnp.finfo(found.dtype).bits == 32 else 1e-4
+        rise = _student(df * (1.0 + step), z) - _student(df * (1.0 - step), z)
+        change = change + rise / (2.0 * step * df) * ddf
+    return found, change
+
+
+_student.defjvp(_student_jvp, symbolic_zeros=True)
 
 
 def _cauchy(z):
@@ -196,17 +255,48 @@ _SYMMETRIC: dict[Any, Callable] = {
     dist.Cauchy: _cauchy,
 }
 
-#: Cumulative hazards, of a distribution at positive numbers.
-_HAZARDS: dict[Any, Callable] = {
-    dist.Exponential: lambda fn, y: fn.rate * y,
-    dist.Weibull: lambda fn, y: (y / fn.scale) ** fn.concentration,
-    dist.Gompertz: lambda fn, y: (
-        fn.concentration * jnp.expm1(jnp.minimum(fn.rate * y, 80.0))
+
+def _log_expm1(x, log):
+    """``log(exp(x) - 1)`` with the log of x, for up to ``_MOST``."""
+    small = x < 1e-3
+    x = jnp.minimum(x, _MOST)
+    return jnp.where(small, log + 0.5 * x, jnp.log(jnp.expm1(jnp.where(small, 1.0, x))))
+
+
+#: Logs of cumulative hazards, of a distribution at positive numbers, and a value of it.
+_HAZARDS: dict[Any, tuple[Callable, Callable]] = {
+    dist.Exponential: (
+        lambda fn, y: jnp.log(fn.rate) + jnp.log(y),
+        lambda fn: 1.0 / fn.rate,
     ),
-    dist.Pareto: lambda fn, y: fn.alpha * jnp.log(jnp.maximum(y / fn.scale, 1.0)),
-    dist.HalfNormal: lambda fn, y: -jnp.log(2.0) - log_ndtr(-y / fn.scale),
-    dist.HalfCauchy: lambda fn, y: -jnp.log(2.0) - _cauchy(-y / fn.scale),
+    dist.Weibull: (
+        lambda fn, y: fn.concentration * (jnp.log(y) - jnp.log(fn.scale)),
+        lambda fn: fn.scale,
+    ),
+    dist.Gompertz: (
+        lambda fn, y: (
+            jnp.log(fn.concentration)
+            + _log_expm1(fn.rate * y, jnp.log(fn.rate) + jnp.log(y))
+        ),
+        lambda fn: 1.0 / fn.rate,
+    ),
+    dist.Pareto: (
+        lambda fn, y: jnp.log(fn.alpha) + jnp.log(jnp.log(jnp.maximum(y / fn.scale, 1.0))),
+        lambda fn: 2.0 * fn.scale,
+    ),
 }
+
+
+def _log1mexp_of(log):
+    """``log(1 - exp(-h))`` with the log of h, where h may be too small for 1 / h**2."""
+    rare = log < jnp.log(1e-3)
+    h = jnp.exp(log)
+    near = log - 0.5 * h + h**2 / 24.0
+    return jnp.where(rare, near, _log1mexp(jnp.where(rare, -1.0, -h)))
+
+
+def _above_zero(x):
+    return jnp.maximum(x, jnp.finfo(jnp.result_type(x)).tiny)
 
 
 def _log1mexp(x):

@@ -99,13 +99,9 @@ def _truncated(fn, value):
 
 def _observed(fn, value, censored):
     """The log density where it counts, and something finite elsewhere."""
-    base = fn.base_dist
-    if hasattr(base, "loc") and isinstance(base.support, type(dist.constraints.real)):
-        # Where the density is not zero: its slope would be NaN.
-        anywhere = jax.lax.stop_gradient(jnp.broadcast_to(base.loc, jnp.shape(value)))
-    else:
-        anywhere = base.support.feasible_like(value)
-    return fn.base_dist.log_prob(jnp.where(censored, anywhere, value))
+    # Where the density is neither zero nor infinite: its slope would be NaN.
+    inside = jax.lax.stop_gradient(_tails(fn).inside)
+    return fn.base_dist.log_prob(jnp.where(censored, inside, value))
 
 
 def _left_censored(fn, value):

@@ -1,13 +1,16 @@
 """What a guide asks of a model: its sites, and a likelihood that suits the bounds."""
 
 import copy
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.util import find_stack_level
 
 from numpyro_sgp._programs import on_data
 from numpyro_sgp.guides.messengers import FirstRows, OnePlateEach, ProperPriors
+from numpyro_sgp.kernels import White
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import Coupling, find_coupling, log_likelihood
 from numpyro_sgp.tracing.curvature import check_gaussian
@@ -97,6 +100,17 @@ def check_rows(name: str, prior, approximation, subsampled: bool) -> None:
         not; or if its number of inducing points is ``"auto"``, for
         :func:`~numpyro_sgp.fit` to choose.
     """
+    is_white = lambda part: isinstance(part, White)  # noqa: E731
+    if any(map(is_white, jax.tree.leaves(prior.kernel, is_leaf=is_white))):
+        warnings.warn(
+            f"The kernel of GP site '{name}' has noise of its own for each row (White), of "
+            "which inducing points tell nothing: q(f) keeps the prior of it, the bound is "
+            "far below the evidence, and its variance is learned as none. Put the noise "
+            "into the likelihood, as in Normal(f, sigma), or give each row a latent in the "
+            "data plate.",
+            UserWarning,
+            stacklevel=find_stack_level(),
+        )
     if approximation.is_auto:
         raise ValueError(
             f"GP site '{name}': the number of inducing points of {approximation} is "

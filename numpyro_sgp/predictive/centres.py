@@ -135,6 +135,29 @@ def centre_of(log_prob: Callable[[Array], Array], start: Array) -> Centre:
     return Centre(x, root, _solve_transposed(root, eye), is_there)
 
 
+def order_of(log_prob: Callable[[Array], Array], x: Array) -> Array:
+    """
+    Of each row of f the row of the observations that depends on it, where each depends on
+    another one (``f[index]``): by slopes of their sum and of a weighted one. As they are
+    where that cannot be told.
+
+    :param log_prob: as that of :func:`centre_of`.
+    :param x: where to look.
+    """
+    N = x.shape[-1]
+    rows = jnp.arange(N)
+    weights = 1.0 + rows.astype(x.dtype) / N
+
+    def slopes(weights):
+        return jax.grad(lambda x: jnp.vdot(weights, log_prob(x)))(x)
+
+    plain, weighted = slopes(jnp.ones_like(weights)), slopes(weights)
+    largest = jnp.argmax(jnp.abs(plain), axis=0), rows
+    ratio = weighted[largest] / plain[largest]
+    found = jnp.round((jnp.where(jnp.isfinite(ratio), ratio, 0.0) - 1.0) * N).astype(int)
+    return jnp.where(jnp.all(jnp.sort(found) == rows), found, rows)
+
+
 def _are_apart(slopes, x):
     """
     Whether each log density depends on f at its own row: its slope then has its weight.

@@ -1,5 +1,7 @@
 """Predictions from posterior samples of MCMC."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -170,8 +172,9 @@ class GPPredictive:
         :raises ValueError: if there are too few of others for these arguments.
         """
         others = {name: value for name, value in sample.items() if name not in train}
-        here = _sites(self.model, args, kwargs)
-        there = _sites(self.model, self.train_args, self.train_kwargs)
+        here, rows_here = _sites(self.model, args, kwargs)
+        there, rows_there = _sites(self.model, self.train_args, self.train_kwargs)
+        rows = {(n, rows_here.get(gp, n)) for gp, n in rows_there.items()}
         of_rows = {
             plate: size
             for name, (_, plates, is_observed) in there.items()
@@ -181,6 +184,7 @@ class GPPredictive:
         new = set()
         for plate, size in of_rows.items():
             sizes = {plates.get(plate, size) for _, plates, _ in here.values()}
+            rows |= {(size, other) for other in sizes}
             if sizes - {size} or self._differ(size, args, kwargs):
                 new.add(plate)
         kept = {}
@@ -189,8 +193,11 @@ class GPPredictive:
             if plates.keys() & new:
                 continue
             known = jnp.shape(value)
-            same = len(shape) == len(known)
-            if not same or any(a < b for a, b in zip(known, shape, strict=True)):
+            pairs = list(zip(known, shape, strict=False))
+            # More groups than there are now may be, but no more rows.
+            too_many = any(a > b and (a, b) in rows for a, b in pairs)
+            too_few = len(shape) != len(known) or any(a < b for a, b in pairs)
+            if too_few or too_many:
                 raise ValueError(
                     f"Site '{name}' has the shape {shape} with these arguments, but its "
                     f"samples have {known}. Give arguments with the same groups; a latent "
@@ -200,13 +207,13 @@ class GPPredictive:
         return kept
 
     def _differ(self, size, args, kwargs) -> bool:
-        """Whether an argument with so many rows is none of those of the training."""
-        known = jax.tree.leaves((self.train_args, self.train_kwargs))
-        known = [leaf for leaf in known if np.shape(leaf)[:1] == (size,)]
-        for leaf in jax.tree.leaves((args, kwargs)):
-            if known and np.shape(leaf)[:1] == (size,):
-                if not any(_is_same(leaf, other) for other in known):
-                    return True
+        """Whether an argument with so many rows is another one than in the training."""
+        known = _by_place(self.model, self.train_args, self.train_kwargs)
+        for place, leaf in _by_place(self.model, args, kwargs).items():
+            other = known.get(place, ())
+            are_rows = np.shape(leaf)[:1] == np.shape(other)[:1] == (size,)
+            if are_rows and not _is_same(leaf, other):
+                return True
         return False
 
     def _draw(self, rng_key, sample, others, args, kwargs):
@@ -248,10 +255,21 @@ class GPPredictive:
         }
 
 
+def _by_place(model, args, kwargs) -> dict:
+    """Arrays among arguments, by name and place in them, however they are given."""
+    try:
+        named = dict(inspect.signature(model).bind_partial(*args, **kwargs).arguments)
+    except (TypeError, ValueError):
+        named = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(named)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
 def _is_same(a, b) -> bool:
     if not (not_jax_tracer(a) and not_jax_tracer(b)):
         return False  # for all that is known
-    a, b = np.asarray(a), np.asarray(b)
+    dtype = jnp.result_type(a, b)  # of JAX, which may have fewer digits
+    a, b = np.asarray(a, dtype), np.asarray(b, dtype)
     return a.shape == b.shape and bool(np.all((a == b) | ((a != a) & (b != b))))
 
 
@@ -266,20 +284,25 @@ class _AnyValue(Messenger):
             msg["value"] = jnp.zeros(fn.shape(), dtype)
 
 
-def _sites(model, args, kwargs) -> dict[str, tuple]:
-    """By name of a site beside GPs its shape, sizes of its plates, if it is observed."""
+def _sites(model, args, kwargs) -> tuple[dict[str, tuple], dict[str, int]]:
+    """
+    By name of a site beside GPs its shape, sizes of its plates, if it is observed; and
+    the numbers of rows of GP sites.
+    """
     found: dict[str, tuple] = {}
+    rows: dict[str, int] = {}
 
     def look():
         where = _AnyValue(model), args, kwargs
         trace = messages.trace_of(*where, at_site=_mean_where_none)
+        rows.update({k: p.event_shape[0] for k, p in _gp_sites(trace).items()})
         for name, site in trace.items():
             if site["type"] == "sample" and not messages.is_latent_gp(site):
                 plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
                 found[name] = jnp.shape(site["value"]), plates, site["is_observed"]
 
     jax.eval_shape(look)
-    return found
+    return found, rows
 
 
 def _gp_priors(model, sample, args, kwargs) -> dict:

@@ -1,5 +1,6 @@
 """Moments and distribution functions of NumPyro, and what values lie between."""
 
+import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import ndtr
@@ -70,7 +71,11 @@ def moments(fn) -> tuple:
         mean, variance = _of_hurdle(inner)
     elif isinstance(inner, dist.MixtureGeneral):
         parts = [moments(part) for part in inner.component_distributions]
-        means, variances = (jnp.stack(v, axis=-1) for v in zip(*parts, strict=True))
+        shape = inner.shape()
+        means, variances = (
+            jnp.stack([jnp.broadcast_to(part, shape) for part in of_parts], axis=-1)
+            for of_parts in zip(*parts, strict=True)
+        )
         probs = inner.mixing_distribution.probs
         *shape, number = probs.shape
         probs = probs.reshape(*shape, *(1,) * len(inner.event_shape), number)
@@ -96,9 +101,19 @@ def _of_hurdle(fn):
 
 
 def _share_above_zero(fn):
-    if type(messages.innermost(fn)) is dist.Poisson:  # whose density has lost digits
-        return -jnp.expm1(-messages.innermost(fn).rate)
-    return -jnp.expm1(fn.log_prob(jnp.zeros((), int)))
+    """Of the log probability of zero, of which densities have lost the digits."""
+    inner = messages.innermost(fn)
+    if type(inner) is dist.Poisson:
+        log_zero = -inner.rate
+    elif isinstance(inner, dist.GammaPoisson):
+        log_zero = -inner.concentration * jnp.log1p(1.0 / inner.rate)
+    elif isinstance(inner, dist.NegativeBinomialLogits | dist.BinomialLogits):
+        log_zero = -inner.total_count * jax.nn.softplus(inner.logits)
+    elif isinstance(inner, dist.BinomialProbs):
+        log_zero = inner.total_count * jnp.log1p(-inner.probs)
+    else:
+        log_zero = fn.log_prob(jnp.zeros((), int))
+    return -jnp.expm1(log_zero)
 
 
 def _of_transformed(fn):
@@ -130,7 +145,8 @@ def cdf(fn, y):
     if type(fn).cdf is dist.TransformedDistribution.cdf:  # as that does
         found = _of_transforms(fn, y)
     elif isinstance(fn, dist.MixtureGeneral):  # whose parts may have other supports
-        parts = jnp.stack([cdf(part, y) for part in fn.component_distributions], axis=-1)
+        parts = [cdf(part, y) for part in fn.component_distributions]
+        parts = jnp.stack(jnp.broadcast_arrays(*parts), axis=-1)
         found = jnp.sum(fn.mixing_distribution.probs * parts, axis=-1)
     elif isinstance(fn, _ZERO_OR):
         below = cdf(fn.base_dist, y)

@@ -26,7 +26,7 @@ from numpyro_sgp.distributions.arguments import has_no_numbers
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.expectation import check_expectation
 from numpyro_sgp.likelihoods import RobustMax
-from numpyro_sgp.predictive.centres import centre_of, log_shares
+from numpyro_sgp.predictive.centres import centre_of, log_shares, order_of
 from numpyro_sgp.predictive.mixture import (
     TIED,
     MixtureParts,
@@ -320,18 +320,30 @@ def _with_modes(of, values, nodes, chunk) -> list[Array]:
         return {name: v.reshape(*batch, -1) for (name, batch), v in pairs}
 
     flat = jax.vmap(joined)(nodes)  # (S, D, N), or (S, D, 1) where rows have the same
+    # In the order of the observations, which may be of rows of f in another one.
+    whole = jnp.full((flat.shape[1], values.shape[-1]), 0.5, flat.dtype)
+    order = order_of(lambda x: of(by_name(x)), whole)
+    back = jnp.argsort(order)
+
+    def of_rows(x):
+        return of(by_name(x[:, order]))
+
+    def in_order(x):
+        return x[..., back] if x.shape[-1] > 1 else x
+
+    flat = in_order(flat)
     heights = values - 0.5 * jnp.sum(flat**2, axis=1)
     best = jnp.argmax(jnp.where(jnp.isnan(heights), -jnp.inf, heights), axis=0)
     rows = jnp.arange(len(best)) if flat.shape[-1] > 1 else 0
-    centre = centre_of(lambda x: of(by_name(x)), flat[best, :, rows].T)
+    centre = centre_of(of_rows, flat[best, :, rows].T)
 
     def moved(node):
-        x, log_ratio = centre.place(joined(node))
-        found = of(by_name(x)) - log_ratio + log_shares(log_ratio)[0]
+        x, log_ratio = centre.place(in_order(joined(node)))
+        found = of_rows(x) - log_ratio + log_shares(log_ratio)[0]
         return jnp.where(centre.is_there, found, -jnp.inf)
 
     def share(node):
-        return log_shares(centre.log_ratio(joined(node)))[1]
+        return log_shares(centre.log_ratio(in_order(joined(node))))[1]
 
     return [values + mapped(share, nodes, chunk), mapped(moved, nodes, chunk)]
 

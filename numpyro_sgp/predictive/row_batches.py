@@ -13,7 +13,14 @@ import numpy as np
 from numpyro_sgp._programs import join_static
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
 from numpyro_sgp.tracing import messages
-from numpyro_sgp.tracing.row_axes import RowAxes, has_rows_apart, row_axes
+from numpyro_sgp.tracing.row_axes import (
+    RowAxes,
+    has_rows_apart,
+    is_number,
+    row_axes,
+    site_shapes,
+)
+from numpyro_sgp.tracing.rows import sites_on_f
 
 _AS_THEY_ARE = 128  # rows that are not filled up
 _FEW = 2  # rows that do for a model to be run
@@ -30,14 +37,15 @@ def rows_of(guide, arrays: list, static: tuple, batch_size: int) -> RowAxes | No
     :param static: what else there is, of
         :func:`~numpyro_sgp._programs.split_static`.
     :param batch_size: of :func:`by_batches`.
-    :return: None where the rows cannot be told, or where GP sites have other inputs in
-        batches, as they have if a model standardises its inputs.
+    :return: None where the rows cannot be told, where what depends on f has none of them
+        (``f[index]`` of other numbers of rows, a total), or where GP sites have other
+        inputs in batches, as they have if a model standardises its inputs.
     """
     kinds, sites = _KINDS.setdefault(guide, {}), guide.approximations
 
-    def run(arrays):
+    def run(arrays, at_site=messages.above_prior_mean):
         where = guide.model, *join_static(arrays, static)
-        return messages.trace_of(*where, at_site=messages.above_prior_mean)
+        return messages.trace_of(*where, at_site=at_site)
 
     def look(of, kind, fn):
         if (of, kind) not in kinds:
@@ -54,7 +62,24 @@ def rows_of(guide, arrays: list, static: tuple, batch_size: int) -> RowAxes | No
     if axes is None or axes.count(arrays) <= min(batch_size, _AS_THEY_ARE):
         return axes
     apart = look("apart", kind, lambda: has_rows_apart(run, axes, arrays, sites))
-    return None if apart is False else axes
+    rest = look("rest", kind, lambda: _without_rows(run, arrays, sites, axes))
+    return None if apart is False or rest else axes
+
+
+def _without_rows(run, arrays, gp_sites, axes) -> bool:
+    """Whether what is to be predicted depends on f, and has not its rows."""
+    dtype, shapes = jnp.result_type(float), site_shapes(run, arrays)
+    f = {name: jnp.zeros(shapes[name], dtype) for name in gp_sites}
+
+    def made_of(f):
+        trace = run(arrays, messages.at_values(f))
+        return {
+            name: [v for v in jax.tree.leaves(site["fn"]) if is_number(v)]
+            for name, site in trace.items()
+            if site["type"] == "sample" and not site["is_observed"] and name not in f
+        }
+
+    return bool(sites_on_f(made_of, f) - set(axes.sites))
 
 
 def _kind(arrays) -> tuple:

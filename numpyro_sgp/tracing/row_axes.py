@@ -161,14 +161,14 @@ def _of_rows(trace, axes, gp_sites: Collection[str], rows) -> list:
     for name, site in sorted(trace.items()):
         if name in gp_sites:
             prior = messages.unwrap(site["fn"])[0]
-            leaves = [v for v in jax.tree.leaves(prior.kernel) if _is_number(v)]
+            leaves = [v for v in jax.tree.leaves(prior.kernel) if is_number(v)]
             found += [prior.X[..., rows, :], prior.mean[..., rows], *leaves]
         elif site["type"] == "sample" and site["is_observed"] and name in axes.sites:
             log_prob, axis = messages.log_prob(site, scaled=False), axes.sites[name]
             if axis < log_prob.ndim:
                 found.append(log_prob[(*(slice(None),) * axis, rows)])
         elif site["type"] == "sample" and name in axes.sites:
-            leaves = [v for v in jax.tree.leaves(site["fn"]) if _is_number(v)]
+            leaves = [v for v in jax.tree.leaves(site["fn"]) if is_number(v)]
             found += [
                 _at_rows(v, site["fn"].shape()[axes.sites[name]], rows) for v in leaves
             ]
@@ -182,7 +182,8 @@ def _at_rows(leaf, number, rows):
     return leaf
 
 
-def _is_number(leaf) -> bool:
+def is_number(leaf) -> bool:
+    """Whether a leaf of a tree is an array or a number."""
     return isinstance(leaf, jax.Array | np.ndarray | np.number | float | int)
 
 

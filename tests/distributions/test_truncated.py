@@ -481,3 +481,61 @@ def test_a_censored_row_far_off_pulls():
     np.testing.assert_allclose(fitted.bound, -best.fun, atol=0.02)  # by 20 nodes
     q = fitted.posterior(X)["f"]
     assert abs(q.mean[0] - best.x[0]) < 0.02
+
+
+@pytest.mark.parametrize("df", [2.0, slow(30.0)])
+def test_degrees_of_freedom_of_censored_rows_can_be_learned(df):
+    """JAX has no derivative of the incomplete beta function by its first two arguments."""
+    z = np.array([-40.0, -6.0, -2.0, -0.4, 0.0, 0.4, 3.0])
+
+    def found(df):
+        fn = dist.StudentT(df, jnp.zeros(len(z)), 1.0)
+        return with_digits(dist.LeftCensoredDistribution(fn, True)).log_prob(z)
+
+    slope, curve = jax.jacfwd(found)(df), jax.jacrev(jax.jacfwd(found))(df)
+    step = 1e-3 * df
+    low, mid, high = (stats.t(df + k * step).logcdf(z) for k in (-1, 0, 1))
+    # Of differences on both sides: 1e-6 of the third derivatives, and 1e-8 of the second.
+    np.testing.assert_allclose(slope, (high - low) / (2 * step), rtol=1e-4, atol=1e-8)
+    np.testing.assert_allclose(
+        curve, (high - 2 * mid + low) / step**2, rtol=1e-2, atol=1e-6
+    )
+
+
+def test_rows_near_the_start_of_their_support_keep_their_digits():
+    """In float32 these were the log of the least number, without a slope."""
+    with jax.enable_x64(False):
+        for base, exact in (
+            (dist.HalfNormal(jnp.ones(3)), stats.halfnorm.logcdf),
+            (dist.HalfCauchy(jnp.ones(3)), stats.halfcauchy.logcdf),
+            (dist.Weibull(jnp.ones(3), 1.7), lambda y: 1.7 * np.log(y)),
+        ):
+            y = jnp.array([1e-8, 1e-6, 1e-3], jnp.float32)
+            fn = with_digits(dist.LeftCensoredDistribution(base, True))
+            expected = exact(np.asarray(y, float))
+            np.testing.assert_allclose(fn.log_prob(y), expected, rtol=1e-5)
+            slope = jax.grad(lambda y, fn=fn: fn.log_prob(y).sum())(y)
+            np.testing.assert_allclose(slope * y, slope[0] * y[0], rtol=1e-3)
+
+
+def test_censored_rows_of_small_units_have_slopes():
+    """A value in the place of those that are not seen, at which nothing overflows."""
+
+    def found(log_rate):
+        fn = dist.Gompertz(0.1, 1000.0 * jnp.exp(log_rate))
+        fn = with_digits(dist.RightCensoredDistribution(fn, jnp.array([1.0, 0.0])))
+        return fn.log_prob(jnp.array([1e-3, 2e-3])).sum()
+
+    def exact(log_rate):
+        rate = 1000.0 * np.exp(log_rate)
+        above, density = -0.1 * np.expm1(rate[0] * 1e-3), np.log(0.1 * rate[1])
+        return above + density + rate[1] * 2e-3 - 0.1 * np.expm1(rate[1] * 2e-3)
+
+    np.testing.assert_allclose(found(jnp.zeros(2)), exact(np.zeros(2)), rtol=1e-12)
+    h = 1e-5 * np.eye(2)
+    slope = [(exact(e) - exact(-e)) / 2e-5 for e in h]
+    np.testing.assert_allclose(jax.grad(found)(jnp.zeros(2)), slope, rtol=1e-8)
+    with jax.enable_x64(False):
+        assert np.isfinite(jax.grad(found)(jnp.zeros(2, jnp.float32))).all()
+    normal = dist.RightCensoredDistribution(dist.Normal(jnp.zeros((3, 4)), 1.0), 0)
+    assert with_digits(normal).log_prob(jnp.zeros(4)).shape == (3, 4)

@@ -1,0 +1,67 @@
+"""Rows of f that observations take by an index: ``np.unique(t, return_inverse=True)``."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpy.testing import assert_allclose
+from scipy.stats import norm
+
+import numpyro_sgp as sgp
+
+Z = jnp.linspace(0.0, 5.0, 6)[:, None]
+SHARP = 0.01
+
+
+def model(times, index, y=None, noise=SHARP):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), times[:, None]))
+    with numpyro.plate("data", index.shape[0]):
+        numpyro.sample("y", dist.Normal(f[index], noise), obs=y)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """Of an arbitrary q(u), about which all is known."""
+    rng = np.random.default_rng(0)
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z))
+    times = np.linspace(0.0, 5.0, 12)
+    guide.setup(times, np.arange(12), np.zeros(12))
+    root = np.tril(0.1 * rng.normal(size=(6, 6)), -1) + 0.3 * np.eye(6)
+    params = {"f_auto_qu_mu": rng.normal(size=6), "f_auto_qu_sqrt": root}
+    return sgp.Fitted(
+        guide, {"f_auto_Z": Z} | {k: jnp.asarray(v) for k, v in params.items()}
+    )
+
+
+@pytest.mark.parametrize("number, batch_size", [(310, None), (150, None), (180, 60)])
+def test_responses_are_as_many_as_there_are_and_at_their_rows(fitted, number, batch_size):
+    times = np.linspace(0.0, 5.0, 180)
+    rng = np.random.default_rng(1)
+    index = rng.permutation(180) if number == 180 else rng.integers(0, 180, number)
+    options = {} if batch_size is None else {"batch_size": batch_size}
+    found = fitted.predict(times, index, **options)
+    f = fitted.posterior(times, np.arange(180))["f"]
+    assert_allclose(found["y"].mean, f.mean[index], rtol=1e-9, atol=1e-12)
+    variance = f.variance[index] + SHARP**2
+    assert_allclose(found["y"].sd, np.sqrt(variance), rtol=1e-6)
+    assert found["f"].mean.shape == (180,)
+
+
+def test_scores_of_sharp_likelihoods_are_those_of_their_rows(fitted):
+    rng = np.random.default_rng(2)
+    times, index = np.sort(rng.uniform(0.0, 5.0, 30)), rng.permutation(30)
+    f = fitted.posterior(times, index)["f"]
+    mean, sd = np.asarray(f.mean)[index], np.sqrt(np.asarray(f.variance)[index] + SHARP**2)
+    y = mean + 1.5 * sd * rng.normal(size=30)
+    found = fitted.log_score(times, index, y)["y"].rows
+    assert_allclose(found, norm(mean, sd).logpdf(y), atol=1e-6)
+
+
+def test_batches_of_rows_in_another_order_are_refused():
+    rng = np.random.default_rng(3)
+    t = rng.uniform(0.0, 5.0, 40)
+    times, index = np.unique(t, return_inverse=True)
+    with pytest.raises(ValueError, match="a batch cannot stand for all"):
+        data = times, index, np.sin(t)
+        sgp.fit(model, sgp.SVGP(4), data, batch_size=10, steps=2, progress_bar=False)
