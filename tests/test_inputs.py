@@ -14,6 +14,7 @@ from numpyro.infer.util import log_density
 
 import numpyro_sgp as sgp
 from numpyro_sgp.distributions.arguments import as_arrays, as_numbers
+from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.training.rows import make_source
 from tests.helpers import gaussian_model, regression_data
@@ -634,6 +635,22 @@ def test_whole_numbers_that_jax_does_not_hold_are_told():
     with jax.enable_x64(False):
         with pytest.raises(ValueError, match="'y' is 1000000000000, which JAX does not"):
             guide.setup(X.astype("float32"), 10**12)
+
+
+def test_whole_numbers_that_32_bits_do_not_hold_are_taken_as_real_ones():
+    """Times in milliseconds, which JAX would wrap around without a word."""
+    times = np.arange(12) * 86_400_000_000
+    frame = pd.DataFrame({"t": times})
+    with jax.enable_x64(False):
+        for wide in (times[:, None], frame, frame["t"]):
+            found = as_numbers(wide, "An argument")
+            assert_allclose(found.ravel(), times)
+            assert found.dtype == np.float64
+        codes = np.arange(5)
+        assert as_numbers(codes, "An argument") is codes
+        (args, _) = as_plain_arrays(lambda X: None, (frame,), {})
+        assert_allclose(args[0][:, 0], times)
+    assert as_numbers(times, "An argument") is times
 
 
 def test_whole_numbers_that_only_python_sees_may_be_large():

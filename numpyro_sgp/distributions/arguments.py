@@ -190,7 +190,7 @@ def as_numbers(value, what: str):
     if isinstance(value, np.ndarray) and value.dtype.kind == "f":
         if value.dtype.itemsize > 8:  # np.longdouble, which JAX has not
             return value.astype(np.float64)
-    return value
+    return _held(value) if isinstance(value, np.ndarray) else value
 
 
 def _converted(value, what, rows):
@@ -342,4 +342,18 @@ def _frame_as_numbers(frame, what):
     found = frame.to_numpy()
     if found.dtype.kind not in _NUMBERS:  # columns of several types, or missing values
         found = frame.to_numpy(dtype=np.float64, na_value=np.nan)
-    return found
+    return _held(found)
+
+
+def _held(array):
+    """
+    Whole numbers that JAX does not hold, which it would wrap around without a word (times
+    in milliseconds, say), as real ones.
+    """
+    if array.dtype.kind not in "iu" or array.size == 0 or isinstance(array, np.memmap):
+        return array
+    kind = jax.dtypes.canonicalize_dtype(array.dtype)
+    limits = np.iinfo(kind)
+    if kind == array.dtype or limits.min <= array.min() <= array.max() <= limits.max:
+        return array
+    return array.astype(np.float64)

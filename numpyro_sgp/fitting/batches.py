@@ -25,6 +25,7 @@ _FEWEST, _FEW_EPOCHS = 200, 16  # steps and epochs before rates begin to fall
 _MOST, _EPOCHS = 1000, 20  # of both, what is more, before rates fall all the same
 _DOWN = 2  # steps with falling rates for each one before
 _BY_ROW = 1e-4  # nats a row that are little beside what a longer training costs
+_SLOW = 0.01  # share of the loss of all rows by which it falls where it goes on falling
 _GROUP = 10  # steps whose mean loss is looked at where there are no epochs
 _POLISH = 8  # natural steps on all rows in the end, at most; one where time is used up
 _MANY = 200  # natural steps that show what q(u) has to gain, at most
@@ -49,8 +50,13 @@ def train_batches(stepper: Stepper, free: dict, key, limits: Limits, show) -> Tr
     polish = _polish(problem, loss, key, 0.1 * limits.tolerance)
     if not problem.random:
         polish.prepare(free, problem.arrays, np.int32(_POLISH))
+
+    def whole(free):
+        known = not problem.random and batch_size is not None
+        return float(polish(free, problem.arrays, np.int32(0))[1]) if known else np.nan
+
     try:
-        stopped = _keep_rates(run, limits)
+        stopped = _keep_rates(run, limits, whole)
         stopped = _lower_rates(run, limits) or stopped
     except KeyboardInterrupt:
         stopped = INTERRUPTED
@@ -152,18 +158,23 @@ class _Run:
         self._hastens = short and self.batch_size is not None
 
 
-def _keep_rates(run, limits) -> str:
+def _keep_rates(run, limits, whole) -> str:
     """
     Steps at the same rates, until the loss falls no more than its noise, or those with
     falling rates need the time or steps that are left; why they ended.
 
     With batches, means over epochs are looked at, in which each row is once: they have a
-    small part of the noise.
+    small part of the noise. One row may have nearly all of it, and then the loss of all
+    rows, which has none, may go on falling.
+
+    :param whole: from unconstrained parameters to that loss; NaN where it is not known.
     """
     fewest, most, group, chunk = _FEWEST, _MOST, _GROUP, _chunk(limits)
     if run.batch_size is not None:
         group = round(1.0 / run.share)
         fewest, most = max(_FEWEST, _FEW_EPOCHS * group), max(_MOST, _EPOCHS * group)
+    before = now = np.inf
+    little = max(limits.tolerance, _BY_ROW * run.num_rows)
     while not (reason := limits.reached(0)):
         at = np.arange(run.count, run.count + chunk)
         rates = run.rate + (_FIRST_RATE - run.rate) * np.exp(-at / _EARLY)
@@ -174,11 +185,14 @@ def _keep_rates(run, limits) -> str:
         run.hasten_for(limits, (1 + _DOWN) * fewest)
         if reason := limits.reached(ahead - 1, wait):
             return reason
+        if run.count >= fewest - chunk:
+            before, now = now, whole(run.state.good.free)
         if run.count < fewest:
             continue
         losses = run.losses
         drop, se = loss_drop(losses[np.isfinite(losses)], 0.25, group)
-        if drop < max(limits.tolerance, 2.0 * se, _BY_ROW * run.num_rows):
+        goes_on = before - now >= max(10.0 * little, _SLOW * abs(now))
+        if drop < max(little, 2.0 * se) and not goes_on:
             return "converged"
         if limits.steps is None and run.count >= most:
             return f"the most steps, {(1 + _DOWN) * run.count}, were done"

@@ -21,7 +21,7 @@ from numpyro_sgp._programs import (
     shared,
     split_static,
 )
-from numpyro_sgp.distributions.arguments import as_arrays, is_frame
+from numpyro_sgp.distributions.arguments import as_arrays, as_numbers, is_frame
 from numpyro_sgp.families import Family
 from numpyro_sgp.fitting.units import Units, units
 from numpyro_sgp.guides import AutoSparseGP
@@ -38,7 +38,7 @@ def as_plain_arrays(model, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     args, kwargs = as_arrays(model, args, kwargs)
 
     def plain(leaf):
-        return np.asarray(leaf) if is_frame(leaf) else leaf
+        return as_numbers(leaf, "An argument") if is_frame(leaf) else leaf
 
     return jax.tree.map(plain, (args, kwargs), is_leaf=is_frame)
 

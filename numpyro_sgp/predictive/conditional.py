@@ -268,8 +268,10 @@ def _by_place(model, args, kwargs) -> dict:
 def _is_same(a, b) -> bool:
     if not (not_jax_tracer(a) and not_jax_tracer(b)):
         return False  # for all that is known
-    dtype = jnp.result_type(a, b)  # of JAX, which may have fewer digits
-    a, b = np.asarray(a, dtype), np.asarray(b, dtype)
+    a, b = np.asarray(a), np.asarray(b)  # of frames too
+    if a.dtype.kind in "biuf" and b.dtype.kind in "biuf":
+        dtype = jnp.result_type(a, b)  # of JAX, which may have fewer digits
+        a, b = a.astype(dtype), b.astype(dtype)
     return a.shape == b.shape and bool(np.all((a == b) | ((a != a) & (b != b))))
 
 

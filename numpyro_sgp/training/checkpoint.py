@@ -113,7 +113,7 @@ class Checkpoints:
             )
             raise ValueError(
                 f"The checkpoints in {self.folder} are of another training ({told}). Use "
-                "another folder, delete this one, or call fit with the same arguments."
+                "another folder, delete this one, or call train with the same arguments."
             )
 
     def _paths(self):

@@ -469,7 +469,15 @@ def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwarg
 def _begin(svi, rng_key, source, init_params, init_state, rows, batch, args, kwargs):
     """The same from a batch, and from rows for the guide if there was no set-up."""
     if rows is not None and svi.guide.prototype_trace is None:
-        svi.guide.setup(*rows, *args, **kwargs, **svi.static_kwargs)
+        try:
+            svi.guide.setup(*rows, *args, **kwargs, **svi.static_kwargs)
+        except (TypeError, ValueError) as error:
+            if source.total_rows is not None:
+                raise
+            told = (
+                f"{len(rows[0])} rows of the first batches set the guide up: if the model"
+            )
+            raise ValueError(f"{error} ({told} has fewer, give init_rows.)") from error
     check_batch(svi, source, batch, args, kwargs)
     if init_state is not None and svi.constrain_fn is not None:
         return init_state

@@ -255,9 +255,9 @@ class Batches:
         self._devices.check(self.batch_size)
         self._put_back([first])
 
-    def _next(self):
+    def _next(self, again=True):
         batch = next(self._iterator, _END)
-        if batch is _END and not self._once and self._count:
+        if batch is _END and again and not self._once and self._count:
             self._iterator = iter(self._data)
             batch = next(self._iterator, _END)
         if batch is _END:
@@ -296,11 +296,11 @@ class Batches:
         self._count -= len(batches)
 
     def sample(self, num_rows: int) -> tuple:
-        """The first batches, with so many rows or a few more; they are not lost."""
+        """The first batches, with so many rows or a few more, once; they are not lost."""
         batches = [self._next()]
         try:
             while len(batches) * self.batch_size < num_rows:
-                batches.append(self._next())
+                batches.append(self._next(again=False))
         except ValueError:  # as far as they go; training will say what is wrong
             pass
         self._put_back(batches)

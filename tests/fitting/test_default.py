@@ -758,6 +758,18 @@ def test_pseudo_data_of_float32_rows_beside_parameters_of_64_bits():
     assert np.isfinite(fitted.bound)
 
 
+@pytest.mark.slow
+def test_batches_with_an_outlier_are_trained_to_the_end():
+    """Of a thousand sds: its noise was taken for that of all, 5,500 nats too early."""
+    rng = np.random.default_rng(0)
+    inputs = rng.uniform(-3.0, 3.0, (3000, 2))
+    y = np.sin(2 * inputs[:, 0]) * np.cos(inputs[:, 1]) + 0.2 * rng.normal(size=3000)
+    y[7] = 200.0
+    fitted = fit(learned, sgp.SVGP(30), (inputs, y), batch_size=256)
+    gained = fit(learned, fitted, (inputs, y)).bound - fitted.bound
+    assert gained < 100.0  # in the end of a way of 2e5
+
+
 # Deaths by accident in the USA, in thousands a month from 1973 on: data(USAccDeaths) of R.
 DEATHS = """
 9007 8106 8928 9137 10017 10826 11317 10744 9713 9938 9161 8927 7750 6981 8038 8422 8714

@@ -1,5 +1,6 @@
 """Minibatches: each row once, the steps of svi.update, kills, NaN, early stops, files."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -660,3 +661,17 @@ def test_latents_of_rows_that_a_guide_makes_of_the_data_are_taken():
     options = {"batch_size": 5, "num_rows": 20, "progress_bar": False}
     result = sgp.train(svi, jax.random.key(0), (X, y), 3, **options)
     assert np.isfinite(result.losses).all()
+
+
+@pytest.mark.filterwarnings("ignore:subsample_size does not match")
+def test_a_loader_sets_a_guide_up_with_its_rows_once(data):
+    """Not with as many as the guide would take of more data, in a plate of these."""
+    svi = SVI(process, sgp.AutoSparseGP(process, sgp.SVGP(4)), optax.adam(0.05), LOSS)
+    loader = [tuple(a[i : i + 15] for a in data) for i in range(0, NUM_ROWS, 15)]
+    assert np.isfinite(fit(svi, loader, 2).losses).all()
+    svi = SVI(process, sgp.AutoSparseGP(process, sgp.SVGP(4)), optax.adam(0.05), LOSS)
+    with pytest.raises(ValueError, match="give init_rows"):
+        fit(svi, itertools.cycle(loader), 2)  # which has no end
+
+
+LOSS = sgp.TraceGP_ELBO()
