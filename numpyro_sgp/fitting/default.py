@@ -383,6 +383,12 @@ def _initial_state(svi, init_key, guide_key, args, kwargs) -> SVIState:
 def _batch_size(problem, batch_size) -> int | None:
     """Rows of a batch; None for all rows."""
     N = problem.num_rows
+    if batch_size is not None and problem.guide.known().subsampled:
+        raise ValueError(
+            f"batch_size={batch_size}, but a plate of the model draws batches of its own "
+            "(subsample_size). Leave batch_size out; or leave subsample_size out, and fit "
+            "takes batches of all rows by itself."
+        )
     if batch_size is not None and batch_size < N and not problem.plates:
         raise ValueError(
             f"batch_size={batch_size}, but the model has no plate of the {N} rows of the "

@@ -165,6 +165,19 @@ def test_data_that_a_model_standardises_have_no_batches(of_inputs):
         fit(standardising, sgp.SVGP(inducing=Z), (X, Y), batch_size=20)
 
 
+def test_a_plate_that_draws_its_rows_leaves_none_to_choose():
+    def drawing(X, y=None):
+        data = numpyro.plate("data", X.shape[0], subsample_size=10)
+        with data as index:
+            rows = index
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X[rows]))
+        with data:
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y[rows])
+
+    with pytest.raises(ValueError, match="draws batches of its own"):
+        fit(drawing, sgp.SVGP(inducing=Z), (jnp.array(X), jnp.array(Y)), batch_size=20)
+
+
 @pytest.mark.parametrize("by", ["number", "row before", "index"])
 def test_rows_that_a_model_tells_by_their_place_have_no_batches(by):
     offsets = jnp.linspace(0.0, 1.0, N)
