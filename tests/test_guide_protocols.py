@@ -276,9 +276,10 @@ def by_parts():
     return guide
 
 
-def of_known(lengthscale):
+def of_known(lengthscale, kernel=sgp.kernels.RBF, **options):
     def known(X, Y=None):
-        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X))
+        prior = sgp.GaussianProcess(kernel(1.0, lengthscale), X, **options)
+        f = numpyro.sample("f", prior)
         numpyro.sample("y", dist.Normal(f, 0.3).to_event(1), obs=Y)
 
     return known
@@ -318,6 +319,11 @@ REFUSALS = {
         ValueError, "q\\(f\\) is made with another kernel",
         "as before, with known numbers",
     ),
+    "a guide of a model with a kernel of another class": (
+        lambda: loss(of_known(0.7), guide=guide_of(of_known(0.7, sgp.kernels.Matern12))),
+        ValueError, "made with another kernel",
+        "with equal numbers",
+    ),
     "mask(guide)": (
         lambda: loss(guide=handlers.mask(PLAIN, mask=False)),
         ValueError, "no sparse posterior",
@@ -351,6 +357,21 @@ REFUSALS = {
 def test_accepted_with_the_value_by_hand(name):
     found, expected = {**HANDLERS, **ELBOS}[name]
     assert_allclose(found(), expected(), rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: of_known(np.float32(0.7)),
+        lambda: of_known(jnp.array(0.7)),
+        lambda: of_known(0.7, mean=lambda X: jnp.zeros(X.shape[:-1])),
+    ],
+)
+def test_a_guide_of_another_model_may_have_an_equal_prior(other):
+    params = {k: v for k, v in PARAMS.items() if k.startswith("f_auto")}
+    found = loss(of_known(0.7), guide=guide_of(other()), params=params)
+    expected = loss(of_known(0.7), guide=guide_of(of_known(0.7)), params=params)
+    assert_allclose(found, expected, rtol=1e-6)  # of a number in float32
 
 
 @pytest.mark.parametrize("name", REFUSALS)

@@ -1,5 +1,6 @@
 """Rows of f that observations take by an index: ``np.unique(t, return_inverse=True)``."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -9,6 +10,8 @@ from numpy.testing import assert_allclose
 from scipy.stats import norm
 
 import numpyro_sgp as sgp
+from numpyro_sgp._programs import split_static
+from numpyro_sgp.predictive.row_batches import rows_of
 
 Z = jnp.linspace(0.0, 5.0, 6)[:, None]
 SHARP = 0.01
@@ -65,3 +68,24 @@ def test_batches_of_rows_in_another_order_are_refused():
     with pytest.raises(ValueError, match="a batch cannot stand for all"):
         data = times, index, np.sin(t)
         sgp.fit(model, sgp.SVGP(4), data, batch_size=10, steps=2, progress_bar=False)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_of_many_columns_and_of_features_are_apart(dtype):
+    """However products of them are rounded."""
+    rng = np.random.default_rng(4)
+    W = (rng.normal(size=(60, 8)) / 8.0).astype(dtype)
+
+    def features(X, y=None):
+        kernel = sgp.kernels.RBF(1.0, 3.0)
+        inner = jnp.tanh(jnp.tanh(X @ W) @ W[:8])
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, jnp.concatenate([X, inner], 1)))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    with jax.enable_x64(dtype == np.float64):
+        X = rng.normal(size=(200, 60)).astype(dtype)
+        guide = sgp.AutoSparseGP(features, sgp.SVGP(3))
+        guide.setup(X, X[:, 0])
+        given = split_static(((X,), {}))
+        assert rows_of(guide, *given, 100) is not None

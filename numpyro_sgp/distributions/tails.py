@@ -59,7 +59,8 @@ def tails(fn: Any) -> Tails | None:
         return _symmetric(log_ndtr, scores, jnp.exp(fn.loc))
     for kind, (log_hazard, inside) in _HAZARDS.items():
         if isinstance(fn, kind):
-            return _positive(functools.partial(log_hazard, fn), inside(fn))
+            start = fn.scale if isinstance(fn, dist.Pareto) else 0.0
+            return _positive(functools.partial(log_hazard, fn), inside(fn), start)
     if isinstance(fn, dist.StudentT):
         scores = lambda y: scaled(y, fn.loc, fn.scale)  # noqa: E731
         return _symmetric(lambda z: _student(fn.df, z), scores, fn.loc)
@@ -113,14 +114,15 @@ def _symmetric(log_cdf, score, inside) -> Tails:
     return Tails(lambda y: log_cdf(score(y)), lambda y: log_cdf(-score(y)), inside)
 
 
-def _positive(log_hazard, inside) -> Tails:
-    """Of the log of a cumulative hazard."""
+def _positive(log_hazard, inside, start) -> Tails:
+    """Of the log of a cumulative hazard, which is none up to ``start``."""
+    inside = jax.lax.stop_gradient(inside)
 
     def at(y):
         y = jnp.asarray(y, jnp.result_type(float))
-        within = (y > 0.0) & (y < jnp.inf)
+        within = (y > start) & (y < jnp.inf)
         found = jnp.minimum(log_hazard(jnp.where(within, y, inside)), _MOST)
-        return within, found, y > 0.0
+        return within, found, y > start
 
     def above(y):
         within, found, beyond = at(y)
@@ -135,6 +137,7 @@ def _positive(log_hazard, inside) -> Tails:
 
 def _between_zero(below, above, inside) -> Tails:
     """Of positive numbers, from logs at these."""
+    inside = jax.lax.stop_gradient(inside)
 
     def at(log, first, last):
         def found(y):
@@ -172,7 +175,8 @@ def _student(df, z):
     The log cdf of Student's t, of an incomplete beta function that may be next to zero.
 
     Of its derivatives that by z is in closed form. That by the degrees of freedom, which
-    JAX has none of, is by differences, right to 1e-4 in float32 and 1e-8 in float64.
+    JAX has none of, is by differences: by its log right to 1e-4 times the larger of one and
+    the log cdf in float32, and to 1e-7 in float64.
     """
     df, z = jnp.broadcast_arrays(df, z)
     a, beyond = 0.5 * df, z**2 / (df + z**2)
@@ -266,17 +270,16 @@ def _log_expm1(x, log):
 #: Logs of cumulative hazards, of a distribution at positive numbers, and a value of it.
 _HAZARDS: dict[Any, tuple[Callable, Callable]] = {
     dist.Exponential: (
-        lambda fn, y: jnp.log(fn.rate) + jnp.log(y),
+        lambda fn, y: _log(fn.rate) + jnp.log(y),
         lambda fn: 1.0 / fn.rate,
     ),
     dist.Weibull: (
-        lambda fn, y: fn.concentration * (jnp.log(y) - jnp.log(fn.scale)),
+        lambda fn, y: fn.concentration * (jnp.log(y) - _log(fn.scale)),
         lambda fn: fn.scale,
     ),
     dist.Gompertz: (
         lambda fn, y: (
-            jnp.log(fn.concentration)
-            + _log_expm1(fn.rate * y, jnp.log(fn.rate) + jnp.log(y))
+            _log(fn.concentration) + _log_expm1(fn.rate * y, _log(fn.rate) + jnp.log(y))
         ),
         lambda fn: 1.0 / fn.rate,
     ),
@@ -295,8 +298,9 @@ def _log1mexp_of(log):
     return jnp.where(rare, near, _log1mexp(jnp.where(rare, -1.0, -h)))
 
 
-def _above_zero(x):
-    return jnp.maximum(x, jnp.finfo(jnp.result_type(x)).tiny)
+def _log(x):
+    """The log of a positive number, which may be less than the least that there is."""
+    return jnp.log(jnp.maximum(x, jnp.finfo(jnp.result_type(x, float)).tiny))
 
 
 def _log1mexp(x):

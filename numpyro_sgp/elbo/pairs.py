@@ -35,6 +35,7 @@ def check_sites(model_trace: dict, guide_trace: dict, gp_sites) -> None:
             )
 
 
+_LABELS = "{} of guide", "{} of model"
 _ARRAYS = jax.Array, np.ndarray, np.number, float, int
 
 
@@ -55,7 +56,8 @@ def check_priors(run_guide, run_model, params: dict) -> None:
     :raises ValueError: if kernels or means of q(f) are made of other parameters than those
         of the model's prior, or of other numbers.
     """
-    numbers: dict[str, tuple] = {}
+    numbers: dict[str, list] = {}
+    same: dict[str, bool] = {}
 
     def priors(params):
         of_guide: dict[str, Any] = {}
@@ -73,14 +75,19 @@ def check_priors(run_guide, run_model, params: dict) -> None:
         found = {}
         for name, prior in of_guide.items():
             if name in model_trace:
-                pair = _parts(prior), _parts(messages.unwrap(model_trace[name]["fn"])[0])
-                numbers[name] = tuple([_known(leaf) for leaf in part] for part in pair)
-                found |= {f"{name} of guide": pair[0], f"{name} of model": pair[1]}
+                other = messages.unwrap(model_trace[name]["fn"])[0]
+                pairs = [(prior.kernel, other.kernel)]
+                if _kinds(prior.mean_function) == _kinds(other.mean_function):
+                    pairs.append((prior.mean_function, other.mean_function))
+                numbers[name] = [tuple(map(_numbers, pair)) for pair in pairs]
+                for label, parts in zip(_LABELS, zip(*pairs, strict=True), strict=True):
+                    found[label.format(name)] = list(map(_arrays, parts))
+                same[name] = _kinds(prior.kernel) == _kinds(other.kernel)
         return found
 
     made_of = origins(priors, params)
-    for name, (guide, model) in numbers.items():
-        ours, theirs = made_of[f"{name} of guide"], made_of[f"{name} of model"]
+    for name, pairs in numbers.items():
+        ours, theirs = (made_of[label.format(name)] for label in _LABELS)
         if ours != theirs:
             raise ValueError(
                 f"At GP site '{name}' q(f) is made with another prior than the model's, "
@@ -90,8 +97,7 @@ def check_priors(run_guide, run_model, params: dict) -> None:
                 "model, with yours of the other latents in it: AutoSparseGP(model, "
                 "approximation, base_guide=lambda model: yours)."
             )
-        same = len(guide) == len(model) and all(map(_may_be_same, guide, model))
-        if not same:
+        if not (same[name] and all(_may_be_same(*pair) for pair in pairs)):
             raise ValueError(
                 f"At GP site '{name}' q(f) is made with another kernel or mean than the "
                 "model's. Make the guide of the model that is trained: "
@@ -99,15 +105,29 @@ def check_priors(run_guide, run_model, params: dict) -> None:
             )
 
 
-def _parts(prior) -> list:
-    leaves = jax.tree.leaves((prior.kernel, prior.mean_function))
-    return [leaf for leaf in leaves if isinstance(leaf, _ARRAYS)]
+def _kinds(part):
+    """Classes of what a kernel or mean is made of; functions are of one."""
+
+    def of(structure):
+        kind, _ = structure.node_data() or (None, None)
+        return kind, *map(of, structure.children())
+
+    return type(part), of(jax.tree.structure(part))
 
 
-def _known(leaf):
-    """A number, or None where it is traced."""
-    return np.asarray(leaf) if not_jax_tracer(leaf) else None
+def _arrays(part) -> list:
+    return [leaf for leaf in jax.tree.leaves(part) if isinstance(leaf, _ARRAYS)]
 
 
-def _may_be_same(a, b) -> bool:
-    return a is None or b is None or (a.shape == b.shape and bool(np.all(a == b)))
+def _numbers(part) -> list:
+    """Arrays, None where they are traced."""
+    return [np.asarray(v) if not_jax_tracer(v) else None for v in _arrays(part)]
+
+
+def _may_be_same(some, others) -> bool:
+    """Whether numbers are equal but for what is not known, and for rounding to float32."""
+
+    def agree(a, b):
+        return a is None or b is None or np.allclose(a, b, rtol=1e-5, atol=0.0)
+
+    return len(some) == len(others) and all(map(agree, some, others))

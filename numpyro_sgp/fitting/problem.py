@@ -311,10 +311,10 @@ def rows_of_sites(guide, args: tuple, kwargs: dict) -> int:
     return count_rows(args, kwargs) or 0
 
 
-def _trace(guide, static, arrays) -> dict:
+def _trace(guide, static, arrays, at_site=messages.above_prior_mean) -> dict:
     """The model's trace."""
     where = guide.model, *join_static(arrays, static)
-    return messages.trace_of(*where, at_site=messages.above_prior_mean)
+    return messages.trace_of(*where, at_site=at_site)
 
 
 def data_plates(

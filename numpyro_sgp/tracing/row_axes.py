@@ -113,14 +113,15 @@ def _resized(size):
     return resized
 
 
-def has_rows_apart(run: Callable[[list], dict], axes: RowAxes, arrays, gp_sites) -> bool:
+def has_rows_apart(run: Callable[..., dict], axes: RowAxes, arrays, gp_sites) -> bool:
     """
     Whether GP sites have the same inputs, mean and kernel at some rows where these are
     alone, observations the same density, and what is not observed the same distribution.
     They have others where a model computes statistics of its arguments, such as their mean,
-    numbers its rows, or takes the value of the row before.
+    numbers its rows, takes the value of the row before or rows of f in another order.
 
-    :param run: from arrays to the model's trace.
+    :param run: from arrays, and what GP sites are to be (:class:`messages.AtGPSites`), to
+        the model's trace.
     """
     N = axes.count(arrays)
     if N <= 2:
@@ -131,13 +132,25 @@ def has_rows_apart(run: Callable[[list], dict], axes: RowAxes, arrays, gp_sites)
     def agree(arrays):
         pairs = zip(arrays, axes.arguments, strict=True)
         arrays = [_varied(a, axis, rows) for a, axis in pairs]
-        whole = _of_rows(run(arrays), axes, gp_sites, rows)
+        whole = _of_rows(run(arrays, _at_rows_of(N)), axes, gp_sites, rows)
         with GivenRows(len(rows), N):
-            some = run(axes.take(arrays, rows))
+            some = run(axes.take(arrays, rows), _at_rows_of(N, rows))
         some = _of_rows(some, axes, gp_sites, np.arange(len(rows)))
         return jnp.all(jnp.stack(list(map(_agree, whole, some))))
 
     return bool(shared(agree, briefly=True)(list(arrays)))
+
+
+def _at_rows_of(number, rows=slice(None)):
+    """For GP sites: values, other ones at each of so many rows, at some of these."""
+
+    def at_site(site):
+        fn = messages.unwrap(site["fn"])[0]
+        draws = np.random.default_rng(1).uniform(0.5, 1.5, (*fn.batch_shape, number))
+        above = jnp.asarray(draws[..., rows].astype(fn.X.dtype))
+        return site["fn"], messages.prior_mean(site) + above.reshape(site["fn"].shape())
+
+    return at_site
 
 
 def _varied(array, axis, rows):

@@ -13,7 +13,7 @@ from scipy.stats import truncnorm
 
 import numpyro_sgp as sgp
 from numpyro_sgp.distributions.gamma_tails import log_gammainc, log_gammaincc
-from numpyro_sgp.distributions.tails import _log1mexp
+from numpyro_sgp.distributions.tails import _log1mexp, tails
 from numpyro_sgp.distributions.truncated import with_digits
 from numpyro_sgp.predictive import cumulative
 from tests.helpers import slow
@@ -539,3 +539,34 @@ def test_censored_rows_of_small_units_have_slopes():
         assert np.isfinite(jax.grad(found)(jnp.zeros(2, jnp.float32))).all()
     normal = dist.RightCensoredDistribution(dist.Normal(jnp.zeros((3, 4)), 1.0), 0)
     assert with_digits(normal).log_prob(jnp.zeros(4)).shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        lambda f: dist.Exponential(jnp.exp(f)),
+        lambda f: dist.Gamma(2.0, jnp.exp(f)),
+        lambda f: dist.Gompertz(0.1, jnp.exp(f)),
+    ],
+)
+def test_slopes_are_finite_where_rates_are_next_to_nothing(base):
+    """At the outer nodes of a wide q(f): what stands in for a limit has no slope."""
+
+    def found(f):
+        fn = with_digits(dist.RightCensoredDistribution(base(f), jnp.array([1])))
+        return fn.log_prob(jnp.array([2.0])).sum()
+
+    with jax.enable_x64(False):
+        for f in (-46.0, -60.0, -80.0):
+            assert np.isfinite(found(jnp.float32(f)))
+            assert np.isfinite(jax.grad(found)(jnp.float32(f)))
+
+
+def test_intervals_that_begin_before_a_pareto_distribution_does():
+    def between(scale, low, high):
+        return tails(dist.Pareto(scale, 2.0)).between(low, high)
+
+    for low in (0.5, 1.0):
+        np.testing.assert_allclose(between(1.0, low, 2.0), np.log(0.75))
+        np.testing.assert_allclose(jax.grad(between)(1.0, low, 2.0), -2 / 3)
+    assert between(1.0, 0.2, 0.5) < -150.0 or np.isneginf(between(1.0, 0.2, 0.5))
