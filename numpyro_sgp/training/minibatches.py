@@ -474,10 +474,8 @@ def _begin(svi, rng_key, source, init_params, init_state, rows, batch, args, kwa
         except (TypeError, ValueError) as error:
             if source.total_rows is not None:
                 raise
-            told = (
-                f"{len(rows[0])} rows of the first batches set the guide up: if the model"
-            )
-            raise ValueError(f"{error} ({told} has fewer, give init_rows.)") from error
+            told = f"({len(rows[0])} rows set the guide up: of fewer, give init_rows.)"
+            raise ValueError(f"{error} {told}") from error
     check_batch(svi, source, batch, args, kwargs)
     if init_state is not None and svi.constrain_fn is not None:
         return init_state
