@@ -51,9 +51,10 @@ def train_batches(stepper: Stepper, free: dict, key, limits: Limits, show) -> Tr
     if not problem.random:
         polish.prepare(free, problem.arrays, np.int32(_POLISH))
 
-    def whole(free):
-        known = not problem.random and batch_size is not None
-        return float(polish(free, problem.arrays, np.int32(0))[1]) if known else np.nan
+    def whole():
+        if problem.random or batch_size is None:
+            return np.nan
+        return float(polish(run.state.good.free, problem.arrays, np.int32(0))[1])
 
     try:
         stopped = _keep_rates(run, limits, whole)
@@ -167,7 +168,7 @@ def _keep_rates(run, limits, whole) -> str:
     small part of the noise. One row may have nearly all of it, and then the loss of all
     rows, which has none, may go on falling.
 
-    :param whole: from unconstrained parameters to that loss; NaN where it is not known.
+    :param whole: gives that loss; NaN where it is not known.
     """
     fewest, most, group, chunk = _FEWEST, _MOST, _GROUP, _chunk(limits)
     if run.batch_size is not None:
@@ -186,7 +187,7 @@ def _keep_rates(run, limits, whole) -> str:
         if reason := limits.reached(ahead - 1, wait):
             return reason
         if run.count >= fewest - chunk:
-            before, now = now, whole(run.state.good.free)
+            before, now = now, whole()
         if run.count < fewest:
             continue
         losses = run.losses

@@ -88,12 +88,28 @@ def test_where_no_start_has_a_loss_there_is_the_first():
     assert len(ends) == 1
 
 
+def unknown():
+    """The loss of all rows."""
+    return np.nan
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_rates_stay_while_the_loss_of_all_rows_falls(goes_on):
+    """Whatever the noise of the batches is, of which one row may have all."""
+    stepper = Falling()
+    stepper.num_rows = 1_000
+    run = _Run(stepper, (0.0, 0.3), jax.random.key(0), lambda *_: None)
+    looks = iter(np.geomspace(1e6, 1.0, 1000) if goes_on else np.ones(1000))
+    stopped = _keep_rates(run, Limits(100.0, None, None), lambda: next(looks))
+    assert stopped.startswith("the most steps") == goes_on
+
+
 @pytest.mark.parametrize("most, factor", [(3 * _FEWEST - 1, _HASTE), (None, 1.0)])
 def test_rates_are_higher_where_there_is_time_for_few_steps(most, factor):
     stepper = Falling()
     stepper.num_rows = 1_000
     run = _Run(stepper, (0.0, 0.3), jax.random.key(0), lambda *_: None)
-    _keep_rates(run, Limits(0.1, most, None))
+    _keep_rates(run, Limits(0.1, most, None), unknown)
     natural, others = stepper.rates[-1]
     assert np.allclose(natural, max(_NATURAL * factor, 0.1))
     assert others[-1] == pytest.approx(_RATE * factor, rel=0.5)
@@ -103,8 +119,8 @@ def test_rates_are_higher_where_there_is_time_for_few_steps(most, factor):
 def test_no_step_begins_where_time_is_up():
     run = _Run(Falling(), (0.0, 0.3), jax.random.key(0), lambda *_: None)
     over = Limits(0.1, None, time.monotonic())
-    assert _keep_rates(run, over) == "the time was used up" and run.count == 0
-    _keep_rates(run, Limits(0.1, 150, None))
+    assert _keep_rates(run, over, unknown) == "the time was used up" and run.count == 0
+    _keep_rates(run, Limits(0.1, 150, None), unknown)
     held = run.count
     assert _lower_rates(run, over) == "the time was used up" and run.count == held > 0
 
