@@ -483,7 +483,8 @@ def test_a_censored_row_far_off_pulls():
     assert abs(q.mean[0] - best.x[0]) < 0.02
 
 
-@pytest.mark.parametrize("df", [2.0, slow(30.0)])
+@pytest.mark.slow
+@pytest.mark.parametrize("df", [2.0, 30.0])
 def test_degrees_of_freedom_of_censored_rows_can_be_learned(df):
     """JAX has no derivative of the incomplete beta function by its first two arguments."""
     z = np.array([-40.0, -6.0, -2.0, -0.4, 0.0, 0.4, 3.0])

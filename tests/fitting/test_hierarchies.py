@@ -88,6 +88,7 @@ def test_effects_that_are_integrated_over_are_no_points():
     assert np.isfinite(fitted.bound)
 
 
+@pytest.mark.slow
 def test_latents_of_the_rows_of_a_minibatch_are_left_alone():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))

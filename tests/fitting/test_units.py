@@ -59,7 +59,8 @@ def test_a_constant_column_is_none():
     np.testing.assert_allclose(bounds[1], bounds[0], atol=0.01)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("prior", marks=pytest.mark.slow), "param"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["prior", "param"])
 def test_a_level_of_ten_thousand_is_found(kind):
     """Steps of one hardly left the start, in float32 with a verdict of "converged"."""
     X = RNG.uniform(0.0, 6.0, (80, 1))
