@@ -51,6 +51,17 @@ def test_responses_are_as_many_as_there_are_and_at_their_rows(fitted, number, ba
     assert found["f"].mean.shape == (180,)
 
 
+def test_an_order_is_looked_at_each_time(fitted):
+    """Not kept from rows of as many in their own order."""
+    times = np.linspace(0.0, 5.0, 200)
+    in_order = np.arange(200)
+    index = np.random.default_rng(5).permutation(200)
+    f = fitted.posterior(times, in_order)["f"]
+    for rows in (in_order, index, in_order):
+        found = fitted.predict(times, rows, batch_size=60)["y"].mean
+        assert_allclose(found, f.mean[rows], rtol=1e-9, atol=1e-12)
+
+
 def test_scores_of_sharp_likelihoods_are_those_of_their_rows(fitted):
     rng = np.random.default_rng(2)
     times, index = np.sort(rng.uniform(0.0, 5.0, 30)), rng.permutation(30)

@@ -56,7 +56,7 @@ def tails(fn: Any) -> Tails | None:
             return _symmetric(log_cdf, lambda y: scaled(y, fn.loc, fn.scale), fn.loc)
     if isinstance(fn, dist.LogNormal):
         scores = lambda y: _scaled_log(y, fn.loc, fn.scale)  # noqa: E731
-        return _symmetric(log_ndtr, scores, jnp.exp(fn.loc))
+        return _symmetric(log_ndtr, scores, _in_reach(jnp.exp(fn.loc)))
     for kind, (log_hazard, inside) in _HAZARDS.items():
         if isinstance(fn, kind):
             start = fn.scale if isinstance(fn, dist.Pareto) else 0.0
@@ -114,9 +114,14 @@ def _symmetric(log_cdf, score, inside) -> Tails:
     return Tails(lambda y: log_cdf(score(y)), lambda y: log_cdf(-score(y)), inside)
 
 
+def _in_reach(value):
+    """A positive number that float32 can work with, without a slope."""
+    return jnp.clip(jax.lax.stop_gradient(value), 1e-37, 1e37)
+
+
 def _positive(log_hazard, inside, start) -> Tails:
     """Of the log of a cumulative hazard, which is none up to ``start``."""
-    inside = jax.lax.stop_gradient(inside)
+    inside = _in_reach(inside)
 
     def at(y):
         y = jnp.asarray(y, jnp.result_type(float))
@@ -137,7 +142,7 @@ def _positive(log_hazard, inside, start) -> Tails:
 
 def _between_zero(below, above, inside) -> Tails:
     """Of positive numbers, from logs at these."""
-    inside = jax.lax.stop_gradient(inside)
+    inside = _in_reach(inside)
 
     def at(log, first, last):
         def found(y):
@@ -284,7 +289,7 @@ _HAZARDS: dict[Any, tuple[Callable, Callable]] = {
         lambda fn: 1.0 / fn.rate,
     ),
     dist.Pareto: (
-        lambda fn, y: jnp.log(fn.alpha) + jnp.log(jnp.log(jnp.maximum(y / fn.scale, 1.0))),
+        lambda fn, y: _log(fn.alpha) + _log(jnp.log(y / fn.scale)),
         lambda fn: 2.0 * fn.scale,
     ),
 }

@@ -10,6 +10,7 @@ from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.row_axes import is_number
 from numpyro_sgp.tracing.rows import origins
 
 
@@ -36,7 +37,6 @@ def check_sites(model_trace: dict, guide_trace: dict, gp_sites) -> None:
 
 
 _LABELS = "{} of guide", "{} of model"
-_ARRAYS = jax.Array, np.ndarray, np.number, float, int
 
 
 def is_own(model, guide) -> bool:
@@ -116,7 +116,7 @@ def _kinds(part):
 
 
 def _arrays(part) -> list:
-    return [leaf for leaf in jax.tree.leaves(part) if isinstance(leaf, _ARRAYS)]
+    return [leaf for leaf in jax.tree.leaves(part) if is_number(leaf)]
 
 
 def _numbers(part) -> list:

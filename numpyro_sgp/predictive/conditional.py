@@ -1,7 +1,5 @@
 """Predictions from posterior samples of MCMC."""
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,7 @@ from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_key, check_model, check_whole, shown
-from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.distributions.arguments import as_arrays, named_arguments
 from numpyro_sgp.tracing import checks, messages
 
 
@@ -257,10 +255,7 @@ class GPPredictive:
 
 def _by_place(model, args, kwargs) -> dict:
     """Arrays among arguments, by name and place in them, however they are given."""
-    try:
-        named = dict(inspect.signature(model).bind_partial(*args, **kwargs).arguments)
-    except (TypeError, ValueError):
-        named = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
+    named = dict(named_arguments(model, args, kwargs))
     leaves, _ = jax.tree_util.tree_flatten_with_path(named)
     return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 

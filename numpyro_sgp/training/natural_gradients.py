@@ -370,10 +370,9 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
             mean, to_mean, to_variance = slopes[site]
             target[precision] = -2.0 * to_variance
             target[linear] = to_mean + target[precision] * mean
-        # Of data in float32 slopes may have the 64 bits of the parameters.
-        return loss, {name: of.astype(params[name].dtype) for name, of in target.items()}
+        return loss, target
 
-    def move(given, target, rate):
+    def move(given, target, rate):  # slopes may have 64 bits where these have 32
         step = lambda a, b: ((1.0 - rate) * a + rate * b).astype(a.dtype)  # noqa: E731
         return jax.tree.map(step, given, target)
 

@@ -558,7 +558,7 @@ def test_slopes_are_finite_where_rates_are_next_to_nothing(base):
         return fn.log_prob(jnp.array([2.0])).sum()
 
     with jax.enable_x64(False):
-        for f in (-46.0, -60.0, -80.0):
+        for f in (-46.0, -60.0, -86.0, 86.0):
             assert np.isfinite(found(jnp.float32(f)))
             assert np.isfinite(jax.grad(found)(jnp.float32(f)))
 
@@ -571,3 +571,36 @@ def test_intervals_that_begin_before_a_pareto_distribution_does():
         np.testing.assert_allclose(between(1.0, low, 2.0), np.log(0.75))
         np.testing.assert_allclose(jax.grad(between)(1.0, low, 2.0), -2 / 3)
     assert between(1.0, 0.2, 0.5) < -150.0 or np.isneginf(between(1.0, 0.2, 0.5))
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        lambda mean: dist.GammaPoisson(2.0, 2.0 / mean),
+        lambda mean: dist.NegativeBinomialLogits(2.0, jnp.log(mean / 2.0)),
+        lambda mean: dist.BinomialLogits(jnp.log(mean / 10.0), 10),
+        lambda mean: dist.BinomialProbs(mean / 10.0, 10),
+    ],
+)
+def test_counts_over_a_hurdle_are_ones_where_they_are_rare(base):
+    """The share above zero is next to nothing, of which densities have no digits."""
+    with jax.enable_x64(False):
+        fn = dist.HurdleDistribution(base(jnp.float32(1e-7)), gate=0.3)
+        mean, variance = cumulative.moments(fn)
+        np.testing.assert_allclose(mean, 0.7, rtol=1e-5)
+        np.testing.assert_allclose(variance, 0.21, rtol=1e-4)
+
+
+def test_parts_of_a_mixture_may_be_of_one_number():
+    """A contaminated normal distribution, whose second part is known."""
+    means = jnp.array([0.0, 1.0, -2.0])
+    parts = [dist.Normal(means, 0.2), dist.Normal(0.0, 5.0)]
+    weights = np.array([0.9, 0.1])
+    fn = dist.MixtureGeneral(dist.CategoricalProbs(weights), parts)
+    mean, variance = cumulative.moments(fn)
+    square = 0.9 * (means**2 + 0.04) + 0.1 * 25.0
+    np.testing.assert_allclose(mean, 0.9 * means, rtol=1e-12)
+    np.testing.assert_allclose(variance, square - mean**2, rtol=1e-10)
+    y = np.array([0.3, -1.0, 2.0])
+    expected = 0.9 * stats.norm.cdf(y, means, 0.2) + 0.1 * stats.norm.cdf(y, 0.0, 5.0)
+    np.testing.assert_allclose(cumulative.cdf(fn, y), expected, rtol=1e-10)
