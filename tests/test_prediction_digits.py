@@ -12,7 +12,6 @@ from scipy.stats import binom, nbinom, norm, poisson, truncnorm, weibull_min
 import numpyro_sgp as sgp
 from numpyro_sgp.likelihoods import RobustMax, robust_max_probabilities
 from numpyro_sgp.predictive import cumulative
-from tests.helpers import slow
 
 Z = np.array([[0.0], [1.0], [2.0]])
 LEVELS = np.array([0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99])
@@ -51,7 +50,8 @@ def test_tails_of_responses_have_the_nodes_of_all_draws():
     np.testing.assert_allclose(reached, LEVELS, atol=1e-3)  # a midpoint's probability
 
 
-@pytest.mark.parametrize("limits", [(0.0, 1.0), slow((None, 0.6)), slow((0.0, None))])
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", [(0.0, 1.0), (None, 0.6), (0.0, None)])
 def test_truncated_responses_are_integrals(limits):
     """With f some sds on either side of the limits, beside sums over a fine grid."""
     low, high = limits

@@ -27,6 +27,7 @@ from scipy.stats import (
 
 import numpyro_sgp as sgp
 from numpyro_sgp.predictive import responses
+from tests.helpers import slow
 
 X = jnp.array([-1.5, -0.4, 0.7, 1.6])[:, None]
 X_NEW = jnp.array([-2.1, -0.9, 0.0])[:, None]
@@ -311,7 +312,7 @@ def test_quantiles_where_the_support_depends_on_f(likelihood, known, observed):
         assert_allclose(cdf(found), levels, atol=2e-3)
 
 
-@pytest.mark.parametrize("high", [None, 1.5])
+@pytest.mark.parametrize("high", [None, slow(1.5)])
 def test_a_truncation_may_be_far_above_f(high):
     """Some values of f are thirty standard deviations of the response below zero."""
     noise, top = 0.1, np.inf if high is None else high
@@ -509,7 +510,7 @@ VECTORS = {
 }
 
 
-@pytest.mark.parametrize("kind", VECTORS)
+@pytest.mark.parametrize("kind", [k if k == "multinomial" else slow(k) for k in VECTORS])
 def test_entries_of_vectors_have_the_predictions_of_numbers(kind):
     """Of multinomial counts too, whose totals are an argument: NumPyro draws no such."""
     vector, number, y = VECTORS[kind]

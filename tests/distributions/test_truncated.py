@@ -203,7 +203,7 @@ def test_censored_densities_are_those_of_scipy(name, mode):
     np.testing.assert_allclose(found, expected, **near)
 
 
-SOME = "Normal", "LogNormal", "Gamma", "StudentT", "Dagum"
+SOME = "LogNormal", "Gamma", "StudentT"
 
 
 @pytest.mark.parametrize("name", [b if b in SOME else slow(b) for b in BASES])
@@ -291,7 +291,7 @@ def test_logs_of_incomplete_gamma_functions(shape):
         np.testing.assert_allclose(found[seen], np.log(exact[seen]), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("df", [4.0, 50.0, 300.0])
+@pytest.mark.parametrize("df", [slow(4.0), 50.0, slow(300.0)])
 def test_tails_of_student_t_have_slopes(df):
     """Where the incomplete beta function is zero in float32 too."""
     z = np.array([-300.0, -60.0, -20.0, -10.0, -3.0, -0.5, -0.011, 0.0, 0.5, 5.0, 30.0])

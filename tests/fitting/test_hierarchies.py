@@ -80,6 +80,7 @@ def test_a_fit_without_best_values_has_not_converged():
     assert "joint=True" in verdict.causes["other parameters"].mend
 
 
+@pytest.mark.slow
 def test_effects_that_are_integrated_over_are_no_points():
     """Of a fit with joint=True: their names are not among the parameters."""
     data = X[:20], GROUP[:20], Y[:20]

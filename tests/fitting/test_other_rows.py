@@ -97,6 +97,7 @@ def test_f_of_all_rows_is_known_where_a_plate_draws_responses():
         sgp.predict(guide, params, X)
 
 
+@pytest.mark.slow
 def test_a_fit_from_a_file_goes_on_in_batches(tmp_path):
     fitted = sgp.fit(model, sgp.SVGP(6), (X, Y), batch_size=20, **QUIET)
     fitted.save(tmp_path / "fit.npz")

@@ -16,6 +16,7 @@ import numpyro_sgp as sgp
 from numpyro_sgp.fitting.problem import Problem, constrained
 from numpyro_sgp.fitting.starts import SCALES, lengthscale_starts
 from numpyro_sgp.training.descent import Descent
+from tests.helpers import slow
 
 RNG = np.random.default_rng(0)
 QUIET = {"progress_bar": False}
@@ -27,7 +28,7 @@ def regression(f, y):
         numpyro.sample("y", dist.Normal(f, noise), obs=y)
 
 
-@pytest.mark.parametrize("hours", [1.0, 24.0 * 3600.0])
+@pytest.mark.parametrize("hours", [slow(1.0), 24.0 * 3600.0])
 def test_lengthscales_of_periodic_kernels_are_of_the_period(hours):
     """Started by the spread of the inputs, they made a constant: 100 nats and more."""
     day = np.sort(RNG.uniform(0.0, 70.0, 60))
@@ -42,6 +43,7 @@ def test_lengthscales_of_periodic_kernels_are_of_the_period(hours):
     assert fitted.median()["noise"] < 0.15 and fitted.median()["lengthscale"] < 5.0
 
 
+@pytest.mark.slow
 def test_a_constant_column_is_none():
     """Of one of .1 the standard deviation is 1e-17 or so by rounding, and not zero."""
     x = RNG.uniform(0.0, 1000.0, (60, 2))

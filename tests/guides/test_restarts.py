@@ -82,6 +82,7 @@ def test_vmapped_runs_after_the_set_up_differ_and_the_best_can_be_picked():
     assert np.isfinite(guide.posterior(params, X)["f"].mean).all()
 
 
+@pytest.mark.slow
 def test_a_guide_first_run_inside_vmap_starts_by_the_keys():
     _, svi = problem()
     states = jax.vmap(lambda key: svi.init(key, X, Y))(KEYS)

@@ -105,6 +105,7 @@ def test_of_counts_they_are_integrals_over_what_q_says():
     np.testing.assert_allclose(rows, expected, atol=2e-3)  # by some nodes about the mode
 
 
+@pytest.mark.slow
 def test_of_rows_with_observations_of_their_own_they_are_of_draws():
     """Five observations of four rows."""
     row = np.array([0, 0, 2, 3, 1])

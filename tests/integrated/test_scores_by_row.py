@@ -9,6 +9,7 @@ import pytest
 from numpyro.handlers import condition
 
 import numpyro_sgp as sgp
+from tests.helpers import slow
 
 RNG = np.random.default_rng(0)
 X = np.sort(RNG.uniform(0.0, 5.0, (40, 1)), axis=0)
@@ -34,7 +35,7 @@ def outputs():
     return run(model, Y + 0.02 * RNG.normal(size=Y.shape)), Y
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("number", [slow(1), slow(2), 3])
 def test_a_row_has_its_score_among_however_many(outputs, number):
     """Of one row and of as many as there are functions, by nodes and not by draws."""
     posterior, Y = outputs
@@ -65,6 +66,7 @@ def test_functions_that_are_as_many_as_rows_are_no_rows():
     assert np.all(np.abs(found - np.log(density.mean(axis=0))) < 5.0 * error + 1e-3)
 
 
+@pytest.mark.slow
 def test_a_site_of_no_rows_leaves_the_others_theirs():
     """A noise that is conditioned on is an observed site; those of rows have no draws."""
 
@@ -97,6 +99,7 @@ def test_functions_of_single_precision_inputs_beside_double_ones():
     assert drawn.shape == (2, 5) and np.isfinite(drawn).all()
 
 
+@pytest.mark.slow
 def test_factors_of_each_row_are_scored_as_observations_are():
     """They were left out where there was an observed site too; fits had them."""
     y = np.sin(X[:, 0]) + 0.3 * RNG.normal(size=40)

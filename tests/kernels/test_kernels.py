@@ -211,6 +211,7 @@ def test_slopes_by_lengthscales_keep_their_digits_between_near_points(lengths, s
     assert_allclose(found, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_slopes_of_matern12_by_lengthscales_are_those_of_double_precision():
     """Of pairs 1e-4 apart, a lengthscale for each column, under little noise."""
     rng = np.random.default_rng(0)

@@ -282,6 +282,7 @@ def test_the_best_parameters_are_returned(svi, data):
     assert_same([svi.get_params(short.state)], [fit(svi, data, 6 * (best + 4)).params])
 
 
+@pytest.mark.slow
 def test_masked_held_out_rows_do_not_count(data):
     """The score is that of the other rows, in batches of which one has none of them."""
 
