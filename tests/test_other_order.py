@@ -72,6 +72,42 @@ def test_scores_of_sharp_likelihoods_are_those_of_their_rows(fitted):
     assert_allclose(found, norm(mean, sd).logpdf(y), atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["masked", "one of two"])
+def test_scores_of_rows_in_orders_of_their_own(kind):
+    """Far from the mean with little noise, where nodes of q(f) alone find nothing."""
+    rng = np.random.default_rng(6)
+    times, index = np.sort(rng.uniform(0.0, 5.0, 30)), rng.permutation(30)
+    counts = rng.uniform(size=30) < 0.7
+
+    def by_index(times, index, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), times[:, None]))
+        if kind == "masked":
+            with numpyro.handlers.mask(mask=jnp.asarray(counts)):
+                numpyro.sample("y", dist.Normal(f[index], SHARP), obs=y)
+        else:
+            g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(), times[:, None]))
+            numpyro.sample("y", dist.Normal(f[index] + g, SHARP), obs=y)
+
+    guide = sgp.AutoSparseGP(by_index, sgp.SVGP(inducing=Z))
+    guide.setup(times, index, np.zeros(30))
+    sites = ["f"] if kind == "masked" else ["f", "g"]
+    params = {f"{name}_auto_Z": Z for name in sites}
+    for name in sites:
+        root = np.tril(0.1 * rng.normal(size=(6, 6)), -1) + 0.3 * np.eye(6)
+        params |= {f"{name}_auto_qu_mu": rng.normal(size=6), f"{name}_auto_qu_sqrt": root}
+    fitted = sgp.Fitted(guide, {k: jnp.asarray(v) for k, v in params.items()})
+    q = fitted.posterior(times, index)
+    mean, variance = np.asarray(q["f"].mean)[index], np.asarray(q["f"].variance)[index]
+    if kind == "one of two":
+        mean, variance = mean + q["g"].mean, variance + q["g"].variance
+    sd = np.sqrt(variance + SHARP**2)
+    y = mean + 3.0 * sd * rng.normal(size=30)
+    found = np.asarray(fitted.log_score(times, index, y)["y"].rows)
+    expected = np.asarray(norm(mean, sd).logpdf(y))
+    kept = counts if kind == "masked" else np.full(30, True)
+    assert_allclose(found if len(found) < 30 else found[kept], expected[kept], atol=1e-5)
+
+
 def test_batches_of_rows_in_another_order_are_refused():
     rng = np.random.default_rng(3)
     t = rng.uniform(0.0, 5.0, 40)

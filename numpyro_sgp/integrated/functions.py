@@ -90,7 +90,7 @@ def functions(
     number = math.prod(shape)
     for_nodes, key = jax.random.split(key)
     seed = int(jax.random.randint(for_nodes, (), 0, 2**31 - 1))
-    _, which = nodes.draws(max(number, 1), seed)
+    which = nodes.places(max(number, 1), seed)
     rng = np.random.default_rng(seed + 1)
     moved = _moved_by_effects(field, nodes, args, kwargs)
     together = min(_TOGETHER, len(which))

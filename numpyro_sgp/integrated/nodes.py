@@ -130,20 +130,20 @@ class Nodes:
         """In standard deviations from the mode."""
         return np.linalg.solve(self.axes, (free - self.mode).T).T
 
-    def draws(self, number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def places(self, number: int, seed: int = 0) -> np.ndarray:
         """
-        Draws of hyperparameters, and for each the node that is nearest.
-
-        :return: unconstrained, ``(number, p)``, and indices of nodes, ``(number,)``.
+        Indices of nodes, drawn by their weights. A field is drawn beside the hyperparameters
+        of its node: with others its sum with a level, or its product with an amplitude,
+        would be off by more than its own standard deviation.
         """
         rng = np.random.default_rng(seed)
-        if len(self.nodes) < len(self.mode) + 3:  # too few for anything between them
-            return self._at_nodes(number, rng)
-        return self._between(number, rng)
+        return rng.permutation(systematic(self.weights, number, rng))
 
-    def _at_nodes(self, number, rng):
-        places = rng.permutation(systematic(self.weights, number, rng))
-        return self.free[places], places
+    def draws(self, number: int, seed: int = 0) -> np.ndarray:
+        """Draws of hyperparameters alone, unconstrained, ``(number, p)``."""
+        if len(self.nodes) < len(self.mode) + 3:  # too few for anything between them
+            return self.free[self.places(number, seed)]
+        return self._between(number, np.random.default_rng(seed))
 
     def _near(self, number, rng):
         """Draws near nodes, with the mean and covariance of these."""
@@ -153,7 +153,7 @@ class Nodes:
         root = np.linalg.cholesky(spread + 1e-6 * np.eye(dim))
         near = np.sqrt(1 - _SMOOTH**2) * (z[places] - mean) + mean
         near = near + _SMOOTH * rng.normal(size=(number, dim)) @ root.T
-        return self.mode + near @ self.axes.T, places
+        return self.mode + near @ self.axes.T
 
     def _between(self, number, rng):
         raise NotImplementedError
@@ -217,7 +217,7 @@ class Grid(Nodes):
         if weight.max() > _LARGEST or not self._alike(z, candidates, weight):
             return self._near(number, rng)
         places = rng.permutation(systematic(weight, number, rng))
-        return self.mode + candidates[places] @ self.axes.T, centres[places]
+        return self.mode + candidates[places] @ self.axes.T
 
     def _alike(self, z, candidates, weight) -> bool:
         """Whether candidates have about the moments of the nodes."""

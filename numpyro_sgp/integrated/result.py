@@ -107,8 +107,7 @@ class Nested:
     def hyperparameters(self) -> dict[str, np.ndarray]:
         """8192 draws of each hyperparameter from its posterior, ``(8192, *shape)``."""
         if self._thetas is None:
-            free, _ = self.nodes.draws(_THETA_DRAWS)
-            self._thetas = self._constrained(free)
+            self._thetas = self._constrained(self.nodes.draws(_THETA_DRAWS))
         return self._thetas
 
     def _constrained(self, free) -> dict[str, np.ndarray]:
@@ -292,8 +291,8 @@ class Nested:
         Joint draws of all latent and deterministic sites from the posterior, rows of GP
         sites drawn together, at a cost of O(N^3) for each node that is drawn from.
 
-        Hyperparameters are drawn from the density that goes through the nodes, and the
-        field from that of the node nearest to them.
+        Hyperparameters are those of nodes, and the field is drawn from that of the same
+        node; those of :attr:`hyperparameters` are drawn from the density between nodes too.
 
         :param key: random key.
         :param args: arguments of the model, ``X_new`` most often; the training data if left
@@ -324,9 +323,10 @@ class Nested:
     def _draw(self, key, number, args, kwargs, joint):
         """Draws of unconstrained hyperparameters, and of the field's values."""
         seed = int(jax.random.randint(key, (), 0, 2**31 - 1))
-        free, which = self.nodes.draws(number, seed)
+        which = self.nodes.places(number, seed)
         where = which, seed + 1, args, kwargs, joint
-        return free, draw_field(self.field, self.nodes, *where, antithetic=not joint)
+        values = draw_field(self.field, self.nodes, *where, antithetic=not joint)
+        return self.nodes.free[which], values
 
     def functions(
         self, key: Array, shape: tuple | int = (), num_features: int = 1024

@@ -137,12 +137,13 @@ def centre_of(log_prob: Callable[[Array], Array], start: Array) -> Centre:
 
 def order_of(log_prob: Callable[[Array], Array], x: Array) -> Array:
     """
-    Of each row of f the row of the observations that depends on it, where each depends on
-    another one (``f[index]``): by slopes of their sum and of a weighted one. As they are
-    where that cannot be told.
+    Of each row of each function the row of the observations that depends on it, where each
+    depends on another one (``f[index]``): by slopes of their sum and of a weighted one.
+    Rows without a slope (of a mask) have what is left. As they are where nothing is told.
 
     :param log_prob: as that of :func:`centre_of`.
-    :param x: where to look.
+    :param x: where to look, shape ``(D, N)``.
+    :return: the same shape.
     """
     N = x.shape[-1]
     rows = jnp.arange(N)
@@ -152,10 +153,17 @@ def order_of(log_prob: Callable[[Array], Array], x: Array) -> Array:
         return jax.grad(lambda x: jnp.vdot(weights, log_prob(x)))(x)
 
     plain, weighted = slopes(jnp.ones_like(weights)), slopes(weights)
-    largest = jnp.argmax(jnp.abs(plain), axis=0), rows
-    ratio = weighted[largest] / plain[largest]
-    found = jnp.round((jnp.where(jnp.isfinite(ratio), ratio, 0.0) - 1.0) * N).astype(int)
-    return jnp.where(jnp.all(jnp.sort(found) == rows), found, rows)
+    number = jnp.round((weighted / plain - 1.0) * N)
+
+    def of_one(number):
+        is_known = jnp.isfinite(number) & (number >= 0) & (number < N)
+        found = jnp.where(is_known, number, N).astype(int)
+        times = jnp.zeros(N, int).at[found].add(1, mode="drop")
+        (left,) = jnp.nonzero(times == 0, size=N, fill_value=0)
+        found = jnp.where(is_known, found, left[jnp.cumsum(~is_known) - 1])
+        return jnp.where(jnp.all(times <= 1), found, rows)
+
+    return jax.vmap(of_one)(number)
 
 
 def _are_apart(slopes, x):

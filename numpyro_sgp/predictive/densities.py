@@ -323,15 +323,15 @@ def _with_modes(of, values, nodes, chunk) -> list[Array]:
     # In the order of the observations, which may be of rows of f in another one.
     whole = jnp.full((flat.shape[1], values.shape[-1]), 0.5, flat.dtype)
     order = order_of(lambda x: of(by_name(x)), whole)
-    back = jnp.argsort(order)
+    back = jnp.argsort(order, axis=-1)
 
     def of_rows(x):
-        return of(by_name(x[:, order]))
+        return of(by_name(jnp.take_along_axis(x, order, axis=-1)))
 
-    def in_order(x):
-        return x[..., back] if x.shape[-1] > 1 else x
+    def in_order(x):  # (..., D, N), or (..., D, 1)
+        return jnp.take_along_axis(x, back, axis=-1) if x.shape[-1] > 1 else x
 
-    flat = in_order(flat)
+    flat = jax.vmap(in_order)(flat)
     heights = values - 0.5 * jnp.sum(flat**2, axis=1)
     best = jnp.argmax(jnp.where(jnp.isnan(heights), -jnp.inf, heights), axis=0)
     rows = jnp.arange(len(best)) if flat.shape[-1] > 1 else 0

@@ -1,6 +1,5 @@
 """Rows of a model's arguments in batches of few sizes, so that few programs do for all."""
 
-import hashlib
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._programs import join_static
 from numpyro_sgp.distributions.arguments import as_arrays, is_frame
@@ -63,19 +61,9 @@ def rows_of(guide, arrays: list, static: tuple, batch_size: int) -> RowAxes | No
     axes = look("axes", kind, lambda: row_axes(run, arrays, sites))
     if axes is None or axes.count(arrays) <= min(batch_size, _AS_THEY_ARE):
         return axes
-    # Rows that others are taken by (`f[index]`) may be in order here, and not elsewhere.
-    seen = kind, _whole_numbers(arrays, axes)
-    apart = look("apart", seen, lambda: has_rows_apart(run, axes, arrays, sites))
+    apart = look("apart", kind, lambda: has_rows_apart(run, axes, arrays, sites))
     rest = look("rest", kind, lambda: _without_rows(run, arrays, sites, axes))
     return None if apart is False or rest else axes
-
-
-def _whole_numbers(arrays, axes) -> tuple:
-    """What tells the whole numbers with a row for each of the data from others."""
-    pairs = zip(arrays, axes.arguments, strict=True)
-    given = [a for a, axis in pairs if axis is not None and not_jax_tracer(a)]
-    whole = [a for a in given if jax.dtypes.issubdtype(jnp.result_type(a), np.integer)]
-    return tuple(hashlib.sha256(np.asarray(a).tobytes()).digest() for a in whole)
 
 
 def _without_rows(run, arrays, gp_sites, axes) -> bool:

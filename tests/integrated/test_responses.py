@@ -10,6 +10,8 @@ from scipy.special import gammaln, logsumexp
 from scipy.stats import multivariate_normal, norm
 
 import numpyro_sgp as sgp
+from tests.helpers import slow
+from tests.integrated.dense import options, rbf, rows
 
 RNG = np.random.default_rng(0)
 X = np.sort(RNG.uniform(0.0, 4.0, (25, 1)), axis=0)
@@ -117,3 +119,45 @@ def test_of_rows_with_observations_of_their_own_they_are_of_draws():
 
     found = run(model, (X, F[row]))
     assert np.isfinite(found.log_score(X_NEW, np.zeros(5))["y"].rows).all()
+
+
+@pytest.mark.parametrize("kind", ["amplitude", slow("level")])
+def test_draws_of_a_field_are_beside_the_hyperparameters_of_its_node(kind):
+    """
+    Of others, of the same posterior, products with an amplitude and sums with a level were
+    four times as wide as they are.
+    """
+    rng, X = rows(30, 5)
+    y = 3.0 * np.sin(X[:, 0]) + 0.1 * rng.normal(size=30)
+    prior = dist.HalfNormal(3.0) if kind == "amplitude" else dist.StudentT(3.0, 0.0, 2.5)
+
+    def model(X, y=None):
+        theta = numpyro.sample("theta", prior)
+        of_f = 1.0 if kind == "amplitude" else 4.0
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(of_f, 1.0), X))
+        mean = theta * f if kind == "amplitude" else theta + f
+        numpyro.deterministic("mean", mean)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, 0.1), obs=y)
+
+    posterior = sgp.nested(model, options(X), (X, y), progress_bar=False)
+    by_log = kind == "amplitude"
+    log_weights, means, variances = [], [], []
+    for free in np.linspace(-1.5, 3.5, 201) if by_log else np.linspace(-9.0, 9.0, 181):
+        theta, level = (np.exp(free), 0.0) if by_log else (free, free)
+        K = rbf(X, theta**2 if by_log else 4.0, 1.0)
+        C = K + 0.01 * np.eye(30)
+        solved = np.linalg.solve(C, K)
+        density = multivariate_normal(np.full(30, level), C).logpdf(y)
+        log_weights.append(density + float(prior.log_prob(theta)) + by_log * free)
+        means.append(level + solved.T @ (y - level))
+        variances.append(np.diag(K - K @ solved))
+    weights = np.exp(log_weights - logsumexp(log_weights))
+    mean = weights @ means
+    sd = np.sqrt(weights @ (np.array(variances) + (means - mean) ** 2))
+    drawn = posterior.sample(jax.random.key(0), X, sample_shape=(4000,))
+    # 4,000 draws have sds to a hundredth; f at Z = X but for the jitter.
+    np.testing.assert_allclose(np.std(drawn["mean"], 0), sd, rtol=0.06)
+    found = posterior.predict(X)["y"]
+    np.testing.assert_allclose(found.sd, np.sqrt(sd**2 + 0.01), rtol=0.02)
+    np.testing.assert_allclose(found.mean, mean, atol=0.01)
