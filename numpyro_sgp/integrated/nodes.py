@@ -132,9 +132,9 @@ class Nodes:
 
     def places(self, number: int, seed: int = 0) -> np.ndarray:
         """
-        Indices of nodes, drawn by their weights. A field is drawn beside the hyperparameters
-        of its node: with others its sum with a level, or its product with an amplitude,
-        would be off by more than its own standard deviation.
+        Indices of nodes, drawn by their weights. A field is drawn beside the
+        hyperparameters of its node: with others its sum with a level, or its product with
+        an amplitude, would be off by more than its own standard deviation.
         """
         rng = np.random.default_rng(seed)
         return rng.permutation(systematic(self.weights, number, rng))
