@@ -26,7 +26,8 @@ from scipy.stats import (
 )
 
 import numpyro_sgp as sgp
-from numpyro_sgp.predictive import responses
+from numpyro_sgp.predictive.quantiles import solved
+from numpyro_sgp.predictive.responses import _sum
 from tests.helpers import slow
 
 X = jnp.array([-1.5, -0.4, 0.7, 1.6])[:, None]
@@ -144,7 +145,7 @@ def test_counts_have_the_moments_and_quantiles_of_their_mixture(likelihood, know
 def test_infinite_values_count_where_their_weight_is_something(dtype):
     values = jnp.array([[1.0, 2.0], [3.0, jnp.inf], [jnp.inf, 1.0]], dtype)
     weights = jnp.array([0.5, 0.25, jnp.finfo(dtype).tiny], dtype)
-    assert responses._sum(weights, values).tolist() == [1.25, jnp.inf]
+    assert _sum(weights, values).tolist() == [1.25, jnp.inf]
 
 
 def test_a_factor_is_no_response():
@@ -334,8 +335,8 @@ def test_a_truncation_may_be_far_above_f(high):
 
 def test_quantiles_are_not_numbers_where_the_cdf_is_none():
     nan = jnp.array([1.0, jnp.nan])
-    found = responses._solved(
-        lambda y: norm.cdf(0.0) + 0.0 * y + jnp.minimum(y, 0.4) * nan,
+    found = solved(
+        lambda y, _: norm.cdf(0.0) + 0.0 * y + jnp.minimum(y, 0.4) * nan,
         jnp.array([0.6]),
         jnp.zeros(2),
         jnp.ones(2),

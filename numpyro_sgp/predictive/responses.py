@@ -21,6 +21,7 @@ from numpyro_sgp.predictive.mixture import (
     components,
     shapes_and_dtype,
 )
+from numpyro_sgp.predictive.quantiles import solved
 from numpyro_sgp.tracing.messages import can_draw, innermost
 from numpyro_sgp.tracing.rows import sites_on_f
 
@@ -32,6 +33,7 @@ _CLASSES = (
     RobustMax,
 )
 _MAX_NUMBERS = 3e6  # of rows, quantiles and nodes held at one time
+_FEW_POINTS = 64  # by which quantiles are looked for first
 _DRAWS = 4  # of a response that has no cdf, at each value of f
 
 
@@ -148,13 +150,14 @@ def _of_gp(weights, means, variances, levels):
     variance = jnp.sum(weights * (variances + (means - mean) ** 2), axis=0)
     sd, sds = jnp.sqrt(variance), jnp.sqrt(variances)
 
-    def cdf(y):
+    def cdf(y, few):
+        del few
         return jnp.sum(weights * ndtr((y[:, None] - means) / sds), axis=1)
 
     if len(means) == 1 or not levels.size:
         quantiles = mean + sd * ndtri(levels).reshape(-1, *(1,) * mean.ndim)
     else:
-        quantiles = _solved(cdf, levels, mean, sd)
+        quantiles = solved(cdf, levels, mean, sd)
     return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
 
 
@@ -272,12 +275,14 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
         quantiles = jnp.zeros((0, *mean.shape), mean.dtype)
     elif has_cdf:
 
-        def cdf(y):
-            return _average(lambda point: cumulative.cdf(fn_at(point), y), for_quantiles)
+        def cdf(y, few):
+            at = lambda point: cumulative.cdf(fn_at(point), y)  # noqa: E731
+            return _average(at, for_quantiles, few)
 
         bounds = _widest(fn_at, fn, for_quantiles)
         is_discrete = bool(fn.support.is_discrete)
-        quantiles = _solved(cdf, levels, mean, sd, bounds, is_discrete)
+        by_few = len(for_quantiles["weight"]) >= 2 * _FEW_POINTS
+        quantiles = solved(cdf, levels, mean, sd, bounds, is_discrete, by_few)
     else:
         order = jnp.argsort(draws, axis=0)
         reached = jnp.cumsum(weights[order], axis=0)
@@ -323,14 +328,19 @@ def _sum(weights, values):
     return jnp.tensordot(weights, jnp.where(nothing & ~jnp.isfinite(values), 0, values), 1)
 
 
-def _average(of, points):
-    """The weighted sum of ``of(point)``, a chunk of the points at a time."""
+def _average(of, points, few=None):
+    """
+    The weighted mean of ``of(point)``, a chunk of the points at a time.
+
+    :param few: a boolean, which may be traced: whether by a first few alone.
+    """
 
     def add(total, values, weights):
         sums = jax.tree.map(partial(_sum, weights), values)
-        return jax.tree.map(jnp.add, total, sums)
+        return jax.tree.map(jnp.add, total, (sums, jnp.sum(weights)))
 
-    return _over_chunks(of, points, add, 0.0)
+    total, weight = _over_chunks(of, points, add, 0.0, few, weigh=True)
+    return total if few is None else jax.tree.map(lambda v: v / weight, total)
 
 
 def _widest(fn_at, fn, points) -> tuple:
@@ -355,132 +365,31 @@ def _widest(fn_at, fn, points) -> tuple:
     return -lower, upper
 
 
-def _over_chunks(of, points, add, start):
+def _over_chunks(of, points, add, start, few=None, weigh=False):
     """
-    What is made of ``of(point)``, a chunk of the points at a time.
+    What is made of ``of(point)``, a chunk of the points at a time, each with some of all.
 
     :param add: from what there is, values of a chunk and its weights to what there is then.
     :param start: what there is at first, everywhere.
+    :param few: whether of the first chunk alone.
+    :param weigh: whether there is a number beside, such as the sum of weights.
     """
     weights = points["weight"]
     shapes = jax.eval_shape(of, jax.tree.map(lambda v: v[0], points))
     numbers = max(int(np.prod(s.shape)) for s in jax.tree.leaves(shapes))
-    chunk = int(np.clip(_MAX_NUMBERS / numbers, 1, len(weights)))
+    most = len(weights) if few is None else _FEW_POINTS
+    chunk = int(np.clip(_MAX_NUMBERS / numbers, 1, most))
     num_chunks = -(-len(weights) // chunk)
-    rows = jnp.minimum(jnp.arange(num_chunks * chunk), len(weights) - 1)
-    weights = jnp.where(jnp.arange(num_chunks * chunk) < len(weights), weights[rows], 0.0)
+    rows = np.arange(num_chunks * chunk).reshape(chunk, num_chunks).T
+    counts = jnp.asarray(rows < len(weights))
+    rows = jnp.asarray(np.minimum(rows, len(weights) - 1))
 
-    def go_on(total, inputs):
-        rows, weights = inputs
-        values = jax.vmap(of)(jax.tree.map(lambda v: v[rows], points))
-        return add(total, values, weights), None
+    def go_on(i, total):
+        of_chunk = jax.tree.map(lambda v: v[rows[i]], points)
+        chunk_weights = jnp.where(counts[i], of_chunk["weight"], 0.0)
+        return add(total, jax.vmap(of)(of_chunk), chunk_weights)
 
     total = jax.tree.map(lambda s: jnp.full(s.shape, start, s.dtype), shapes)
-    inputs = rows.reshape(-1, chunk), weights.reshape(-1, chunk)
-    return jax.lax.scan(go_on, total, inputs)[0]
-
-
-def _solved(cdf, levels, mean, sd, bounds=(-jnp.inf, jnp.inf), discrete=False):
-    """
-    Smallest y with ``cdf(y) >= level``: by bisection of whole numbers, and else by the ITP
-    method (Oliveira and Takahashi 2020), which needs no more steps than bisection and, of a
-    smooth cdf, some eight.
-
-    :param cdf: from values of shape ``(levels, *shape)``.
-    :param mean: where to begin to look, of shape ``shape``; where it is not finite, at 0.
-    :param sd: how far at first, likewise.
-    :param bounds: what values lie between.
-    :param discrete: whether they are whole numbers.
-    :return: shape ``(levels, *shape)``; NaN where the cdf is.
-    """
-    levels = levels.reshape(-1, *(1,) * mean.ndim)
-    centre = jnp.where(jnp.isfinite(mean), mean, 0.0)
-    width = jnp.where(jnp.isfinite(sd) & (sd > 0), sd, 1.0)
-    lowest = bounds[0] - 1 if discrete else bounds[0]  # where the cdf is 0
-
-    def over(y):
-        # NumPyro's cdf may be continuous between whole numbers.
-        found = cdf(jnp.floor(y) if discrete else y) - levels
-        return jnp.where(y <= lowest, -levels, jnp.where(y >= bounds[1], 1 - levels, found))
-
-    def is_low(found):
-        return (found < 0.0) | jnp.isnan(found)
-
-    def is_high(found):
-        return (found >= 0.0) | jnp.isnan(found)
-
-    def go_on(state):
-        step, _, _, at_low, at_high = state
-        return (step < 64) & ~jnp.all(is_low(at_low) & is_high(at_high))
-
-    def widen(state):
-        step, low, high, at_low, at_high = state
-        reach = width * 2.0**step
-        lower = jnp.where(is_low(at_low), low, jnp.maximum(centre - reach, lowest))
-        upper = jnp.where(is_high(at_high), high, jnp.minimum(centre + reach, bounds[1]))
-        return step + 1, lower, upper, over(lower), over(upper)
-
-    start = jnp.clip(centre, lowest, bounds[1]) + jnp.zeros((len(levels), *mean.shape))
-    first = over(start)
-    state = jax.lax.while_loop(go_on, widen, (0, start, start, first, first))
-    _, low, high, at_low, at_high = state
-    if discrete:
-        high, at_high = _bisected(over, jnp.floor(low), jnp.floor(high), at_high)
-    else:
-        high, at_high = _by_itp(over, low, high, at_low, at_high)
-    return jnp.where(jnp.isnan(at_high), jnp.nan, high + 0.0)  # no -0
-
-
-def _bisected(over, low, high, at_high):
-    """The first whole number where a function is not below zero, and its value there."""
-
-    def halve(state):
-        step, low, high, at_high = state
-        middle = jnp.floor(0.5 * (low + high))
-        found = over(middle)
-        low = jnp.where(found < 0.0, middle, low)
-        high, at_high = (
-            jnp.where(found < 0.0, old, new)
-            for old, new in ((high, middle), (at_high, found))
-        )
-        return step + 1, low, high, at_high
-
-    def apart(state):
-        step, low, high, _ = state
-        return (step < steps) & jnp.any(high - low > 1.0)
-
-    steps = jnp.finfo(low.dtype).nmant + 8
-    return jax.lax.while_loop(apart, halve, (0, low, high, at_high))[2:]
-
-
-def _by_itp(over, low, high, at_low, at_high):
-    """The end where a function is not below zero, and its value there."""
-    info, whole = jnp.finfo(low.dtype), high - low
-    steps, near = info.nmant + 8, max(16 * info.eps, 1e-9)
-
-    def go_on(state):
-        step, _, _, _, at_high = state
-        return (step < steps) & jnp.any(jnp.abs(at_high) > near)
-
-    def shrink(state):
-        step, low, high, at_low, at_high = state
-        length = high - low
-        middle = low + 0.5 * length
-        # Interpolation, by a little towards the middle, and no further from it than what
-        # bisection would have left.
-        falsi = low - at_low * length / jnp.where(at_high > at_low, at_high - at_low, 1.0)
-        towards = jnp.sign(middle - falsi)
-        least = 0.2 * length**2 / jnp.where(whole > 0.0, whole, 1.0)
-        moved = jnp.where(least <= jnp.abs(middle - falsi), falsi + towards * least, middle)
-        most = jnp.maximum(whole * 0.5**step - 0.5 * length, 0.0)
-        moved = jnp.where(jnp.abs(moved - middle) <= most, moved, middle - towards * most)
-        done = jnp.abs(at_high) <= near
-        moved = jnp.where(done, high, jnp.clip(moved, low, high))
-        found = over(moved)
-        below = (found < -near) & ~done
-        low, at_low = jnp.where(below, moved, low), jnp.where(below, found, at_low)
-        high, at_high = jnp.where(below, high, moved), jnp.where(below, at_high, found)
-        return step + 1, low, high, at_low, at_high
-
-    found = jax.lax.while_loop(go_on, shrink, (0, low, high, at_low, at_high))
-    return found[2], found[4]
+    total = (total, jnp.zeros((), weights.dtype)) if weigh else total
+    number = num_chunks if few is None else jnp.where(few, 1, num_chunks)
+    return jax.lax.fori_loop(0, number, go_on, total)
