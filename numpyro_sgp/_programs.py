@@ -273,8 +273,21 @@ class _Filled:
         return new
 
     def whole(self):
-        """What the function returned."""
-        return jax.tree.unflatten(self._structure, self._leaves)
+        """
+        What the function returned.
+
+        :raises NotImplementedError: if there is a distribution that JAX cannot put together
+            again.
+        """
+        try:
+            return jax.tree.unflatten(self._structure, self._leaves)
+        except AttributeError as error:  # HurdleNegativeBinomial2 of NumPyro 0.22
+            raise NotImplementedError(
+                "A distribution of the model is none that jax.jit can return: as a pytree "
+                f"it cannot be put together again ({error}). Use another that is the same, "
+                "such as HurdleDistribution(NegativeBinomial2(mean, concentration), "
+                "gate=gate) for HurdleNegativeBinomial2."
+            ) from error
 
 
 class at_once:  # noqa: N801, as jax.jit

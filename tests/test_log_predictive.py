@@ -395,6 +395,19 @@ def test_random_latents_are_averaged(base_guide):
     assert (np.abs(np.exp(at_median) - density) > 10 * error).any()
 
 
+def test_rows_outside_of_the_support_are_told():
+    def counts(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    guide = sgp.AutoSparseGP(counts, sgp.SVGP(inducing=Z))
+    guide.setup(X, np.ones(len(X)))
+    params, y = params_of(), np.array([1, -1, 2, 3])
+    with pytest.warns(UserWarning, match=r"rows of site 'y' \(first: 1\) is zero"):
+        found = sgp.log_predictive_density(guide, params, X_NEW, y)["y"]
+    assert np.isneginf(found[1]) and np.isfinite(np.delete(found, 1)).all()
+
+
 def test_missing_observations_are_an_error(single):
     guide, params, _ = single
     with pytest.raises(ValueError, match="no observed site with these arguments"):

@@ -53,6 +53,53 @@ class _Data(np.ndarray):
         return self._in_jax
 
 
+class _Matrix(_Data):
+    """That of a frame, whose columns have names."""
+
+    columns: tuple[str, ...] | None = None
+
+
+def with_columns(array, columns) -> np.ndarray:
+    """A NumPy array that knows the names of its columns, for :func:`check_columns`."""
+    found = np.asarray(array).view(_Matrix)
+    found.columns = tuple(map(str, columns))
+    return found
+
+
+def columns_of(model, args, kwargs) -> dict[str, tuple[str, ...]] | None:
+    """
+    Names of the columns of arguments that were frames; None where there is one still, of
+    which the model knows the names.
+    """
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_frame)
+    if any(map(is_frame, leaves)):
+        return None
+    named = named_arguments(model, args, kwargs)
+    return {name: v.columns for name, v in named if getattr(v, "columns", None)}
+
+
+def check_columns(model, columns: dict[str, tuple[str, ...]] | None, args, kwargs) -> None:
+    """
+    Frames are matrices for a model that was given such: what their columns are is known by
+    names alone.
+
+    :param columns: of what was given before: :func:`columns_of`.
+    :raises ValueError: if a frame has columns of these names in other places. One that has
+        none of these names is taken as it is.
+    """
+    for name, value in named_arguments(model, args, kwargs):
+        names = (columns or {}).get(name)
+        if names is None or not is_frame(value):
+            continue
+        given = tuple(map(str, value.columns))
+        if given != names and not set(names).isdisjoint(given):
+            raise ValueError(
+                f"Argument '{name}' has the columns {', '.join(given)}, where it had "
+                f"{', '.join(names)}: a matrix of them is taken by place. Give "
+                f"{name}[{list(names)}]."
+            )
+
+
 def as_arrays(model, args, kwargs):
     """
     Arguments of a model as it can use them inside of jit: NumPy arrays, frames, series and
@@ -342,7 +389,8 @@ def _frame_as_numbers(frame, what):
     found = frame.to_numpy()
     if found.dtype.kind not in _NUMBERS:  # columns of several types, or missing values
         found = frame.to_numpy(dtype=np.float64, na_value=np.nan)
-    return _held(found)
+    found = _held(found)
+    return with_columns(found, frame.columns) if is_frame(frame) else found
 
 
 def _held(array):

@@ -18,6 +18,7 @@ from numpyro_sgp.distributions import KeptPosterior, SparsePosterior
 from numpyro_sgp.distributions.arguments import (
     as_arrays,
     as_numbers,
+    check_columns,
     check_indexable,
     is_frame,
 )
@@ -401,11 +402,13 @@ class AutoSparseGP(PreparedGuide):
 
         :param args: tuple of the arguments of the model.
         :param kwargs: dict of its keyword arguments.
+        :raises ValueError: if columns of a frame are in other places than they were.
         """
         args, kwargs = as_arrays(self.model, args, kwargs)
-        known = None if self._setup is None else self._setup.arguments
-        if known is None or any(map(is_frame, jax.tree.leaves(known))):
+        columns = None if self._setup is None else self._setup.columns
+        if columns is None:
             return args, kwargs
+        check_columns(self.model, columns, args, kwargs)
 
         def plain(leaf):
             return as_numbers(leaf, "An argument") if is_frame(leaf) else leaf

@@ -14,6 +14,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._programs import on_data, one_program
 from numpyro_sgp._threads import one_thread
+from numpyro_sgp.distributions.arguments import columns_of
 from numpyro_sgp.families import Param
 from numpyro_sgp.guides.checks import (
     assigned,
@@ -88,6 +89,8 @@ class Setup:
     :param shapes: :class:`jax.ShapeDtypeStruct` (or trees of them) of all parameters.
     :param starts: starting values of the guide's parameters.
     :param arguments: the model's ``(args, kwargs)``; None where they are of a minibatch.
+    :param columns: names of the columns of arguments that were frames; None where there is
+        one still.
     :param subsampled: whether a plate of the model has a minibatch of its rows.
     :param takes_rows: whether rows of arrays are taken by the index of a plate.
     :param coupling: which rows the likelihood, and other GP sites, tie together.
@@ -101,6 +104,7 @@ class Setup:
     shapes: dict
     starts: dict
     arguments: tuple | None
+    columns: dict[str, tuple[str, ...]] | None
     subsampled: bool
     takes_rows: bool
     coupling: Coupling
@@ -238,6 +242,7 @@ def prepare(
         shapes=shapes,
         starts=starts,
         arguments=None if subsampled else (args, kwargs),
+        columns=columns_of(model, args, kwargs),
         subsampled=subsampled,
         takes_rows=rows.any,
         coupling=coupling,

@@ -24,7 +24,7 @@ from numpyro_sgp.predictive.densities import (
     MOST_FUNCTIONS,
     RULES,
     log_integrals,
-    warn_of_nan,
+    warn_of_rows,
 )
 from numpyro_sgp.predictive.predictions import read_rows
 from numpyro_sgp.predictive.responses import of_responses
@@ -99,7 +99,7 @@ def densities(
         free, values = draw(num_draws)
         found = {**_at_draws(field, free, values, args, kwargs)[0], **found}
     for name, rows in seen.items():
-        warn_of_nan(name, np.isnan(found[name]) & np.asarray(rows))
+        warn_of_rows(name, found[name], np.asarray(rows))
     return {name: jnp.where(rows, found[name], jnp.nan) for name, rows in seen.items()}
 
 

@@ -15,6 +15,7 @@ from jax import Array
 from numpyro_sgp._checks import check_key, check_levels, check_sample_shape, check_whole
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics.arviz import Found, to_arviz
+from numpyro_sgp.distributions.arguments import check_columns, columns_of
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.log_score import LogScore
 from numpyro_sgp.fitting.problem import as_plain_arrays
@@ -463,6 +464,8 @@ class Nested:
 
     def _arguments(self, args, kwargs):
         if args or kwargs:
+            columns = columns_of(self.model, *(self.examples or (self.args, self.kwargs)))
+            check_columns(self.model, columns, args, kwargs)
             args, kwargs = as_plain_arrays(self.model, args, kwargs)
             check_new_arguments(self.model, args, kwargs)
             return args, kwargs

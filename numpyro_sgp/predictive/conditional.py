@@ -10,6 +10,7 @@ from numpyro.util import not_jax_tracer
 from numpyro_sgp._checks import check_key, check_model, check_whole, shown
 from numpyro_sgp.distributions.arguments import as_arrays, named_arguments
 from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.row_indices import check_codes
 
 
 class GPPredictive:
@@ -33,8 +34,8 @@ class GPPredictive:
     :param batch_size: number of samples done at a time; by default so many that their
         covariance matrices hold about 3e7 numbers.
     :raises ValueError: if a GP site has no samples, samples do not fit the training inputs,
-        or (but for those of rows) the new arguments, inputs are not finite, or a site of
-        ``return_sites`` is not in the model.
+        or (but for those of rows) the new arguments, inputs are not finite, codes of groups
+        are none of the model's, or a site of ``return_sites`` is not in the model.
 
     **Example:**
 
@@ -95,6 +96,7 @@ class GPPredictive:
                 " (For several chains, use mcmc.get_samples() without group_by_chain.)"
             )
         (self.num_samples,) = sizes.pop()
+        check_codes(model, self.train_args, self.train_kwargs)
 
     def __call__(self, rng_key, *args, **kwargs) -> dict:
         """
@@ -106,6 +108,7 @@ class GPPredictive:
         """
         check_key(rng_key)
         args, kwargs = as_arrays(self.model, args, kwargs)
+        check_codes(self.model, args, kwargs)
         first = jax.tree.map(lambda x: x[0], self.posterior_samples)
         numbers, others = self._check(first, args, kwargs)
         chunk = self.batch_size or int(np.clip(3e7 // numbers, 1, self.num_samples))

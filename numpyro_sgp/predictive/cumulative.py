@@ -179,6 +179,8 @@ def cdf(fn, y):
         found = betainc(fn.concentration, count + 1.0, *of_rate)
     elif type(fn) is dist.Poisson:
         found = _of_poisson(fn, y)
+    elif isinstance(fn, dist.Delta) and not fn.event_dim:
+        found = jnp.where(y >= fn.v, 1.0, 0.0)
     else:
         found = fn.cdf(y)
     lower, upper = bounds(fn)

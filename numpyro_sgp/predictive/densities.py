@@ -127,22 +127,37 @@ def log_predictive_density(
             found, is_fine = run(params, rng_key, arrays, static=(static, *told))
             if not all(not_jax_tracer(v) for v in is_fine.values()):
                 return found
-            if all(np.all(v) for v in is_fine.values()):
+            if not any(np.any(np.isnan(v) & ~is_fine[k]) for k, v in found.items()):
+                for name, rows in is_fine.items():
+                    warn_of_rows(name, found[name], ~rows)
                 return found
     # Operation by operation: what is wrong with values is told where they are known.
     static = all_static((args, kwargs))
     found, is_fine = _by_row(guide, params, rng_key, [], static=(static, *told))
     for name, rows in is_fine.items():
         if not_jax_tracer(rows):
-            warn_of_nan(name, np.isnan(found[name]) & ~np.asarray(rows))
+            warn_of_rows(name, found[name], ~rows)
     return found
 
 
-def warn_of_nan(name, rows):
+def warn_of_rows(name, log_density, counts):
     """
+    Warns of rows without a density.
+
     :param name: of an observed site.
-    :param rows: which of its observed rows have no density.
+    :param counts: which rows have an observation.
     """
+    rows = np.isneginf(log_density) & counts
+    if np.any(rows):
+        warnings.warn(
+            f"The density of {np.sum(rows)} observed rows of site '{name}' (first: "
+            f"{np.argmax(rows)}) is zero: they are outside of the support of the "
+            "likelihood (classes go from 0, counts to their total), or too far from it. "
+            "The mean over rows is -inf.",
+            UserWarning,
+            stacklevel=find_stack_level(),
+        )
+    rows = np.isnan(log_density) & counts
     if np.any(rows):
         warnings.warn(
             f"The log density of {np.sum(rows)} observed rows of site '{name}' (first: "

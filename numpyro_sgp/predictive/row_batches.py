@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgp._programs import join_static
-from numpyro_sgp.distributions.arguments import as_arrays, is_frame
+from numpyro_sgp.distributions.arguments import as_arrays, is_frame, with_columns
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.row_axes import (
     RowAxes,
@@ -174,7 +174,9 @@ def first_rows(model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         if num_rows in leaf.shape:
             rows = (slice(None),) * leaf.shape.index(num_rows) + (slice(_FEW),)
             # Known inside of jit, as `as_arrays` makes it, but for its class.
-            return np.asarray(leaf)[rows] if isinstance(leaf, np.ndarray) else leaf[rows]
+            found = np.asarray(leaf)[rows] if isinstance(leaf, np.ndarray) else leaf[rows]
+            columns = getattr(leaf, "columns", None)
+            return found if columns is None else with_columns(found, columns)
         if leaf.size > _SMALL:
             raise ValueError(
                 f"an array of shape {leaf.shape} has not the {num_rows} rows of the data, "

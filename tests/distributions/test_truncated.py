@@ -326,6 +326,15 @@ def test_what_is_seen_beside_censored_rows_has_a_slope():
         np.testing.assert_allclose(jax.grad(density)(310.0), expected, rtol=1e-4)
 
 
+def test_a_point_mass_has_a_cdf():
+    parts = [dist.Delta(0.0), dist.Gamma(2.0, 1.0)]
+    share, support = dist.Categorical(jnp.array([0.3, 0.7])), dist.constraints.nonnegative
+    fn = dist.MixtureGeneral(share, parts, support=support)
+    y = np.array([-1.0, 0.0, 1.5])
+    expected = [0.0, 0.3, 0.3 + 0.7 * stats.gamma(2.0).cdf(1.5)]
+    np.testing.assert_allclose(cumulative.cdf(fn, y), expected, rtol=1e-6)
+
+
 INSIDE = {
     "hurdle": lambda f: dist.HurdleDistribution(
         dist.TruncatedNormal(f, 0.5, low=0.0), gate=0.3

@@ -69,6 +69,16 @@ def test_codes_are_looked_at_where_something_is_predicted():
             call(*new)
 
 
+def test_codes_of_samples_are_looked_at():
+    samples = {"f": jnp.zeros((2, 12)), "b": jnp.zeros((2, 3))}
+    predictive = sgp.GPPredictive(groups, samples, train_args=(X, GROUP))
+    assert predictive(jax.random.key(0), X[:2], GROUP[:2])["y"].shape == (2, 2)
+    with pytest.raises(ValueError, match="codes go from 0 to 3"):
+        predictive(jax.random.key(0), X[:2], np.array([0, 3]))
+    with pytest.raises(ValueError, match="codes go from 1 to 3"):
+        sgp.GPPredictive(groups, samples, train_args=(X, GROUP + 1))
+
+
 def test_indices_of_the_model_itself_may_count_from_the_end():
     assert not check_row_indices(groups, (X, GROUP), {"last": True}).any
 

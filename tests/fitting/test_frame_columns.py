@@ -1,0 +1,69 @@
+"""Frames that are taken for matrices, whose columns have names."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+import pytest
+from numpy.testing import assert_array_equal
+
+import numpyro_sgp as sgp
+
+RNG = np.random.default_rng(0)
+FRAME = pd.DataFrame(RNG.uniform(0.0, 4.0, (20, 2)), columns=["a", "b"])
+Y = pd.Series(np.sin(FRAME.a) + FRAME.b)
+
+
+def model(X, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(4.0, 2.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+def by_name(X, y=None):
+    model(X[["a", "b"]], y)
+
+
+@pytest.fixture(scope="module", params=["fit", "nested"])
+def results(request, tmp_path_factory):
+    """A result, and the same from a file."""
+    options = {"steps": 5} if request.param == "fit" else {}
+    run, path = getattr(sgp, request.param), tmp_path_factory.mktemp("saved") / "fit.npz"
+    found = run(model, sgp.SVGP(4), (FRAME, Y), progress_bar=False, **options)
+    found.save(path)
+    return found, sgp.load(path, model)
+
+
+def test_columns_in_another_order_are_refused(results):
+    """They were taken by place, without a word."""
+    swapped = FRAME[["b", "a"]]
+    for result in results:
+        for call in (result.posterior, result.predict, result.median):
+            with pytest.raises(ValueError, match=r"'X' has the columns b, a, where it had"):
+                call(swapped[:3])
+        with pytest.raises(ValueError, match=r"Give X\[\['a', 'b'\]\]"):
+            result.log_score(swapped, Y)
+        with pytest.raises(ValueError, match="has the columns a, c, where it had a, b"):
+            result.posterior(FRAME.rename(columns={"b": "c"}))
+
+
+def test_others_are_matrices(results):
+    for result in results:
+        expected = result.posterior(FRAME.to_numpy())["f"].mean
+        for same in (FRAME, pd.DataFrame(FRAME.to_numpy())):
+            assert_array_equal(result.posterior(same)["f"].mean, expected)
+
+
+def test_a_model_that_reads_names_may_have_them_anywhere():
+    guide = sgp.AutoSparseGP(by_name, sgp.SVGP(4))
+    guide.setup(FRAME, Y)
+    fitted = sgp.Fitted(guide, guide.known().starts, (FRAME, Y))
+    expected = fitted.posterior(FRAME)["f"].variance
+    assert_array_equal(fitted.posterior(FRAME[["b", "a"]])["f"].variance, expected)
+
+
+def test_copies_of_a_result_know_them_too(results):
+    leaves = jax.tree.leaves(results[0].args)
+    assert leaves[0].columns == ("a", "b")
+    assert not hasattr(leaves[1], "columns") or leaves[1].columns is None
