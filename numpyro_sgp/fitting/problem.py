@@ -89,6 +89,9 @@ def unconstrained(svi: SVI, params: dict) -> dict:
 _NO_SHAPE = "sequences of concrete values"  # in JAX's error for a size that is traced
 #: Work of all rows (:meth:`Problem.work`) below which programs are compiled briefly.
 _SMALL = 3e5
+#: What a step of length one is of inducing points, in distances between neighbours: of a
+#: standard deviation points in one column walk past each other, and do not come back.
+SPACINGS = 3.0
 
 
 class Problem:
@@ -228,8 +231,8 @@ class Problem:
         """
         What a step of length one is for each parameter that has no natural steps, an array
         (or a tree of them) like the parameter: for inducing points the standard deviations
-        of the inputs, for latents those of :class:`~numpyro_sgp.fitting.units.Units`, for
-        all others one.
+        of the inputs, or :data:`SPACINGS` between neighbours where these are less, for
+        latents those of :class:`~numpyro_sgp.fitting.units.Units`, for all others one.
         """
         scales = {
             name: jax.tree.map(lambda v: np.ones(v.shape, v.dtype), value)
@@ -239,13 +242,15 @@ class Problem:
         roles = self.guide.roles()
         for site in self.guide.known().sites.values():
             sd = deviations(site.X)
+            columns = max(1, np.sum(sd > 0.0))
             sd = np.where(sd > 0.0, sd, 1.0)
             for full in site.names.values():
                 if full not in scales or roles.get(full) != "inducing":
                     continue
                 ones = np.asarray(scales[full])
                 if ones.shape[-1:] == sd.shape:
-                    scales[full] = (ones * sd).astype(ones.dtype)
+                    near = min(1.0, SPACINGS * ones.shape[-2] ** (-1.0 / columns))
+                    scales[full] = (near * ones * sd).astype(ones.dtype)
         return scales | {k: v for k, v in self.units.sizes.items() if k in scales}
 
     @functools.cached_property
