@@ -6,6 +6,8 @@ L-BFGS from the same starts ends: with 30 columns of which three count, hundreds
 above it, most often after a plateau of some 200 steps.
 """
 
+from copy import copy
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -15,9 +17,10 @@ import numpy as np
 from numpyro_sgp._checks import deviations
 from numpyro_sgp._flat import Flat
 from numpyro_sgp._programs import on_data
-from numpyro_sgp.fitting.problem import unconstrained
+from numpyro_sgp.fitting.problem import constrained, unconstrained
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.stepper import CHUNK, State, Stepper
+from numpyro_sgp.guides.points import point_name, points_of
 from numpyro_sgp.kernels.other import Linear, Polynomial
 from numpyro_sgp.kernels.stationary import Periodic, Stationary
 from numpyro_sgp.tracing import messages
@@ -361,6 +364,46 @@ def with_other_points(problem, free: dict, rng, share: float) -> dict | None:
             moved = rng.choice(len(Z), max(1, round(share * len(Z))), replace=False)
             Z[moved] = X[rng.integers(len(X), size=len(moved))]
             found[full] = jnp.asarray(Z.reshape(free[full].shape), free[full].dtype)
+    return {**free, **found} if found else None
+
+
+def with_greedy_points(problem, free: dict) -> dict | None:
+    """
+    The same with inducing points chosen greedily, for the kernels there: better than where
+    they were before anything was known of kernels, and than some where they are trained to.
+
+    :return: None where no points that a method chose are trained.
+    :raises ValueError: if there are fewer distinct rows than points.
+    """
+    guide, found = problem.guide, {}
+    roles = guide.roles()
+
+    def run(args, kwargs, params):
+        posteriors, _ = guide.posterior_at(params, args, kwargs)
+        return {name: q.prior.kernel for name, q in posteriors.items()}
+
+    kernels = None
+    for name, site in guide.known().sites.items():
+        full = [site.names.get(point_name(i)) for i in range(len(site.points))]
+        option, X = site.approximation, site.X
+        trained = [k for k in full if k in free and roles.get(k) == "inducing"]
+        is_chosen = isinstance(getattr(option, "inducing", None), str)
+        if len(trained) < len(full) or not is_chosen or option.inter_domain:
+            continue
+        if any(free[k].shape[-1:] != X.shape[1:] for k in trained):
+            continue
+        if kernels is None:
+            params = constrained(problem.svi, free)
+            kernels = on_data(run, problem.args, problem.kwargs, params)
+        prior = copy(messages.unwrap(guide.known().trace[name]["fn"])[0])
+        prior.kernel = kernels[name]
+        greedy = replace(option, inducing="greedy")
+        if isinstance(getattr(option, "orthogonal", None), str):
+            greedy = replace(greedy, orthogonal="greedy")
+        sets = greedy.initial_points(prior, np.asarray(X))
+        for k, points in zip(trained, map(points_of, sets), strict=True):
+            like = free[k]
+            found[k] = jnp.broadcast_to(points, like.shape).astype(like.dtype)
     return {**free, **found} if found else None
 
 

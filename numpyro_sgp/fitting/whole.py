@@ -10,6 +10,7 @@ from numpyro.infer.svi import SVIState
 from numpyro_sgp.fitting.progress import AT_EDGE, INTERRUPTED, Limits, Trained
 from numpyro_sgp.fitting.starts import (
     with_drawn_means,
+    with_greedy_points,
     with_moved_latents,
     with_other_points,
 )
@@ -157,6 +158,13 @@ def _moves(problem, best, descent, seed):
         free = with_other_points(problem, free, rng, share)
         return free and with_moved_latents(problem, free, rng, size)
 
+    def anew(free):
+        found = None
+        with suppress(ValueError):
+            found = with_greedy_points(problem, free)
+        return found or hop(free, 1.0, 0.0)
+
+    yield anew, False
     # Every second time of hyperparameters too, of which there may be other optima as well.
     for i in range(_MOST_HOPS):
         share, size = _HOPS[i % len(_HOPS)], _MOVED * (i % 2)
