@@ -56,29 +56,33 @@ class _Data(np.ndarray):
 class _Matrix(_Data):
     """That of a frame, whose columns have names."""
 
-    columns: tuple[str, ...] | None = None
+    _columns: tuple = ()  # not `columns`, by which models tell frames
 
 
 def with_columns(array, columns) -> np.ndarray:
     """A NumPy array that knows the names of its columns, for :func:`check_columns`."""
     found = np.asarray(array).view(_Matrix)
-    found.columns = tuple(map(str, columns))
+    found._columns = tuple(columns)
     return found
 
 
-def columns_of(model, args, kwargs) -> dict[str, tuple[str, ...]] | None:
+def columns_in(array) -> tuple:
+    """Names that :func:`with_columns` gave an array; empty for others."""
+    return array._columns if isinstance(array, _Matrix) else ()
+
+
+def columns_of(model, args, kwargs) -> dict[str, tuple] | None:
     """
     Names of the columns of arguments that were frames; None where there is one still, of
     which the model knows the names.
     """
-    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_frame)
-    if any(map(is_frame, leaves)):
+    leaves = _named_leaves(model, args, kwargs)
+    if any(map(is_frame, leaves.values())):
         return None
-    named = named_arguments(model, args, kwargs)
-    return {name: v.columns for name, v in named if getattr(v, "columns", None)}
+    return {name: columns_in(v) for name, v in leaves.items() if columns_in(v)}
 
 
-def check_columns(model, columns: dict[str, tuple[str, ...]] | None, args, kwargs) -> None:
+def check_columns(model, columns: dict[str, tuple] | None, args, kwargs) -> None:
     """
     Frames are matrices for a model that was given such: what their columns are is known by
     names alone.
@@ -87,17 +91,24 @@ def check_columns(model, columns: dict[str, tuple[str, ...]] | None, args, kwarg
     :raises ValueError: if a frame has columns of these names in other places. One that has
         none of these names is taken as it is.
     """
-    for name, value in named_arguments(model, args, kwargs):
+    for name, value in _named_leaves(model, args, kwargs).items():
         names = (columns or {}).get(name)
         if names is None or not is_frame(value):
             continue
-        given = tuple(map(str, value.columns))
-        if given != names and not set(names).isdisjoint(given):
+        known, given = ([*map(str, labels)] for labels in (names, value.columns))
+        if given != known and not set(known).isdisjoint(given):
             raise ValueError(
                 f"Argument '{name}' has the columns {', '.join(given)}, where it had "
-                f"{', '.join(names)}: a matrix of them is taken by place. Give "
-                f"{name}[{list(names)}]."
+                f"{', '.join(known)}: a matrix of them is taken by place. Give "
+                f"{name}[{list(names)}], or {name}.to_numpy() if places are right."
             )
+
+
+def _named_leaves(model, args, kwargs) -> dict:
+    """Arrays, frames and the like by name, those in containers with their place there."""
+    named = dict(named_arguments(model, args, kwargs))
+    leaves = jax.tree_util.tree_flatten_with_path(named, is_leaf=is_frame)[0]
+    return {path[0].key + jax.tree_util.keystr(path[1:]): v for path, v in leaves}
 
 
 def as_arrays(model, args, kwargs):

@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_sgp import families
 from numpyro_sgp.distributions import relaxation
-from numpyro_sgp.distributions.arguments import is_frame, with_columns
+from numpyro_sgp.distributions.arguments import columns_in, is_frame, with_columns
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo, ScoreFunction, TraceGP_ELBO
 from numpyro_sgp.guides import ODVGP, SOLVEGP, SVGP, VGP, MixtureSVGP
 from numpyro_sgp.inducing import FourierFeatures, InducingPatches, SmoothedPoints
@@ -83,8 +83,8 @@ def encode(value: Any, name: str, arrays: dict[str, np.ndarray], *, strict=False
             return refused(f"an array with the dtype {array.dtype}")
         if strict:
             array = np.asarray(jnp.asarray(array))
-        if columns := getattr(value, "columns", None):
-            return {"matrix": [_added(array, name, arrays), list(columns)]}
+        if labels := [c if isinstance(c, int) else str(c) for c in columns_in(value)]:
+            return {"matrix": [_added(array, name, arrays), labels]}
         return {"jax" if is_jax else "numpy": _added(array, name, arrays)}
     if is_frame(value) and not strict:
         columns = [

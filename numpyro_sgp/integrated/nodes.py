@@ -131,19 +131,34 @@ class Nodes:
         return np.linalg.solve(self.axes, (free - self.mode).T).T
 
     def places(self, number: int, seed: int = 0) -> np.ndarray:
-        """
-        Indices of nodes, drawn by their weights. A field is drawn beside the
-        hyperparameters of its node: with others its sum with a level, or its product with
-        an amplitude, would be off by more than its own standard deviation.
-        """
+        """Indices of nodes, drawn by their weights."""
         rng = np.random.default_rng(seed)
         return rng.permutation(systematic(self.weights, number, rng))
 
-    def draws(self, number: int, seed: int = 0) -> np.ndarray:
-        """Draws of hyperparameters alone, unconstrained, ``(number, p)``."""
+    def draws(self, number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Draws of hyperparameters, and for each the node that is nearest.
+
+        :return: unconstrained, ``(number, p)``, and indices of nodes, ``(number,)``.
+        """
         if len(self.nodes) < len(self.mode) + 3:  # too few for anything between them
-            return self.free[self.places(number, seed)]
+            places = self.places(number, seed)
+            return self.free[places], places
         return self._between(number, np.random.default_rng(seed))
+
+    def draws_beside(self, loose: np.ndarray | bool, number: int, seed: int = 0) -> tuple:
+        """
+        The same for a field that is drawn from that of the node: with others than those of
+        the node its sum with a level, or its product with an amplitude, would be off by
+        more than its own standard deviation.
+
+        :param loose: which hyperparameters may be others, ``(p,)``.
+        """
+        if not np.any(loose):
+            places = self.places(number, seed)
+            return self.free[places], places
+        free, places = self.draws(number, seed)
+        return np.where(loose, free, self.free[places]), places
 
     def _near(self, number, rng):
         """Draws near nodes, with the mean and covariance of these."""
@@ -153,7 +168,7 @@ class Nodes:
         root = np.linalg.cholesky(spread + 1e-6 * np.eye(dim))
         near = np.sqrt(1 - _SMOOTH**2) * (z[places] - mean) + mean
         near = near + _SMOOTH * rng.normal(size=(number, dim)) @ root.T
-        return self.mode + near @ self.axes.T
+        return self.mode + near @ self.axes.T, places
 
     def _between(self, number, rng):
         raise NotImplementedError
@@ -217,7 +232,7 @@ class Grid(Nodes):
         if weight.max() > _LARGEST or not self._alike(z, candidates, weight):
             return self._near(number, rng)
         places = rng.permutation(systematic(weight, number, rng))
-        return self.mode + candidates[places] @ self.axes.T
+        return self.mode + candidates[places] @ self.axes.T, centres[places]
 
     def _alike(self, z, candidates, weight) -> bool:
         """Whether candidates have about the moments of the nodes."""

@@ -14,6 +14,8 @@ from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions import BlackBox
+from numpyro_sgp.distributions.arguments import check_columns, columns_of
+from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.program import opening
 from numpyro_sgp.tracing.row_indices import check_codes
@@ -201,11 +203,16 @@ def check_model(model, args: tuple, kwargs: dict) -> None:
         jax.eval_shape(look)
 
 
-def check_new_arguments(model, args: tuple, kwargs: dict) -> None:
+def new_arguments(model, known: tuple, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """
+    Arguments of a model as arrays.
+
+    :param known: ``(args, kwargs)`` of the inference.
     :raises ValueError: if inputs or observations are not finite, or do not fit the model,
-        or codes of groups are none of its.
+        codes of groups are none of its, or columns of a frame are in other places.
     """
+    check_columns(model, columns_of(model, *known), args, kwargs)
+    args, kwargs = as_plain_arrays(model, args, kwargs)
     check_codes(model, args, kwargs)
 
     def look():
@@ -218,6 +225,7 @@ def check_new_arguments(model, args: tuple, kwargs: dict) -> None:
 
     with suppress(*NEEDS_KNOWN_DATA):
         jax.eval_shape(look)
+    return args, kwargs
 
 
 def is_normal(fn) -> bool:

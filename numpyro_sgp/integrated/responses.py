@@ -15,7 +15,7 @@ from numpyro.primitives import Messenger
 from numpyro_sgp._programs import join_static, mapped, shared, split_static
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.groups import limit
-from numpyro_sgp.integrated.marginals import given, gp_shapes, kept_nodes
+from numpyro_sgp.integrated.marginals import given, gp_shapes, kept_nodes, marginals
 from numpyro_sgp.integrated.nodes import Nodes, systematic
 from numpyro_sgp.integrated.predictors import NotByRow, row_factors
 from numpyro_sgp.integrated.profile import quadrature
@@ -34,6 +34,7 @@ from numpyro_sgp.tracing.rows import by_row
 _MOST_NODES = 512  # drawn ones
 _NODES = 32  # whose densities are found by one call
 _MAX_NUMBERS = 3e6  # of rows and draws, held at one time
+_STEP, _LITTLE = 0.5, 2.0  # standard deviations, and nats that they change
 
 
 def at_draws(field: Field, run: Callable, free, values: dict, args, kwargs, *more) -> Any:
@@ -80,6 +81,37 @@ def predicted(
 
     found = at_draws(field, run, free, values, args, kwargs, rng_key)
     return read_rows(found, field.sites, num_rows, 1.0, levels)
+
+
+def loose(field: Field, nodes: Nodes, known: tuple[tuple, dict] | None) -> np.ndarray:
+    """
+    Which hyperparameters may be others than those of the node that a field is of: where
+    half a standard deviation of them changes the density of the observations, given the
+    field, by little. That of kernels does not, and noise's by tenths of a nat.
+
+    :param known: ``(args, kwargs)`` with the observations; None where they are not known.
+    :return: booleans, ``(p,)``, False where that is not known.
+    """
+    p = len(nodes.mode)
+    if known is None or not p:
+        return np.zeros(p, bool)
+    (args, kwargs), names = known, (*field.sites, *field.effects)
+    means = {k: q.mean for k, q in marginals(field, nodes, args, kwargs, names).items()}
+    steps = _STEP * np.diag(np.sqrt(np.sum(nodes.axes**2, axis=1)))
+    best = nodes.free[np.argmax(nodes.values)]
+    free = best + np.concatenate([np.zeros((1, p)), steps, -steps])
+    values = {k: np.broadcast_to(means[k], (len(free), *means[k].shape)) for k in names}
+
+    def run(free, values, where):
+        def one(inputs):
+            trace = given(field, *inputs, *where, jax.random.key(0))
+            seen = (s for s in trace.values() if s["type"] == "sample" and s["is_observed"])
+            return sum(jnp.sum(messages.log_prob(site)) for site in seen)
+
+        return jax.lax.map(one, (free, values))
+
+    found = np.asarray(at_draws(field, run, free, values, args, kwargs), float)
+    return np.all(np.abs(found[1:] - found[0]).reshape(2, p) < _LITTLE, axis=0)
 
 
 def densities(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -15,7 +15,6 @@ from jax import Array
 from numpyro_sgp._checks import check_key, check_levels, check_sample_shape, check_whole
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics.arviz import Found, to_arviz
-from numpyro_sgp.distributions.arguments import check_columns, columns_of
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.log_score import LogScore
 from numpyro_sgp.fitting.problem import as_plain_arrays
@@ -32,8 +31,8 @@ from numpyro_sgp.integrated.marginals import (
 )
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.packing import packed
-from numpyro_sgp.integrated.placing import check_new_arguments
-from numpyro_sgp.integrated.responses import at_draws, densities, predicted
+from numpyro_sgp.integrated.placing import new_arguments
+from numpyro_sgp.integrated.responses import at_draws, densities, loose, predicted
 from numpyro_sgp.integrated.views import Shown
 from numpyro_sgp.plots import plot_posterior
 from numpyro_sgp.predictive import Prediction, Predictions
@@ -108,7 +107,7 @@ class Nested:
     def hyperparameters(self) -> dict[str, np.ndarray]:
         """8192 draws of each hyperparameter from its posterior, ``(8192, *shape)``."""
         if self._thetas is None:
-            self._thetas = self._constrained(self.nodes.draws(_THETA_DRAWS))
+            self._thetas = self._constrained(self.nodes.draws(_THETA_DRAWS)[0])
         return self._thetas
 
     def _constrained(self, free) -> dict[str, np.ndarray]:
@@ -292,8 +291,9 @@ class Nested:
         Joint draws of all latent and deterministic sites from the posterior, rows of GP
         sites drawn together, at a cost of O(N^3) for each node that is drawn from.
 
-        Hyperparameters are those of nodes, and the field is drawn from that of the same
-        node; those of :attr:`hyperparameters` are drawn from the density between nodes too.
+        The field is drawn from that of a node. Hyperparameters on which predictors depend
+        beside it (levels, amplitudes) are those of the node too; others, and all of
+        :attr:`hyperparameters`, are drawn from the density between nodes.
 
         :param key: random key.
         :param args: arguments of the model, ``X_new`` most often; the training data if left
@@ -321,13 +321,17 @@ class Nested:
         found = at_draws(self.field, run, free, values, args, kwargs)
         return {k: v.reshape(*sample_shape, *v.shape[1:]) for k, v in found.items()}
 
+    @cached_property
+    def _loose(self):
+        known = None if self.examples else (self.args, self.kwargs)
+        return loose(self.field, self.nodes, known)
+
     def _draw(self, key, number, args, kwargs, joint):
         """Draws of unconstrained hyperparameters, and of the field's values."""
         seed = int(jax.random.randint(key, (), 0, 2**31 - 1))
-        which = self.nodes.places(number, seed)
+        free, which = self.nodes.draws_beside(joint and self._loose, number, seed)
         where = which, seed + 1, args, kwargs, joint
-        values = draw_field(self.field, self.nodes, *where, antithetic=not joint)
-        return self.nodes.free[which], values
+        return free, draw_field(self.field, self.nodes, *where, antithetic=not joint)
 
     def functions(
         self, key: Array, shape: tuple | int = (), num_features: int = 1024
@@ -464,11 +468,8 @@ class Nested:
 
     def _arguments(self, args, kwargs):
         if args or kwargs:
-            columns = columns_of(self.model, *(self.examples or (self.args, self.kwargs)))
-            check_columns(self.model, columns, args, kwargs)
-            args, kwargs = as_plain_arrays(self.model, args, kwargs)
-            check_new_arguments(self.model, args, kwargs)
-            return args, kwargs
+            known = self.examples or (self.args, self.kwargs)
+            return new_arguments(self.model, known, args, kwargs)
         if self.examples is not None:
             raise ValueError(
                 "The training data are not in the file that this came from. Say at which "

@@ -9,9 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._programs import join_static
-from numpyro_sgp.distributions.arguments import as_arrays, is_frame, with_columns
+from numpyro_sgp.distributions.arguments import (
+    as_arrays,
+    columns_in,
+    is_frame,
+    with_columns,
+)
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.row_axes import (
     RowAxes,
@@ -61,9 +67,24 @@ def rows_of(guide, arrays: list, static: tuple, batch_size: int) -> RowAxes | No
     axes = look("axes", kind, lambda: row_axes(run, arrays, sites))
     if axes is None or axes.count(arrays) <= min(batch_size, _AS_THEY_ARE):
         return axes
-    apart = look("apart", kind, lambda: has_rows_apart(run, axes, arrays, sites))
+    seen = kind, _alike(arrays, axes)
+    apart = look("apart", seen, lambda: has_rows_apart(run, axes, arrays, sites))
     rest = look("rest", kind, lambda: _without_rows(run, arrays, sites, axes))
     return None if apart is False or rest else axes
+
+
+def _alike(arrays, axes) -> tuple:
+    """
+    Of whole numbers with a row for each of the data whether all are one: their mean is then
+    that of any rows.
+    """
+    pairs = zip(arrays, axes.arguments, strict=True)
+    given = [(a, axis) for a, axis in pairs if axis is not None and not_jax_tracer(a)]
+    return tuple(
+        bool(np.all(np.asarray(a) == np.take(np.asarray(a), [0], axis)))
+        for a, axis in given
+        if jax.dtypes.issubdtype(jnp.result_type(a), np.integer)
+    )
 
 
 def _without_rows(run, arrays, gp_sites, axes) -> bool:
@@ -175,8 +196,8 @@ def first_rows(model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             rows = (slice(None),) * leaf.shape.index(num_rows) + (slice(_FEW),)
             # Known inside of jit, as `as_arrays` makes it, but for its class.
             found = np.asarray(leaf)[rows] if isinstance(leaf, np.ndarray) else leaf[rows]
-            columns = getattr(leaf, "columns", None)
-            return found if columns is None else with_columns(found, columns)
+            columns = columns_in(leaf)
+            return with_columns(found, columns) if columns else found
         if leaf.size > _SMALL:
             raise ValueError(
                 f"an array of shape {leaf.shape} has not the {num_rows} rows of the data, "

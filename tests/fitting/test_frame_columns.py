@@ -9,6 +9,8 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import numpyro_sgp as sgp
+from numpyro_sgp.distributions.arguments import columns_in
+from numpyro_sgp.fitting.problem import as_plain_arrays
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame(RNG.uniform(0.0, 4.0, (20, 2)), columns=["a", "b"])
@@ -65,5 +67,22 @@ def test_a_model_that_reads_names_may_have_them_anywhere():
 
 def test_copies_of_a_result_know_them_too(results):
     leaves = jax.tree.leaves(results[0].args)
-    assert leaves[0].columns == ("a", "b")
-    assert not hasattr(leaves[1], "columns") or leaves[1].columns is None
+    assert [columns_in(leaf) for leaf in leaves] == [("a", "b"), ()]
+    assert not any(hasattr(leaf, "columns") for leaf in leaves)  # by which frames are told
+
+
+def test_frames_in_containers_and_without_names():
+    def of_dict(d, y=None):
+        model(d["X"], y)
+
+    def fitted(model, X):
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
+        args, _ = as_plain_arrays(model, (X, Y), {})
+        guide.setup(*args)
+        return sgp.Fitted(guide, guide.known().starts, args)
+
+    with pytest.raises(ValueError, match=r"Argument 'd\['X'\]' has the columns b, a"):
+        fitted(of_dict, {"X": FRAME}).posterior({"X": FRAME[["b", "a"]]})
+    plain = pd.DataFrame(FRAME.to_numpy())
+    with pytest.raises(ValueError, match=r"Give X\[\[0, 1\]\], or X.to_numpy\(\)"):
+        fitted(model, plain).posterior(plain[[1, 0]])

@@ -72,7 +72,7 @@ def test_draws_have_the_moments_of_dense_quadrature():
     nothing. 8,000 draws have means to .01 sd; the grid's points are .75 sds apart.
     """
     found = grid(regression, MODE, AXES, 0.75)
-    drawn = found.draws(8000, 0)
+    drawn, _ = found.draws(8000, 0)
     ends = np.linspace(-4.0, 6.0, 120), np.linspace(-6.0, 0.5, 120)
     dense = np.array(list(itertools.product(*ends)))
     values = regression(dense)
@@ -88,7 +88,7 @@ def test_draws_have_the_moments_of_dense_quadrature():
 def test_draws_of_a_gaussian_are_its_own(dim, spacing):
     """Which a grid has to 2e-3 of the mass, and 8,000 draws to .01."""
     found = grid(lambda z: -0.5 * z @ z, np.zeros(dim), np.eye(dim), spacing)
-    drawn = found.draws(8000, 0)
+    drawn, _ = found.draws(8000, 0)
     assert np.all(np.abs(drawn.mean(0)) < 0.05)
     assert np.all(np.abs(np.cov(drawn.T) - np.eye(dim)) < 0.05)
 
@@ -109,7 +109,7 @@ def test_nodes_that_nothing_goes_through_are_drawn_near():
     found = grid(
         lambda z: -5.0 * (np.abs(z).max() > 0.1) - 0.02 * z @ z, np.zeros(1), np.eye(1), 0.5
     )
-    assert alike(found.draws(8000, 0), found.weights, found.free, 0.03)
+    assert alike(found.draws(8000, 0)[0], found.weights, found.free, 0.03)
     shares = np.bincount(found.places(8000, 0), minlength=len(found.nodes)) / 8000
     np.testing.assert_allclose(shares, found.weights, atol=2e-4)
 

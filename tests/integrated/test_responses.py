@@ -161,3 +161,55 @@ def test_draws_of_a_field_are_beside_the_hyperparameters_of_its_node(kind):
     found = posterior.predict(X)["y"]
     np.testing.assert_allclose(found.sd, np.sqrt(sd**2 + 0.01), rtol=0.02)
     np.testing.assert_allclose(found.mean, mean, atol=0.01)
+
+
+def test_hyperparameters_of_draws_have_the_quantiles_of_all():
+    """Those of nodes alone are few numbers, of which intervals were too short."""
+    rng, X = rows(40, 6)
+    y = 2.0 + np.sin(2.0 * X[:, 0]) + 0.3 * rng.normal(size=40)
+
+    def model(X, y=None):
+        variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+        noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+        level = numpyro.sample("level", dist.StudentT(3.0, 0.0, 5.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(variance, 0.7), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(level + f, noise), obs=y)
+
+    posterior = run(model, (X, y))
+    drawn = posterior.sample(jax.random.key(0), X[:3], sample_shape=(4000,))
+    assert sorted(posterior.field.thetas) == ["level", "noise", "variance"]
+    assert {*zip(posterior.field.thetas, posterior._loose, strict=True)} == {
+        ("level", False),
+        ("noise", True),
+        ("variance", True),
+    }
+    for name in ("variance", "noise"):
+        expected = np.quantile(posterior.hyperparameters[name], [0.05, 0.5, 0.95])
+        # 4,000 and 8,192 draws: these quantiles have errors of some hundredths.
+        np.testing.assert_allclose(
+            np.quantile(drawn[name], [0.05, 0.5, 0.95]), expected, rtol=0.1
+        )
+
+
+@pytest.mark.parametrize("first", ["alike", slow("others")])
+def test_rows_are_looked_at_anew_where_whole_numbers_are_no_longer_alike(first):
+    """Of numbers that are all one the mean is that of any rows, of others it is not."""
+
+    def model(X, number, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(0.3, 0.7), X))
+        with numpyro.plate("data", X.shape[0]):
+            rate = jnp.exp(f) * number / number.mean()
+            numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+    X, number = np.linspace(0.0, 3.0, 20)[:, None], RNG.integers(1, 9, 20)
+    new, several = np.linspace(0.0, 3.0, 300)[:, None], np.arange(1, 301)
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(6))
+    guide.setup(X, number, np.ones(20))
+    fitted = sgp.Fitted(guide, guide.known().starts)
+    if first == "alike":
+        fitted.predict(new, np.ones(300, int))
+    found = fitted.predict(new, several)["y"].mean
+    f = fitted.posterior(new, several)["f"]
+    expected = np.exp(f.mean + 0.5 * f.variance) * several / several.mean()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
