@@ -42,6 +42,9 @@ from numpyro_sgp.fitting.starts import (
     with_narrow_q,
 )
 from numpyro_sgp.fitting.stepper import Stepper
+from numpyro_sgp.fitting.still import still
+from numpyro_sgp.fitting.still import told_of as told_of_still
+from numpyro_sgp.fitting.still import warn_of as warn_of_still
 from numpyro_sgp.fitting.whole import descent_of, train_whole
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.base import check_approximations
@@ -243,7 +246,11 @@ def fit(
     else:
         fitted = train(make(approximation))
     fitted.seconds = time.monotonic() - started
-    if gone := vanished(fitted.guide, fitted.params, data, kwargs):
+    where = fitted.guide, fitted.params, data, kwargs
+    if names := still(*where):
+        fitted.stopped = "; ".join(filter(None, (told_of_still(names), fitted.stopped)))
+        warn_of_still(names)
+    if gone := vanished(*where):
         fitted.stopped = "; ".join(filter(None, (told_of(gone), fitted.stopped)))
         warn_of(gone)
     elif fitted.stopped.startswith(AT_EDGE):
