@@ -25,6 +25,7 @@ class Cause(NamedTuple):
     :param error: standard error of that, or zero.
     :param told: what was found, or why nothing was.
     :param mend: what to do about it; empty where nothing needs to be done.
+    :param headline: what is told with the verdict, whatever the nats.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Cause(NamedTuple):
     error: float = 0.0
     told: str = ""
     mend: str = ""
+    headline: str = ""
 
     @property
     def number(self) -> str:
@@ -123,8 +125,12 @@ class Verdict:
             text += f"; the inducing points lose at least {points.number} nats"
         told_already = *_LEFT, "inducing points"
         for name, cause in self.causes.items():
-            if name not in told_already and cause.mend and cause.nats >= ENOUGH_NATS:
+            if name in told_already or not cause.mend:
+                continue
+            if cause.nats >= ENOUGH_NATS:
                 text += f"; {name} {cause.number} nats"
+            if cause.headline:
+                text += f"; {cause.headline}"
         return text
 
     @property
@@ -146,7 +152,8 @@ class Verdict:
         """A :class:`pandas.DataFrame` with a row for each cause."""
         import pandas as pd
 
-        return pd.DataFrame(self.causes.values()).set_index("name")
+        found = pd.DataFrame(self.causes.values()).set_index("name")
+        return found.drop(columns="headline")
 
     def __repr__(self):
         lines = [self.summary]

@@ -81,10 +81,12 @@ def _looked_at(guide, setup, params, args, kwargs) -> Cause | None:
     narrowest = int(np.argmin(ratios))
     told = f"sds of '{names[narrowest]}' are {ratios[narrowest]:.2f} of those under one "
     told += "Gaussian over GP sites and effects"
-    mend = ""
-    if nats > ENOUGH_NATS or ratios[narrowest] < _NARROW:
+    mend = headline = ""
+    if ratios[narrowest] < _NARROW:
+        headline = told
+    if nats > ENOUGH_NATS or headline:
         mend = "sgp.fit with joint=True, or sgp.nested, has them in one Gaussian"
-    return Cause(_NAME, max(nats, 0.0), told=told, mend=mend)
+    return Cause(_NAME, max(nats, 0.0), told=told, mend=mend, headline=headline)
 
 
 def _points(setup, params) -> dict:

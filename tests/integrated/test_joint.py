@@ -213,12 +213,14 @@ def test_a_fit_is_told_what_sites_apart_lose(data):
     option = options(X)
     fitted = sgp.fit(model, option, (X, y), progress_bar=False)
     joint = sgp.nested(model, option, (X, y), progress_bar=False)
-    cause = fitted.check().causes["sites apart"]
+    verdict = fitted.check()
+    cause = verdict.causes["sites apart"]
     np.testing.assert_allclose(cause.nats, joint.log_evidence - fitted.bound, rtol=1e-3)
     assert cause.nats > 1.0 and "sgp.nested" in cause.mend
     apart = fitted.posterior(X)["f"].variance
     ratio = np.sqrt(np.mean(apart) / np.mean(joint.posterior(X)["f"].variance))
-    assert f"sds of 'f' are {ratio:.2f}" in cause.told
+    for told in (cause.told, verdict.summary):
+        assert f"sds of 'f' are {ratio:.2f} of those under one Gaussian" in told
 
 
 @pytest.mark.parametrize("of_mean", [True, False])
