@@ -377,6 +377,8 @@ def with_greedy_points(problem, free: dict) -> dict | None:
     """
     guide, found = problem.guide, {}
     roles = guide.roles()
+    if not hasattr(guide, "posterior_at"):  # one Gaussian over all sites
+        return None
 
     def run(args, kwargs, params):
         posteriors, _ = guide.posterior_at(params, args, kwargs)

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 from numpyro.infer.svi import SVIState
 
+from numpyro_sgp._programs import without_leaks
 from numpyro_sgp.fitting.progress import AT_EDGE, INTERRUPTED, Limits, Trained
 from numpyro_sgp.fitting.starts import (
     with_drawn_means,
@@ -160,8 +161,8 @@ def _moves(problem, best, descent, seed):
 
     def anew(free):
         found = None
-        with suppress(ValueError):
-            found = with_greedy_points(problem, free)
+        with suppress(Exception):  # of a kernel's own code, or of few distinct rows
+            found = without_leaks(with_greedy_points, problem, free)
         return found or hop(free, 1.0, 0.0)
 
     yield anew, False

@@ -130,6 +130,11 @@ class Nodes:
         """In standard deviations from the mode."""
         return np.linalg.solve(self.axes, (free - self.mode).T).T
 
+    @property
+    def are_few(self) -> bool:
+        """Whether there are too few for anything between them."""
+        return len(self.nodes) < len(self.mode) + 3
+
     def places(self, number: int, seed: int = 0) -> np.ndarray:
         """Indices of nodes, drawn by their weights."""
         rng = np.random.default_rng(seed)
@@ -141,7 +146,7 @@ class Nodes:
 
         :return: unconstrained, ``(number, p)``, and indices of nodes, ``(number,)``.
         """
-        if len(self.nodes) < len(self.mode) + 3:  # too few for anything between them
+        if self.are_few:
             places = self.places(number, seed)
             return self.free[places], places
         return self._between(number, np.random.default_rng(seed))

@@ -93,7 +93,7 @@ def loose(field: Field, nodes: Nodes, known: tuple[tuple, dict] | None) -> np.nd
     :return: booleans, ``(p,)``, False where that is not known.
     """
     p = len(nodes.mode)
-    if known is None or not p:
+    if known is None or not p or nodes.are_few:
         return np.zeros(p, bool)
     (args, kwargs), names = known, (*field.sites, *field.effects)
     means = {k: q.mean for k, q in marginals(field, nodes, args, kwargs, names).items()}

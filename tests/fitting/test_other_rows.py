@@ -118,6 +118,7 @@ def test_what_has_a_part_for_each_row_goes_on_with_these_rows_alone(options, tmp
                 sgp.fit(model, fitted, (X[rows], Y[rows]), **QUIET)
 
 
+@pytest.mark.slow
 def test_inputs_that_a_latent_scales_are_the_same_rows():
     def scaled(X, y=None):
         size = numpyro.sample("size", dist.LogNormal(0.0, 1.0))

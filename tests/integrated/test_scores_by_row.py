@@ -88,6 +88,7 @@ def test_a_site_of_no_rows_leaves_the_others_theirs():
     np.testing.assert_allclose(found, exact, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_functions_of_single_precision_inputs_beside_double_ones():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))

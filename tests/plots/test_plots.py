@@ -287,6 +287,7 @@ def test_of_more_columns_two_are_chosen():
         plot_inducing(fitted, site="g")
 
 
+@pytest.mark.slow
 def test_inducing_points_of_nested_inference_and_of_a_chosen_site(of_nested):
     ax = plot_inducing(of_nested, site="trend")
     Z = of_nested.nodes.points["trend"]["Z"]
