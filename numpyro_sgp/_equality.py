@@ -36,17 +36,6 @@ def computed_once(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     return closed if jaxpr is closed.jaxpr else closed.replace(jaxpr=jaxpr)
 
 
-def computing_once(fn, *trees):
-    """
-    ``fn(*trees)``, in a program that is being traced, by that of :func:`computed_once`.
-
-    :param trees: trees of arrays, as what it returns.
-    """
-    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*trees)
-    found = core.jaxpr_as_fun(computed_once(closed))(*jax.tree.leaves(trees))
-    return jax.tree.unflatten(jax.tree.structure(shapes), found)
-
-
 def _held(jaxpr: core.Jaxpr) -> core.Jaxpr:
     made = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     asked: set[core.Var] = set().union(*(_compared(eqn, made) for eqn in jaxpr.eqns))

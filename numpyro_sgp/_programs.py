@@ -18,7 +18,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.distributions import Distribution
 
-from numpyro_sgp._equality import computed_once, computing_once
+from numpyro_sgp._equality import computed_once
 
 _PROGRAMS = weakref.WeakKeyDictionary()
 _COMPILED: OrderedDict = OrderedDict()  # by what they are compiled from
@@ -28,28 +28,6 @@ _NUMBERS = jax.Array | np.ndarray | np.number | float
 _CONTAINERS = None, type(None), tuple, list, dict, jax.tree_util.Partial
 _BESIDE = ThreadPoolExecutor(2, "compile")
 _BY_OPERATION: ContextVar[bool] = ContextVar("by_operation", default=False)
-
-
-def program(owner, fn):
-    """
-    ``fn(owner, *arrays, static=...)``, compiled once for each shape of the arrays and each
-    ``static``, whoever asks for it and how often.
-
-    :param owner: what the program is kept with, an SVI or a guide.
-    :param fn: a function at the top of a module.
-    :return: a function of ``*arrays, static=...``.
-    """
-    programs = _PROGRAMS.setdefault(owner, {})
-    if fn not in programs:
-        itself = weakref.ref(owner)  # or the program would keep its own key alive
-
-        def call(*arrays, static):
-            run = functools.partial(fn, itself(), static=static)
-            return computing_once(run, *arrays) if _on_cpu() else run(*arrays)
-
-        options = _options(briefly=False, batches=True)
-        programs[fn] = jax.jit(call, static_argnames="static", compiler_options=options)
-    return programs[fn]
 
 
 # Compiles in half of the time on a CPU what then runs as fast.
@@ -158,6 +136,42 @@ class shared:  # noqa: N801, as jax.jit
         while len(_COMPILED) > _KEPT:
             _COMPILED.popitem(last=False)
         return known, out
+
+
+def program(owner, fn):
+    """
+    ``fn(owner, *arrays, static=...)``, traced once for each shape of the arrays and each
+    ``static``, whoever asks for it and how often, and :class:`shared` with other owners.
+
+    :param owner: what the program is kept with, an SVI or a guide.
+    :param fn: a function at the top of a module.
+    :return: a function of ``*arrays, static=...``, and of ``briefly`` as ``shared``.
+    """
+    programs = _PROGRAMS.setdefault(owner, {})
+    if fn not in programs:
+        programs[fn] = _Kept(owner, fn)
+    return programs[fn]
+
+
+class _Kept:
+    """A :class:`shared` program for each ``static`` that a function is called with."""
+
+    def __init__(self, owner, fn):
+        self._owner = weakref.ref(owner)  # or the program would keep its own key alive
+        self._fn, self._programs = fn, OrderedDict()
+
+    def __call__(self, *arrays, static, briefly=False):
+        key = static, briefly
+        run = self._programs.pop(key, None)
+        if run is None:
+            run = shared(functools.partial(self._run, static), briefly)
+        self._programs[key] = run  # as the one used last
+        while len(self._programs) > _FEW:
+            self._programs.popitem(last=False)
+        return run(*arrays)
+
+    def _run(self, static, *arrays):
+        return self._fn(self._owner(), *arrays, static=static)
 
 
 def used_alone(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -469,3 +469,25 @@ def test_bounds_ask_for_no_equality(approximation):
         return svi.loss.loss(jax.random.key(0), params, model, guide, X, X[:, 0])
 
     assert not asks(jax.value_and_grad(loss), params)
+
+
+def test_guides_of_the_same_model_predict_and_score_by_the_same_programs(compiled):
+    def model(X, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, lengthscale), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    counts = []
+    for shift in (0.0, 0.5):
+        X = np.linspace(0.0, 3.0, 9)[:, None] + shift
+        y = np.arange(9) % 4
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
+        guide.setup(X, y)
+        params = {**guide.known().starts, "lengthscale_auto_loc": jnp.array(1.0 + shift)}
+        before = len(compiled)
+        mean = sgp.predict(guide, params, X)["f"].mean
+        np.testing.assert_allclose(sgp.Predictor(guide, params)(X)["f"].mean, mean)
+        sgp.log_predictive_density(guide, params, X, y)
+        counts.append(len(compiled) - before)
+    assert counts[0] > 2 and counts[1] == 0

@@ -194,7 +194,7 @@ def _keep_rates(run, limits, whole) -> str:
         drop, se = loss_drop(losses[np.isfinite(losses)], 0.25, group)
         goes_on = before - now >= max(10.0 * little, _SLOW * abs(now))
         if drop < max(little, 2.0 * se) and not goes_on:
-            return "converged"
+            return "the loss fell no more than its noise"
         if limits.steps is None and run.count >= most:
             return f"the most steps, {(1 + _DOWN) * run.count}, were done"
     return reason

@@ -23,6 +23,7 @@ from numpyro_sgp.predictive.responses import predict_rows
 from numpyro_sgp.predictive.row_batches import by_batches, rows_of
 
 _SHOWN = 5  # rows in a repr
+_FEW = 128  # rows for which a program takes longer to compile than to run
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +228,7 @@ def _in_batches(guide, params, rng_key, given, options, batch_size, kept):
     arrays, static = split_static(given)
     rows = rows_of(guide, arrays, static, batch_size)
     several = rows is not None and rows.count(arrays) > batch_size
+    briefly = rows is not None and rows.count(arrays) <= _FEW
     axes = {} if rows is None else rows.sites
     sites, levels, parts = guide.approximations, options[0], []
     program_of_rows = program(guide, predict_rows)
@@ -237,7 +239,8 @@ def _in_batches(guide, params, rng_key, given, options, batch_size, kept):
             where, kept = join_static(batch, static), {}
             if not guide.draws_others(params, *where):
                 kept = kept_of(guide, params, *where)
-        return program_of_rows(params, rng_key, batch, kept, static=(static, *options))
+        told = {"static": (static, *options), "briefly": briefly}
+        return program_of_rows(params, rng_key, batch, kept, **told)
 
     try:
         found = by_batches(run, arrays, batch_size, rows)
