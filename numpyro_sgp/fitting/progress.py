@@ -7,6 +7,8 @@ import numpy as np
 
 from numpyro_sgp.training.descent import Descent
 
+#: Why one ended that had nothing left to gain where it was.
+CONVERGED = "converged"
 #: Why a training ended that the user stopped.
 INTERRUPTED = "the user stopped it (Ctrl-C)"
 

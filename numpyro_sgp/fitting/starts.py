@@ -6,8 +6,6 @@ L-BFGS from the same starts ends: with 30 columns of which three count, hundreds
 above it, most often after a plateau of some 200 steps.
 """
 
-from copy import copy
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -20,7 +18,8 @@ from numpyro_sgp._programs import on_data
 from numpyro_sgp.fitting.problem import constrained, unconstrained
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.stepper import CHUNK, State, Stepper
-from numpyro_sgp.guides.points import point_name, points_of
+from numpyro_sgp.guides.points import MeanKernel, point_name
+from numpyro_sgp.inducing.initialise import points_beside
 from numpyro_sgp.kernels.other import Linear, Polynomial
 from numpyro_sgp.kernels.stationary import Periodic, Stationary
 from numpyro_sgp.tracing import messages
@@ -367,11 +366,14 @@ def with_other_points(problem, free: dict, rng, share: float) -> dict | None:
     return {**free, **found} if found else None
 
 
-def with_greedy_points(problem, free: dict) -> dict | None:
+def with_explained_points(problem, free: dict, rng, share: float) -> dict | None:
     """
-    The same with inducing points chosen greedily, for the kernels there: better than where
-    they were before anything was known of kernels, and than some where they are trained to.
+    The same with some inducing points where they explain most of what the others leave of
+    the variance of all rows, under the kernels there: better than where they were before
+    anything was known of kernels, and than some where they are trained to.
 
+    :param rng: a NumPy generator.
+    :param share: how many of the points.
     :return: None where no points that a method chose are trained.
     :raises ValueError: if there are fewer distinct rows than points.
     """
@@ -387,7 +389,7 @@ def with_greedy_points(problem, free: dict) -> dict | None:
     kernels = None
     for name, site in guide.known().sites.items():
         full = [site.names.get(point_name(i)) for i in range(len(site.points))]
-        option, X = site.approximation, site.X
+        option, X = site.approximation, np.asarray(site.X)
         trained = [k for k in full if k in free and roles.get(k) == "inducing"]
         is_chosen = isinstance(getattr(option, "inducing", None), str)
         if len(trained) < len(full) or not is_chosen or option.inter_domain:
@@ -397,15 +399,14 @@ def with_greedy_points(problem, free: dict) -> dict | None:
         if kernels is None:
             params = constrained(problem.svi, free)
             kernels = on_data(run, problem.args, problem.kwargs, params)
-        prior = copy(messages.unwrap(guide.known().trace[name]["fn"])[0])
-        prior.kernel = kernels[name]
-        greedy = replace(option, inducing="greedy")
-        if isinstance(getattr(option, "orthogonal", None), str):
-            greedy = replace(greedy, orthogonal="greedy")
-        sets = greedy.initial_points(prior, np.asarray(X))
-        for k, points in zip(trained, map(points_of, sets), strict=True):
-            like = free[k]
-            found[k] = jnp.broadcast_to(points, like.shape).astype(like.dtype)
+        sets = [np.asarray(free[k]) for k in trained]  # [*batch, M, D]
+        Z = np.concatenate([Z.reshape(-1, *Z.shape[-2:])[0] for Z in sets])
+        moved = rng.choice(len(Z), max(1, round(share * len(Z))), replace=False)
+        kept, kernel = np.delete(Z, moved, axis=0), MeanKernel(kernels[name])
+        Z[moved] = points_beside(kernel, X, kept, len(moved), int(rng.integers(2**31)))
+        ends = np.cumsum([Z.shape[-2] for Z in sets])[:-1]
+        for k, old, new in zip(trained, sets, np.split(Z, ends), strict=True):
+            found[k] = jnp.asarray(np.broadcast_to(new, old.shape).astype(old.dtype))
     return {**free, **found} if found else None
 
 

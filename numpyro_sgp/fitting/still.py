@@ -19,8 +19,9 @@ _COPIES = "broadcast_in_dim", "convert_element_type"
 
 def still(guide, params: dict, args: tuple, kwargs: dict) -> list[str]:
     """
-    The latents at points that the model depends on, but for which no density, and no kernel
-    or mean of a GP, has a derivative, as of a change point by ``jnp.where(X < tau, a, b)``.
+    The latents at points that the model depends on, but for which no density, and no
+    kernel, mean or input of a GP, has a derivative, as of a change point by
+    ``jnp.where(X < tau, a, b)``.
 
     :param guide: a guide that is set up.
     :param params: its parameters, constrained.
@@ -68,7 +69,7 @@ def _sum(site) -> Array:
         return jnp.sum(messages.log_prob(site))
     fn = messages.unwrap(site["fn"])[0]
     is_gp = messages.is_latent_gp(site)
-    leaves = jax.tree.leaves((fn.kernel, fn.mean) if is_gp else fn)
+    leaves = jax.tree.leaves((fn.kernel, fn.mean, fn.X) if is_gp else fn)
     numbers = (jnp.asarray(v) for v in leaves if is_number(v))
     real = (v for v in numbers if jnp.issubdtype(v.dtype, jnp.floating))
     return sum(map(jnp.sum, real), jnp.zeros(()))
@@ -77,14 +78,17 @@ def _sum(site) -> Array:
 def told_of(names: list[str]) -> str:
     """What is wrong with latents."""
     some = " and ".join(map(repr, names))
-    return f"{some} is where the prior puts it: nothing else has a derivative by it"
+    are, them = ("are", "them") if len(names) > 1 else ("is", "it")
+    return (
+        f"{some} {are} where the prior puts {them}: nothing else has a derivative by {them}"
+    )
 
 
 def warn_of(names: list[str]) -> None:
     """The same, to who called the caller, with what to do about it."""
     warnings.warn(
-        f"Latent {told_of(names)} (a comparison, floor or whole number of it): training "
-        "cannot move it. Write it as something smooth, such as jax.nn.sigmoid((X - tau) / "
-        "width) in the place of X > tau; or compare fits at several values of it.",
+        f"Latent {told_of(names)} (a comparison, floor or whole number): training cannot "
+        "move that. Write something smooth, such as jax.nn.sigmoid((X - tau) / width) in "
+        "the place of X > tau; or compare fits at several values.",
         stacklevel=4,
     )

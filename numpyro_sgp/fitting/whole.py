@@ -8,10 +8,16 @@ import numpy as np
 from numpyro.infer.svi import SVIState
 
 from numpyro_sgp._programs import without_leaks
-from numpyro_sgp.fitting.progress import AT_EDGE, INTERRUPTED, Limits, Trained
+from numpyro_sgp.fitting.progress import (
+    AT_EDGE,
+    CONVERGED,
+    INTERRUPTED,
+    Limits,
+    Trained,
+)
 from numpyro_sgp.fitting.starts import (
     with_drawn_means,
-    with_greedy_points,
+    with_explained_points,
     with_moved_latents,
     with_other_points,
 )
@@ -22,7 +28,9 @@ _ROUNDS = 6  # of L-BFGS, each with a fresh memory
 _HOPS = 4 * (0.1, 0.3, 0.6)  # shares of the inducing points drawn anew, in turns
 _MOVED = 0.25  # how far other latents are moved, in steps of a usual size
 _GAIN = 0.1  # nats by such a turn for which as many are made again,
-_MOST_HOPS = 36  # up to so many
+_LEAST_HOPS, _MOST_HOPS = 3, 36  # so many
+_EVALUATIONS = 300  # of the bound, of one such training, about
+OTHERS = "other inducing points may do better: the last ones did"
 _ELSEWHERE = 0.1  # nats between optima of q(u)
 _TRIES = 3  # trainings from other means of q(u), whose ends say little beforehand
 _CHEAP = 4e6  # products of all rows with M x M matrices up to which there are any
@@ -102,16 +110,18 @@ def train_whole(
                 best = _told(best, found)
     if limited or seed is None or not problem.all_natural:
         return best
-    most = descent.work + ANEW / problem.work(problem.num_rows) - _FEWEST
-    in_vain = 0
+    allowed = ANEW / problem.work(problem.num_rows) - _FEWEST
+    most, in_vain, made = descent.work + allowed, 0, 0
+    # A single training may take all of the work, and says little of others.
+    least = _LEAST_HOPS if allowed > _EVALUATIONS else 0
     for move, is_of_means in _moves(problem, best, descent, seed):
-        enough = descent.work >= most or in_vain >= len(_HOPS)
+        enough = in_vain >= len(_HOPS) or (descent.work >= most and made >= least)
         if limited or (enough and not is_of_means):
             break
         moved, before = move(best.free), descent.work
         if moved is None:  # inducing points that are not trained
             break
-        in_vain += not is_of_means
+        in_vain, made = in_vain + (not is_of_means), made + (not is_of_means)
         with suppress(ValueError):
             descent.start_at(moved)
             found, limited = train()
@@ -122,6 +132,8 @@ def train_whole(
                 best = replace(found, first_loss=best.first_loss, losses=losses)
             best = _told(replace(best, others=others), found)
         most += (descent.work - before) * is_of_means
+    if best.stopped == CONVERGED and made and in_vain < min(_LEAST_HOPS, made):
+        return replace(best, stopped=f"{CONVERGED}, and {OTHERS}")
     return best
 
 
@@ -155,17 +167,17 @@ def _moves(problem, best, descent, seed):
                 yield from _TRIES * [(means, True)]
     rng = np.random.default_rng(seed)
 
-    def hop(free, share, size):
-        free = with_other_points(problem, free, rng, share)
-        return free and with_moved_latents(problem, free, rng, size)
-
-    def anew(free):
-        found = None
+    def explained(free, share):
         with suppress(Exception):  # of a kernel's own code, or of few distinct rows
-            found = without_leaks(with_greedy_points, problem, free)
-        return found or hop(free, 1.0, 0.0)
+            return without_leaks(with_explained_points, problem, free, rng, share)
 
-    yield anew, False
+    def hop(free, share, size):
+        # Rows that explain most, or any: what a likelihood needs is more than variance.
+        found = None if size else explained(free, share)
+        found = found or with_other_points(problem, free, rng, share)
+        return found and with_moved_latents(problem, found, rng, size)
+
+    yield partial(hop, share=1.0, size=0.0), False
     # Every second time of hyperparameters too, of which there may be other optima as well.
     for i in range(_MOST_HOPS):
         share, size = _HOPS[i % len(_HOPS)], _MOVED * (i % 2)
@@ -176,7 +188,7 @@ def _iterate(descent, limits, show) -> tuple[str, bool]:
     """Rounds of L-BFGS; why they ended, and whether by a limit."""
     index = descent.index(set(descent.free) - set(descent.profiled))
     if not index.size:
-        return "converged", False
+        return CONVERGED, False
     limit, began, little_left = "", 0, False
 
     def at_step(loss):
@@ -202,7 +214,7 @@ def _iterate(descent, limits, show) -> tuple[str, bool]:
         decrement = descent.decrement(index, result)
         little_left = little_left or before - descent.loss < 0.5 * limits.tolerance
         if little_left and decrement < limits.tolerance:
-            return "converged", False
+            return CONVERGED, False
     return AT_EDGE if descent.at_edge else "the bound stopped rising", False
 
 

@@ -22,7 +22,8 @@ class SVGP(Approximation):
     :param num_inducing: number M of points; may be left out where ``inducing`` is an
         array. ``"auto"``: :func:`~numpyro_sgp.fit` makes it as large as pays.
     :param inducing: how Z starts: ``"kmeans"``, ``"greedy"`` (largest conditional
-        variance under the initial kernel), ``"random"`` rows of X, an array of shape
+        variance under the initial kernel), ``"explained"`` (most of the variance of all
+        rows, likewise), ``"random"`` rows of X, an array of shape
         ``(M, D)`` (``(Q, M, D)``: points for each of Q latent functions), what
         :func:`~numpyro_sgp.initial_inducing` returns, or inter-domain inducing variables
         (:class:`~numpyro_sgp.InducingVariables`), with points or with such a method.
@@ -163,7 +164,7 @@ class SOLVEGP(Approximation):
     :param num_orthogonal: number of points O, or a sequence of numbers for several
         orthogonal sets O, O2, ... (section 4); may be left out for arrays.
     :param inducing: how Z starts, as in :class:`SVGP`. K-means centres are shared out
-        among Z and O; the greedy method chooses O given Z.
+        among Z and O; the greedy methods choose O given Z.
     :param orthogonal: an array ``(M2, D)`` for O (a tuple of arrays for several sets),
         inter-domain inducing variables, or None to start O by the method of Z; where Z is
         an array, by k-means, blind to Z. None means variables of the kind of Z,

@@ -32,7 +32,12 @@ from numpyro_sgp.inducing import InducingStart, InducingVariables
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky
 
-Inducing = Literal["kmeans", "greedy", "random"] | Array | np.ndarray | InducingVariables
+Inducing = (
+    Literal["kmeans", "greedy", "explained", "random"]
+    | Array
+    | np.ndarray
+    | InducingVariables
+)
 Covariance = Literal["full", "diagonal", "coupled", "pseudo_data", "dual"]
 Tight = Literal["none", "diagonal", "block", "scalar"] | Relaxation
 

@@ -10,7 +10,7 @@ from numpyro_sgp.inducing import InducingVariables, initial_inducing
 from numpyro_sgp.inducing.variables import PointKernel
 from numpyro_sgp.kernels.stationary import Stationary
 
-METHODS = ("kmeans", "greedy", "random")
+METHODS = ("kmeans", "greedy", "explained", "random")
 #: The number of points that :func:`~numpyro_sgp.fit` chooses by itself.
 AUTO = "auto"
 

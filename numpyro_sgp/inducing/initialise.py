@@ -1,4 +1,4 @@
-"""Where inducing points start: K-means, greedy conditional variance, or random rows."""
+"""Where inducing points start: K-means, greedily by what the kernel says, or at random."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,10 +14,13 @@ from numpyro_sgp.inducing._host import host_inputs, kernel_diagonal, kernel_matr
 from numpyro_sgp.inducing.verdict import InducingVerdict, assess_inducing, verdict_rows
 from numpyro_sgp.linalg import default_jitter
 
-_METHODS = ("kmeans", "greedy", "random")
+_METHODS = ("kmeans", "greedy", "explained", "random")
+_BY_KERNEL = ("greedy", "explained")
 _KMEANS_ITERATIONS = 20
 # K-means stops when an iteration lowers its loss by less than this share.
 _KMEANS_TOLERANCE = 1e-4
+# Candidates of "explained", of whose kernel matrix each step takes a product: 18 MiB.
+_CANDIDATES = 1500
 # Entries of a block of the distance matrix of K-means: 16 MiB.
 _BLOCK_ENTRIES = 2**21
 
@@ -95,11 +98,16 @@ def initial_inducing(
       to the input that is first in lexicographic order, so the order of the rows of
       ``X`` does not matter. Once all conditional variances are below the jitter, the
       points that are left to choose are each the input farthest from those chosen.
+    * ``"explained"``: each point is the input by which most of the prior variance of all
+      inputs is explained, given the points before it: where many inputs are, rather than
+      where one is alone. It needs ``kernel``, and of more than 1500 distinct inputs takes
+      a random part (:math:`C` of them), at a cost of :math:`O(C^2 M)`. Else as
+      ``"greedy"``.
     * ``"random"``: distinct inputs, uniformly at random.
 
     The points are distinct. Where ``X`` has more than ``max_rows`` rows, a random
     subset of ``max_rows`` of them is used in its place (enlarged where it has fewer
-    distinct inputs than points to choose); then the greedy method too depends on
+    distinct inputs than points to choose); then the greedy methods too depend on
     ``seed`` and on the order of the rows.
 
     **References:**
@@ -131,8 +139,8 @@ def initial_inducing(
 
     :param X: concrete inputs, shape ``(N, D)``.
     :param num_inducing: number of inducing points M.
-    :param method: ``"kmeans"``, ``"greedy"`` or ``"random"``.
-    :param kernel: kernel at concrete hyperparameters, for the greedy method, units of
+    :param method: ``"kmeans"``, ``"greedy"``, ``"explained"`` or ``"random"``.
+    :param kernel: kernel at concrete hyperparameters, for the greedy methods, units of
         K-means and verdicts; ``kernel(X1, X2)`` is the matrix, ``kernel.diag(X)`` its
         diagonal.
     :param num_orthogonal: number of orthogonal inducing points: one for each set, or a
@@ -152,9 +160,9 @@ def initial_inducing(
             f"Unknown method {method!r}. Choose one of "
             f"{', '.join(repr(choice) for choice in _METHODS)}."
         )
-    if method == "greedy" and kernel is None:
+    if method in _BY_KERNEL and kernel is None:
         raise ValueError(
-            "The greedy method chooses by the kernel's conditional variance, so it "
+            f"The method {method!r} chooses by the kernel's conditional variance, so it "
             "needs a kernel. Pass kernel=..., or use method='kmeans', which needs none."
         )
 
@@ -163,6 +171,11 @@ def initial_inducing(
     total = sum(sizes)
     if method == "greedy":
         chosen = rows[_greedy(kernel, rows, total)]
+    elif method == "explained":
+        if len(rows) > max(_CANDIDATES, total):
+            few = rng.choice(len(rows), max(_CANDIDATES, total), replace=False)
+            rows, counts = rows[np.sort(few)], counts[np.sort(few)]
+        chosen = rows[_most_explained(kernel, rows, counts, total)]
     elif method == "random":
         chosen = rows[rng.choice(len(rows), total, replace=False)]
     else:
@@ -242,17 +255,7 @@ def _greedy(kernel: Any, rows: NDArray, num: int) -> NDArray:
     :param num: number of pivots, at most N.
     :return: their indices in the order of choice, shape ``(num,)``.
     """
-    residual, precision = kernel_diagonal(kernel, rows)  # diag(K - Q), [N]
-    scale = residual.mean()
-    if not scale > 0.0:
-        raise ValueError(
-            "The kernel has no variance at X (the mean of kernel.diag(X) is not "
-            "positive), so the greedy method has nothing to choose by. Check its "
-            "hyperparameters."
-        )
-    # Below the jitter a further point adds nothing that the model could see.
-    negligible = default_jitter(precision) * scale
-    tie = 100.0 * np.finfo(precision).eps * scale
+    residual, negligible, tie = _variances(kernel, rows)  # diag(K - Q), [N]
     factor = np.zeros((num, len(rows)))  # rows of Lᵀ, [M, N]
     chosen = np.zeros(num, dtype=int)
     for m in range(num):
@@ -269,6 +272,84 @@ def _greedy(kernel: Any, rows: NDArray, num: int) -> NDArray:
         residual[pivot] = -np.inf
         chosen[m] = pivot
     return chosen
+
+
+def points_beside(kernel: Any, X: NDArray, kept: NDArray, num: int, seed: int) -> NDArray:
+    """
+    Inputs that explain most of what the kept points leave of the variance of all.
+
+    :param X: inputs, shape ``(N, D)``.
+    :param kept: points, shape ``(K, D)``.
+    :param num: how many there are to be beside these.
+    :return: shape ``(num, D)``.
+    :raises ValueError: if there are fewer distinct inputs.
+    """
+    X, _ = host_inputs(X, "X")
+    rng = np.random.default_rng(seed)
+    rows, counts = _distinct_rows(X, [num], _CANDIDATES, rng)
+    both = np.vstack([kept.astype(rows.dtype), rows])
+    weights = np.concatenate([np.zeros(len(kept)), counts])
+    return both[_most_explained(kernel, both, weights, len(kept) + num, len(kept))[-num:]]
+
+
+def _most_explained(
+    kernel: Any, rows: NDArray, counts: NDArray, num: int, num_first: int = 0
+) -> NDArray:
+    """
+    Indices of rows, each by which Σ_n c_n (K - Q)_nn falls most: where R = K - Q of those
+    before, Σ_n c_n R_nj² / R_jj.
+
+    :param rows: candidates, shape ``(N, D)``.
+    :param counts: their multiplicities c, shape ``(N,)``.
+    :param num: number of indices, at most N.
+    :param num_first: how many of the rows are taken before all others.
+    :return: in the order of choice, shape ``(num,)``.
+    """
+    residual, negligible, tie = _variances(kernel, rows)
+    K = kernel_matrix(kernel, rows, rows)
+    squares = counts @ K**2  # Σ_n c_n R_nj², [N]
+    factor = np.zeros((num, len(rows)))  # rows of Lᵀ, [M, N]
+    chosen = np.zeros(num, dtype=int)
+    for m in range(num):
+        some = residual > negligible
+        if m < num_first:
+            pivot = chosen[m] = m
+            if not some[m]:  # explained by the ones before
+                residual[m] = -np.inf
+                continue
+        elif some.any():
+            falls = np.where(some, squares / np.where(some, residual, 1.0), -np.inf)
+            pivot = chosen[m] = int(np.argmax(falls >= falls.max() - tie))
+        else:
+            return _farthest(_standardise(rows), chosen[:m], num)
+        row = K[pivot] - factor[:m, pivot] @ factor[:m]
+        row = factor[m] = row / np.sqrt(residual[pivot])
+        # R becomes R - l lᵀ, of which only sums are kept.
+        weighted = counts * row
+        along = K @ weighted - (factor[:m] @ weighted) @ factor[:m]
+        squares += row * ((weighted @ row) * row - 2.0 * along)
+        residual -= row**2
+        residual[pivot] = -np.inf
+    return chosen
+
+
+def _variances(kernel: Any, rows: NDArray) -> tuple[NDArray, float, float]:
+    """
+    Prior variances; below which one adds nothing that the model could see, which is the
+    jitter; and by how much rounding sets two apart.
+    """
+    variances, precision = kernel_diagonal(kernel, rows)
+    scale = variances.mean()
+    if not scale > 0.0:
+        raise ValueError(
+            "The kernel has no variance at X (the mean of kernel.diag(X) is not "
+            "positive), so there is nothing to choose by. Check its hyperparameters."
+        )
+    return (
+        variances,
+        default_jitter(precision) * scale,
+        100.0 * np.finfo(precision).eps * scale,
+    )
 
 
 def _farthest(Y: NDArray, chosen: NDArray, num: int) -> NDArray:

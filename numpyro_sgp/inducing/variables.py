@@ -57,7 +57,8 @@ class InducingVariables:
     other kinds.
 
     :param points: what the functionals are at, one in each row, shape ``(*batch, M, E)``;
-        or the method that chooses them, ``"kmeans"``, ``"greedy"`` or ``"random"``.
+        or the method that chooses them: ``"kmeans"``, ``"greedy"``, ``"explained"`` or
+        ``"random"``.
 
     **References:**
 

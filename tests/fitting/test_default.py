@@ -20,7 +20,12 @@ from numpyro_sgp.fitting import batches, problem
 from numpyro_sgp.fitting.check import problem_at
 from numpyro_sgp.fitting.grow import FIRST
 from numpyro_sgp.fitting.progress import AT_EDGE, INTERRUPTED, Limits
-from numpyro_sgp.fitting.starts import SCALES, lengthscale_starts, with_other_points
+from numpyro_sgp.fitting.starts import (
+    SCALES,
+    lengthscale_starts,
+    with_explained_points,
+    with_other_points,
+)
 from numpyro_sgp.fitting.stepper import Stepper
 from numpyro_sgp.fitting.whole import remaining, train_whole
 from numpyro_sgp.training.descent import Descent
@@ -272,9 +277,35 @@ def test_some_inducing_points_are_drawn_anew(poisson_fit, learned_fit):
     changed = (before != after).any(axis=1)
     assert changed.sum() == 2 and np.isin(after[changed], X).all()
     assert all(moved[k] is whole.free[k] for k in moved if k != "f_auto_Z")
+    explained = with_explained_points(whole, whole.free, np.random.default_rng(0), 0.25)
+    after = np.asarray(explained["f_auto_Z"])
+    changed = (before != after).any(axis=1)
+    assert changed.sum() == 2 and np.isin(after[changed], X).all()
     svi = learned_fit.svi  # whose points are not trained
     fixed = problem.Problem(svi, svi.init(jax.random.key(0), X, Y), (X, Y), {})
-    assert with_other_points(fixed, fixed.free, np.random.default_rng(0), 0.25) is None
+    for other in (with_other_points, with_explained_points):
+        assert other(fixed, fixed.free, np.random.default_rng(0), 0.25) is None
+
+
+@pytest.mark.slow
+def test_points_go_where_many_rows_are():
+    """K-means and the largest variance put most points into the wide cluster: -826 nats."""
+    rng = np.random.default_rng(7)
+    ends = (0.0, 1.0, 400), (100.0, 101.0, 400), (300.0, 330.0, 100)
+    gaps = np.concatenate([rng.uniform(*part) for part in ends])[:, None]
+    y = np.sin(20.0 * gaps[:, 0]) + 0.2 * rng.normal(size=900)
+
+    def model(X, y=None):
+        wide = dist.LogNormal(0.0, 2.0)
+        kernel = sgp.kernels.Matern52(*(numpyro.sample(name, wide) for name in "vl"))
+        noise = numpyro.sample("s", dist.LogNormal(-1.0, 2.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    fitted = sgp.fit(model, sgp.SVGP(40), (gaps, y), progress_bar=False)
+    assert fitted.bound > -440.0  # the best that is known, after many swaps: -377
+    assert fitted.stopped != "converged"  # the last other points did better still
 
 
 def test_time_is_kept_for_what_is_to_come():

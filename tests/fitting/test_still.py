@@ -38,6 +38,24 @@ def test_what_is_compared_with_alone_is_told(smooth):
 
 
 def test_a_fit_warns_of_it():
-    with pytest.warns(UserWarning, match="'steps' and 'tau' is where the prior puts it"):
+    with pytest.warns(UserWarning, match="'steps' and 'tau' are where the prior puts them"):
         fitted = sgp.fit(model, sgp.SVGP(3), (X, Y), steps=2, progress_bar=False)
     assert "nothing else has a derivative" in fitted.stopped
+
+
+@pytest.mark.parametrize("warped", [False, True])
+def test_inputs_of_a_gp_are_looked_at(warped):
+    """A warped input moves a latent that the likelihood compares with; a jump does not."""
+
+    def model(X, y=None):
+        tau = numpyro.sample("tau", dist.Uniform(0.0, 10.0))
+        later = jnp.where(X < tau, X, X * tau if warped else X + 100.0)
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), later))
+        level = jnp.where(X[:, 0] < tau, 1.0, -1.0)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + level, 0.5), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    guide.setup(X, Y)
+    found = still(guide, guide.known().starts, (X, Y), {})
+    assert found == ([] if warped else ["tau"])

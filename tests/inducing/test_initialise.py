@@ -16,7 +16,7 @@ import numpyro_sgp as sgp
 from numpyro_sgp.guides.points import MeanKernel
 from numpyro_sgp.inducing import assess_inducing, initial_inducing, initialise
 
-METHODS = ["kmeans", "greedy", "random"]
+METHODS = ["kmeans", "greedy", "explained", "random"]
 
 
 class RBF:
@@ -148,6 +148,52 @@ def test_greedy_leaves_less_unexplained_than_random():
     verdicts = [start(X, 20, method).verdict() for method in ("greedy", "random")]
     greedy, random = (1.0 - verdict.variance_explained for verdict in verdicts)
     assert greedy < 0.05 * random
+
+
+def brute_force_explained(kernel, X, counts, num, kept):
+    """Each row by which the sum of what is left of variances falls most."""
+    points = list(kept)
+    for _ in range(num):
+        falls = []
+        for x in X:
+            Z = np.array([*points, x])
+            K = kernel(Z) + 1e-10 * np.eye(len(Z))
+            Kzx = kernel(Z, X)
+            falls.append(counts @ np.sum(Kzx * np.linalg.solve(K, Kzx), axis=0))
+        points.append(X[int(np.argmax(falls))])
+    return np.array(points[len(kept) :])
+
+
+@pytest.mark.parametrize("num_kept", [0, 3])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_most_explained_is_brute_force(seed, num_kept):
+    rng = np.random.default_rng(seed)
+    # Many rows where they say the same of few functions, few rows far apart.
+    rows = np.concatenate([rng.normal(size=(25, 2)), 9.0 * rng.normal(size=(10, 2))])
+    X, kernel = np.concatenate([rows, rows[:7], rows[:7]]), RBF(0.8)
+    kept = rng.normal(size=(num_kept, 2))
+    distinct, counts = np.unique(X, axis=0, return_counts=True)
+    expected = brute_force_explained(kernel, distinct, counts, 6, kept)
+    assert_array_equal(initialise.points_beside(kernel, X, kept, 6, seed=0), expected)
+    if not num_kept:
+        assert_array_equal(start(X, 6, "explained", kernel).Z, expected)
+        order = rng.permutation(len(X))
+        assert_array_equal(start(X[order], 6, "explained", kernel).Z, expected)
+
+
+def test_points_that_explain_are_where_many_rows_are():
+    X = np.concatenate([np.linspace(0.0, 1.0, 200), np.linspace(10.0, 50.0, 20)])[:, None]
+    near = [(start(X, 12, m, RBF(0.1)).Z < 5.0).sum() for m in ("greedy", "explained")]
+    assert near[0] < 4 and near[1] > 6
+
+
+def test_points_that_explain_are_chosen_from_some_of_many_rows():
+    X = np.random.default_rng(0).uniform(size=(initialise._CANDIDATES + 500, 1))
+    Z = start(X, 4, "explained", RBF(0.2)).Z
+    assert np.isin(Z, X).all() and np.ptp(Z) > 0.5
+    kept = X[:2]
+    left = initialise.points_beside(Linear(), X, kept, 3, seed=1)  # nothing is left of it
+    assert len(np.unique(np.vstack([kept, left]), axis=0)) == 5
 
 
 def test_greedy_conditions_on_the_noise_of_a_white_kernel():
@@ -311,8 +357,8 @@ def test_the_seed_decides(method):
         union(start(X, 8, method, num_orthogonal=4, seed=seed)) for seed in (1, 1, 2)
     )
     assert_array_equal(first, again)
-    # Greedy has nothing random below max_rows.
-    assert np.array_equal(first, other) == (method == "greedy")
+    # The greedy methods have nothing random below max_rows.
+    assert np.array_equal(first, other) == (method in ("greedy", "explained"))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -461,7 +507,7 @@ def test_concrete_inputs_and_kernel_do_within_jit():
 
 @pytest.mark.parametrize("method", ["k-means", None, 3])
 def test_unknown_method_is_an_error_that_names_the_choices(method):
-    message = r"Unknown method .*Choose one of 'kmeans', 'greedy', 'random'\."
+    message = r"Unknown method .*Choose one of 'kmeans', 'greedy', 'explained', 'random'\."
     with pytest.raises(ValueError, match=message):
         start(inputs(), 3, method)
 
