@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.distributions import Distribution
 
+from numpyro_sgp._beside import read_beside
 from numpyro_sgp._equality import computed_once
 
 _PROGRAMS = weakref.WeakKeyDictionary()
@@ -89,14 +90,16 @@ class shared:  # noqa: N801, as jax.jit
         leaves, structure = jax.tree.flatten(args)
         if any(map(_is_traced, leaves)):
             return self._fn(*args)
-        program, out = self._known(leaves, structure)
-        return jax.tree.unflatten(out, program.result()(*leaves))
+        with jax.disable_jit(False):  # or what is compiled could not be called
+            program, out = self._known(leaves, structure)
+            return jax.tree.unflatten(out, program.result()(*leaves))
 
     def prepare(self, *args) -> None:
         """Traces the program for such arguments; a thread beside this one compiles it."""
         leaves, structure = jax.tree.flatten(args)
         if not any(map(_is_traced, leaves)):
-            self._known(leaves, structure, beside=True)
+            with jax.disable_jit(False):
+                self._known(leaves, structure, beside=True)
 
     def _known(self, leaves, structure, beside=False):
         key = structure, tuple(map(_seen, leaves)), _where()
@@ -141,7 +144,8 @@ class shared:  # noqa: N801, as jax.jit
 def program(owner, fn):
     """
     ``fn(owner, *arrays, static=...)``, traced once for each shape of the arrays and each
-    ``static``, whoever asks for it and how often, and :class:`shared` with other owners.
+    ``static``, whoever asks for it and how often, and :class:`shared` with other owners;
+    anew where what the owner's model reads beside its arguments has changed.
 
     :param owner: what the program is kept with, an SVI or a guide.
     :param fn: a function at the top of a module.
@@ -161,7 +165,7 @@ class _Kept:
         self._fn, self._programs = fn, OrderedDict()
 
     def __call__(self, *arrays, static, briefly=False):
-        key = static, briefly
+        key = static, briefly, read_beside(getattr(self._owner(), "model", None))
         run = self._programs.pop(key, None)
         if run is None:
             run = shared(functools.partial(self._run, static), briefly)

@@ -52,12 +52,13 @@ def one_thread() -> bool:
 def alone(fn: _Callable) -> _Callable:
     """
     One thread at a time in ``fn`` and all others that are marked so: what runs a model in
-    NumPyro puts its handlers on one stack for all threads.
+    NumPyro puts its handlers on one stack for all threads. Programs are compiled inside of
+    ``jax.disable_jit`` too; the model is run to trace them.
     """
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        with _ALONE:
+        with _ALONE, jax.disable_jit(False):
             return fn(*args, **kwargs)
 
     return call  # type: ignore[return-value]
