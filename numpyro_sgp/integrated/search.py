@@ -37,6 +37,8 @@ _FREEDOM = 5.0  # of the Student t that nodes are drawn from
 _ROUND = 128  # nodes of a round
 _ENOUGH = 1000.0, 300.0  # effective number of nodes; of problems that take long
 _WIDER = 1.2  # than what was found, are standard deviations of the next round
+_HELD = 4  # nodes for each hyperparameter hold a covariance
+_LEAST_POWER = 1e-2  # of weights
 _FAR = 12.0  # from where an ascent begins it goes in each coordinate
 _NEAR = 0.2  # nearer it does not begin again
 _ASCENTS = 6
@@ -332,12 +334,7 @@ class Search:
                 effective = 1.0 / np.sum(weights**2)
                 if effective > enough:
                     break
-                if effective > 2 * dim:
-                    centre = weights @ z
-                    spread = (z - centre).T * weights @ (z - centre)
-                    root = _WIDER * np.linalg.cholesky(spread + 1e-3 * np.eye(dim))
-                else:
-                    root = 1.5 * root
+                centre, root = _next_proposal(z, weights, root)
         except Interrupted:
             stopped = TIME_USED
             if not nodes:
@@ -348,6 +345,25 @@ class Search:
         log_evidence = float(mode.value + log_mean + np.linalg.slogdet(axes)[1])
         found = tuple(nodes[i] for i in kept), weights, log_evidence, 0.0
         return Drawn(*found, mode.free, axes, self.profile.points, stopped)
+
+
+def _next_proposal(z, weights, root):
+    """
+    Mean and root of the covariance of nodes, by their weights; by a power of these where so
+    few count that they would hold no covariance.
+
+    :param root: of the proposal before.
+    """
+    dim = z.shape[1]
+    if not np.all(np.isfinite(weights)):  # no node has a density
+        return np.zeros(dim), 0.5 * root
+    power, tempered = 1.0, weights
+    while np.sum(tempered**2) * _HELD * dim > 1.0 and power > _LEAST_POWER:
+        power *= 0.8
+        tempered = weights**power / np.sum(weights**power)
+    centre = tempered @ z
+    spread = (z - centre).T * tempered @ (z - centre)
+    return centre, _WIDER * np.linalg.cholesky(spread + 1e-3 * np.eye(dim))
 
 
 def _student_draws(centre, root, number, seed):
