@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,8 @@ def nested(
 
     Effects of 64 groups or more, of which each row has one, are eliminated from the
     precision of q(w) group by group, at a cost that is linear in their number.
+
+    Where too few nodes count for intervals and the evidence, a warning says what to do.
 
     Inducing points that a method chooses are chosen anew at the mode, greedily for its
     kernels, where that raises the bound.
@@ -152,5 +155,7 @@ def nested(
             bar.update()
 
         nodes = Search(profile, max_nodes, until, progress).nodes(starts)
+    if message := nodes.warning():
+        warnings.warn(message, UserWarning, stacklevel=3)  # one is of the lock
     took = time.monotonic() - started
     return Nested(field, nodes, args, kwargs, seconds=took)

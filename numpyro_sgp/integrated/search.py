@@ -14,6 +14,7 @@ from scipy.special import logsumexp
 from scipy.stats import chi2, multivariate_t, norm, qmc
 
 from numpyro_sgp.integrated.nodes import (
+    AT_LIMIT,
     MIRRORED,
     NO_MODE,
     OTHER_MODE,
@@ -278,7 +279,7 @@ class Search:
                     if index in known:
                         continue
                     if len(known) >= self.max_nodes:
-                        stopped = f"at the limit of {self.max_nodes} nodes"
+                        stopped = AT_LIMIT.format(self.max_nodes)
                         raise Interrupted
                     free = mode.free + spacing * (axes @ np.array(index, float))
                     node, _ = self._evaluate(free, known[at].q, to_weigh=True)
@@ -316,7 +317,7 @@ class Search:
             while True:
                 number = min(_ROUND, self.max_nodes - len(nodes))
                 if number < 1:
-                    stopped = f"at the limit of {self.max_nodes} nodes"
+                    stopped = AT_LIMIT.format(self.max_nodes)
                     break
                 proposals.append((centre, root))
                 new = _student_draws(centre, root, number, seed=len(proposals))

@@ -299,7 +299,7 @@ def test_one_draw_that_has_most_of_the_weight_is_no_reason_to_draw_ever_farther(
     """Of skewed tails: effective were 15 of 1,900, the evidence .2 nats above itself."""
     shapes = np.where(np.arange(8) % 2, 4.0, 0.3)
     found = search(*log_gammas(shapes), np.full(8, 0.3), max_nodes=3000)
-    assert found.effective > 500 and not found.too_few
+    assert found.effective > 500 and not found.too_few and found.is_bound
     np.testing.assert_allclose(found.log_evidence, 0.0, atol=0.1)  # of draws
 
 
@@ -322,3 +322,42 @@ def test_proposals_are_narrower_where_no_draw_had_a_density():
     centre, root = _next_proposal(np.ones((128, 2)), nothing, np.eye(2))
     np.testing.assert_array_equal(centre, np.zeros(2))
     np.testing.assert_array_equal(root, 0.5 * np.eye(2))
+
+
+def some(kind, effective, number, stopped):
+    """Nodes of which about so many are effective."""
+    weights = np.full(number, 1e-9)
+    weights[:effective] = 1.0 / effective
+    each = [Node(np.array([i, 0.0]), 0.0, None, 0.0, None) for i in range(number)]
+    rest = -49.4, 0.0, np.zeros(2), np.eye(2), {}, stopped
+    return kind(tuple(each), weights / weights.sum(), *rest)
+
+
+@pytest.mark.parametrize(
+    ("kind", "effective", "number", "stopped", "mend"),
+    [
+        (nodes.Drawn, 14, 3000, "at the limit of 3000 nodes", "LocScaleReparam"),
+        (nodes.Drawn, 14, 500, "at the limit of 500 nodes", "a larger max_nodes"),
+        (nodes.Drawn, 60, 3000, "at the limit of 3000 nodes", "a larger max_nodes"),
+        (nodes.Drawn, 60, 2000, nodes.TIME_USED, "more seconds"),
+        (nodes.Drawn, 14, 3000, f"{nodes.NO_MODE}; at the limit of 3000 nodes", "units"),
+        (nodes.Grid, 1, 40, "", "sgp.whiten"),
+        (nodes.One, 1, 1, nodes.TIME_USED, "more seconds"),
+    ],
+)
+def test_too_few_nodes_are_told_with_what_helps(kind, effective, number, stopped, mend):
+    found = some(kind, effective, number, stopped)
+    told = f"has {effective} effective nodes of {number}"
+    assert told in found.warning() and stopped in found.warning()
+    for text in (found.warning(), *found.told_of_doubts(), _of_nodes(found).mend):
+        assert mend in text and ("max_nodes" in text) == ("max_nodes" in mend)
+    (evidence,) = found.told_of_evidence()
+    assert "lower bound" not in evidence
+    if kind is nodes.Drawn:
+        assert f"of {effective} effective nodes: no bound, known to ± 0." in evidence
+
+
+def test_enough_nodes_are_no_reason_to_warn():
+    found = some(nodes.Drawn, 1000, 1500, "")
+    assert found.warning() == "" and found.told_of_doubts() == []
+    assert "a lower bound, nearly" in found.told_of_evidence()[0]
