@@ -67,7 +67,7 @@ def nested(
         q(f, w) = \sum_k \pi_k\, q^*(f, w \mid \theta_k),
 
     with nodes :math:`\theta_k` around the mode, in unconstrained space: a grid for up to
-    three numbers, as far as the density is within 6 nats of the mode's; for more,
+    three numbers, as far as the density is within 6 to 9 nats of the mode's; for more,
     quasi-random draws with importance weights, in rounds that learn where the mass is.
     Integrated nested Laplace approximations [1] have a Laplace approximation in the place
     of the variational optimum; here the likelihood may be any code with one row of

@@ -20,6 +20,8 @@ _FEW = 100.0  # effective nodes of those that were drawn
 _HOPELESS = 25.0  # of so few, among many, as many nodes more would be no cure
 _MANY = 1000  # nodes that were drawn
 _FEW_OF_GRID = 2.0  # as spaced as they are at most, they are 3.5 and more
+_FAR_DOWN = 6.0  # nats below the highest up to where all grids go on
+_LEAST_FALL = 0.1  # nats from node to node, of tails
 _LOW = 40.0  # nats below the highest from where nodes hold no spline
 _SEEN = 1e-6  # weight of nodes that count
 _LARGEST = 0.01  # share of one candidate
@@ -111,6 +113,11 @@ class Nodes:
         """Whether more of them are all that is to be done."""
         elsewhere = self.astray or self.several
         return self.too_few and self.more_would_do and not elsewhere
+
+    @property
+    def beyond(self) -> float:
+        """Mass beyond nodes that are far down, as tails go on, relative to all."""
+        return 0.0
 
     @property
     def is_bound(self) -> bool:
@@ -297,6 +304,30 @@ class Grid(Nodes):
     def is_bound(self) -> bool:
         """See :attr:`Nodes.is_bound`: sums over points too far apart may be anything."""
         return self.effective >= _FEW_OF_GRID
+
+    @property
+    def beyond(self) -> float:
+        """
+        See :attr:`Nodes.beyond`: along each axis values go on to fall as between the last
+        two nodes. It is within a factor of three of what is there, or so.
+        """
+        if len(self.nodes) < 2:
+            return 0.0
+        z = self.standardised(self.free)
+        apart = np.median(KDTree(z).query(z, k=2)[0][:, 1])
+        places = map(tuple, np.round(z / apart).astype(int))
+        known = dict(zip(places, self.values - self.values.max(), strict=True))
+        mass = 0.0
+        for place, value in known.items():
+            if value > -_FAR_DOWN:
+                continue
+            for step in (*np.eye(len(place), dtype=int), *-np.eye(len(place), dtype=int)):
+                inner = known.get(tuple(np.subtract(place, step)))
+                if inner is not None and tuple(np.add(place, step)) not in known:
+                    ratio = np.exp(min(value - inner, -_LEAST_FALL))
+                    mass += np.exp(value) * ratio / (1.0 - ratio)
+        lines = len(self.mode)  # that pass the same mass
+        return float(mass / lines / sum(map(np.exp, known.values())))
 
     def _between(self, number, rng):
         z, dim = self.standardised(self.free), len(self.mode)

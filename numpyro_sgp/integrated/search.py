@@ -26,9 +26,10 @@ from numpyro_sgp.integrated.nodes import (
 )
 from numpyro_sgp.integrated.profile import Gaussian, Node, Profile
 
-# Nats below the highest from where a grid does not go on; it then has all points that are
-# 7.5 nats below, and 2e-3 of a Gaussian's mass are outside.
-_DROP = 6.0
+# Nats below the highest from where a grid does not go on, by its dimension; the second is
+# for problems that take long. It has the neighbours of all points above that.
+_DROP = {1: (9.0, 9.0), 2: (8.0, 6.0), 3: (7.5, 6.0)}
+_AS_LOW = 6.0  # nats below the highest, are modes that are told
 # Distance of a grid's points, in standard deviations at the mode: at 1.4 sums over them
 # are those of a Gaussian to 1e-4; densities that are none need more. The second is for
 # problems that take long.
@@ -234,7 +235,7 @@ class Search:
             found = self._drawn(mode, axes)
         told = [astray, found.stopped]
         for free, below in self._ends:
-            if not (below < _DROP and found.is_beside(free)):
+            if not (below < _AS_LOW and found.is_beside(free)):
                 continue
             if below < _AS_HIGH:
                 told.append(MIRRORED)
@@ -262,9 +263,10 @@ class Search:
     def _grid(self, mode, axes):
         """
         All points of a grid along the axes that are neighbours of points connected with the
-        mode by such no more than 6 nats below it.
+        mode by such no more than some nats below it.
         """
-        dim, spacing = len(mode.free), _SPACING[len(mode.free)][self.profile.work > _LONG]
+        dim, is_long = len(mode.free), self.profile.work > _LONG
+        spacing, drop = _SPACING[dim][is_long], _DROP[dim][is_long]
         origin = (0,) * dim
         known, waiting, at, stopped = {origin: mode}, {origin}, origin, ""
         try:
@@ -272,7 +274,7 @@ class Search:
                 at = max(waiting, key=lambda k: known[k].value)
                 waiting.remove(at)
                 top = max(node.value for node in known.values())
-                if known[at].value < top - _DROP:
+                if known[at].value < top - drop:
                     break
                 for axis, sign in itertools.product(range(dim), (-1, 1)):
                     index = (*at[:axis], at[axis] + sign, *at[axis + 1 :])
@@ -297,7 +299,7 @@ class Search:
         total = logsumexp(values)
         weights = np.exp(values - total)
         cell = dim * np.log(spacing) + np.linalg.slogdet(axes)[1]
-        top = values.max() - _DROP
+        top = values.max() - drop
         open_ = [k in waiting and node.value > top for k, node in finite.items()]
         border = float(weights[np.array(open_, bool)].sum())
         found = tuple(finite.values()), weights, float(total + cell), border
