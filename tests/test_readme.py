@@ -43,6 +43,7 @@ def without_nuts(code):
 
 
 @pytest.mark.filterwarnings("ignore:There are not enough devices")
+@pytest.mark.filterwarnings("ignore:Nested inference has")  # of nested_shortly
 @pytest.mark.parametrize("nuts", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_code_of_the_readme_runs(nuts, capsys):
     code = "\n".join(blocks())

@@ -186,6 +186,7 @@ def test_every_page_with_code_is_run():
 
 
 @pytest.mark.filterwarnings("ignore:There are not enough devices")
+@pytest.mark.filterwarnings("ignore:Nested inference has")  # of nested_shortly
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=pytest.mark.slow) if page in LONG else page for page in RUN],

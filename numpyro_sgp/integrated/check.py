@@ -23,6 +23,7 @@ from numpyro_sgp.integrated.row_parts import need_layout, rows_have_one_group
 from numpyro_sgp.integrated.weighing import draws
 
 _LOOKED_AT = 5
+_TOLD_BEYOND = 5e-3  # of the mass
 
 
 def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
@@ -87,20 +88,20 @@ def no_digits() -> str:
 
 
 def _of_nodes(nodes):
-    told = f"{len(nodes.nodes)}, effective {nodes.effective:.0f}"
+    beyond, told = nodes.beyond, f"{len(nodes.nodes)}, effective {nodes.effective:.0f}"
     told += f", {nodes.border:.1%} of the mass at their border" if nodes.border else ""
+    told += f", about {beyond:.1%} of it beyond them" if beyond > _TOLD_BEYOND else ""
     told += f" ({nodes.stopped})" if nodes.stopped else ""
-    mend = "more nodes: a larger max_nodes, or more seconds" if nodes.too_few else ""
+    mend = f"more nodes: {nodes.mend}" if nodes.lacks_more else nodes.mend
     single = not jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    if mend and single:  # of many rows a value is rounded by more than nodes differ
+    if mend and single and not (nodes.several or nodes.astray):
+        # Of many rows a value is rounded by more than nodes differ.
         mend += "; or numpyro.enable_x64() at the beginning of the program"
-    lost = float(-np.log1p(-min(nodes.border, 0.999)))
+    lost = float(-np.log1p(-min(nodes.border + beyond, 0.999)))
     if nodes.too_few and (nodes.stopped or not nodes.border):
         lost = np.nan  # what is beyond, or between, is open
-    if nodes.several:
-        lost, mend = np.nan, "priors that choose one of them, or MCMC"
-    if nodes.astray:
-        lost, mend = np.nan, "priors nearer to the data, or other units of these"
+    if nodes.several or nodes.astray:
+        lost = np.nan
     return Cause("nodes", lost, told=told, mend=mend)
 
 

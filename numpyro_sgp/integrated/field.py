@@ -66,6 +66,8 @@ class Field:
             name: {key: p.value for key, p in site.initial.items()} | site.constants
             for name, site in setup.sites.items()
         }
+        #: Deterministic sites that the likelihood is made of, its predictors first.
+        self.sums: tuple[str, ...] = ()
         #: Observed sites.
         self.responses = tuple(k for k, s in setup.trace.items() if messages.is_response(s))
         fns = {name: setup.trace[name]["fn"] for name in setup.latents}
@@ -270,6 +272,9 @@ class Field:
             if not on_gp[root] and tuple(root.aval.shape) not in shapes:
                 # Effects that are not of rows, as predictors are: a scale, weights.
                 return {name for _, name in program.labels(root)}
+        values = {k: v for k, v in outputs["values"].items() if k not in self.latents}
+        fed = program.feeding(values, likelihood)
+        self.sums = tuple(sorted(fed, key=lambda name: values[name] not in roots))
         found = [each for each in self._layouts(roots) if each.number <= _MOST_IN_A_ROW]
         if not found:
             every = sorted({tuple(root.aval.shape) for root in roots})

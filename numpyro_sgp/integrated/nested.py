@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +67,7 @@ def nested(
         q(f, w) = \sum_k \pi_k\, q^*(f, w \mid \theta_k),
 
     with nodes :math:`\theta_k` around the mode, in unconstrained space: a grid for up to
-    three numbers, as far as the density is within 6 nats of the mode's; for more,
+    three numbers, as far as the density is within 6 to 9 nats of the mode's; for more,
     quasi-random draws with importance weights, in rounds that learn where the mass is.
     Integrated nested Laplace approximations [1] have a Laplace approximation in the place
     of the variational optimum; here the likelihood may be any code with one row of
@@ -75,6 +76,8 @@ def nested(
 
     Effects of 64 groups or more, of which each row has one, are eliminated from the
     precision of q(w) group by group, at a cost that is linear in their number.
+
+    Where too few nodes count for intervals and the evidence, a warning says what to do.
 
     Inducing points that a method chooses are chosen anew at the mode, greedily for its
     kernels, where that raises the bound.
@@ -152,5 +155,7 @@ def nested(
             bar.update()
 
         nodes = Search(profile, max_nodes, until, progress).nodes(starts)
+    if message := nodes.warning():
+        warnings.warn(message, UserWarning, stacklevel=3)  # one is of the lock
     took = time.monotonic() - started
     return Nested(field, nodes, args, kwargs, seconds=took)

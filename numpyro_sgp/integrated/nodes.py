@@ -17,7 +17,11 @@ _SMOOTH = 0.2  # how far draws are from nodes that were drawn, in standard devia
 _CANDIDATES = 20_000
 _BORDER = 0.01  # of the mass
 _FEW = 100.0  # effective nodes of those that were drawn
+_HOPELESS = 25.0  # of so few, among many, as many nodes more would be no cure
+_MANY = 1000  # nodes that were drawn
 _FEW_OF_GRID = 2.0  # as spaced as they are at most, they are 3.5 and more
+_FAR_DOWN = 6.0  # nats below the highest up to where all grids go on
+_LEAST_FALL = 0.1  # nats from node to node, of tails
 _LOW = 40.0  # nats below the highest from where nodes hold no spline
 _SEEN = 1e-6  # weight of nodes that count
 _LARGEST = 0.01  # share of one candidate
@@ -26,6 +30,14 @@ _ALIKE = 0.1  # standard deviations, and their logarithm, that draws are from no
 NO_MODE = "the ascent of hyperparameters ended on a slope, before any mode"
 #: What is in :attr:`Nodes.stopped` where time did not do for more.
 TIME_USED = "the time was used up"
+_LIMITED = "at the limit of"
+#: What is there where there are as many as may be.
+AT_LIMIT = f"{_LIMITED} {{}} nodes"
+#: What is to be done where more nodes would not help.
+_OTHERWISE = (
+    "non-centred hierarchies (as by numpyro.infer.reparam.LocScaleReparam), narrower "
+    "priors, or NUTS on sgp.whiten(model)"
+)
 #: What is there where there is mass that nodes are not around.
 OTHER_MODE = "another mode"
 #: What is there where signs, or an order, of latents make no difference.
@@ -44,7 +56,8 @@ class Nodes:
     :param weights: shape ``(K,)``, which sum to one.
     :param log_evidence: log of the integral of exp(value) over unconstrained
         hyperparameters: a lower bound on the log evidence, but for the error of the nodes
-        and of weighed draws.
+        and of weighed draws. Of too few nodes that were drawn it is an estimate that may be
+        anywhere.
     :param border: share of the mass that is at the border of a grid, from where no further
         nodes were looked at; zero where nodes are drawn.
     :param mode: the mode, ``(p,)``.
@@ -78,6 +91,40 @@ class Nodes:
         return self.border > _BORDER
 
     @property
+    def more_would_do(self) -> bool:
+        """Whether more nodes of the same kind might be enough, where they are too few."""
+        return TIME_USED in self.stopped or _LIMITED in self.stopped
+
+    @property
+    def mend(self) -> str:
+        """What to do where they are too few, or elsewhere; empty where they are not."""
+        if self.astray:
+            return "priors nearer to the data, or other units of these"
+        if self.several:
+            return "priors that choose one of them, or MCMC"
+        if not self.too_few:
+            return ""
+        if not self.more_would_do:
+            return _OTHERWISE
+        return "more seconds" if TIME_USED in self.stopped else "a larger max_nodes"
+
+    @property
+    def lacks_more(self) -> bool:
+        """Whether more of them are all that is to be done."""
+        elsewhere = self.astray or self.several
+        return self.too_few and self.more_would_do and not elsewhere
+
+    @property
+    def beyond(self) -> float:
+        """Mass beyond nodes that are far down, as tails go on, relative to all."""
+        return 0.0
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the log evidence is a lower bound, but for small errors."""
+        return True
+
+    @property
     def astray(self) -> bool:
         """Whether no mode was found for them to be around."""
         return self.stopped.startswith(NO_MODE)
@@ -98,9 +145,12 @@ class Nodes:
         """A line on the log evidence, if it is known."""
         if np.isnan(self.log_evidence):
             return []
-        is_laplace = len(self.nodes) == 1 and self.mode.size
-        kind = "by Laplace's approximation" if is_laplace else "a lower bound, nearly"
-        return [f"  log evidence: {self.log_evidence:.7g} ({kind})"]
+        return [f"  log evidence: {self.log_evidence:.7g} ({self._told_of_evidence()})"]
+
+    def _told_of_evidence(self) -> str:
+        if len(self.nodes) == 1 and self.mode.size:
+            return "by Laplace's approximation"
+        return "a lower bound, nearly" if self.is_bound else "not known"
 
     def told_of_doubts(self) -> list[str]:
         """A line for each thing that is known to be wrong."""
@@ -108,8 +158,20 @@ class Nodes:
         if not self.left <= ENOUGH_NATS:
             told.append(f"  q(w) is about {self.left:.2g} nats from the best: see check()")
         if self.too_few:
-            told.append("  more nodes are needed: a larger max_nodes, or more seconds")
+            what = "more nodes are needed" if self.lacks_more else "too few nodes count"
+            told.append(f"  {what}: {self.mend}")
         return told
+
+    def warning(self) -> str:
+        """What to say where they are too few; empty where they are not."""
+        if not self.too_few:
+            return ""
+        why = f" ({self.stopped})" if self.stopped else ""
+        return (
+            f"Nested inference has {self.effective:.3g} effective nodes of "
+            f"{len(self.nodes)}{why}: too few for the hyperparameters and the log "
+            f"evidence. Try {self.mend}."
+        )
 
     def is_beside(self, free: np.ndarray) -> bool:
         """Whether hyperparameters are far from all nodes."""
@@ -200,6 +262,25 @@ class Drawn(Nodes):
         """See :attr:`Nodes.too_few`."""
         return self.effective < _FEW
 
+    @property
+    def more_would_do(self) -> bool:
+        """See :attr:`Nodes.more_would_do`: not where nearly all of many count nothing."""
+        return len(self.nodes) < _MANY or self.effective > _HOPELESS
+
+    @property
+    def is_bound(self) -> bool:
+        """See :attr:`Nodes.is_bound`."""
+        return not self.too_few
+
+    def _told_of_evidence(self) -> str:
+        if self.is_bound:
+            return super()._told_of_evidence()
+        error = np.sqrt(max(1.0 / self.effective - 1.0 / len(self.nodes), 0.0))
+        return (
+            f"of {self.effective:.3g} effective nodes: no bound, known to ± {error:.1g} at "
+            "best"
+        )
+
     def _between(self, number, rng):
         return self._near(number, rng)
 
@@ -218,6 +299,35 @@ class Grid(Nodes):
     def too_few(self) -> bool:
         """See :attr:`Nodes.too_few`."""
         return super().too_few or self.effective < _FEW_OF_GRID
+
+    @property
+    def is_bound(self) -> bool:
+        """See :attr:`Nodes.is_bound`: sums over points too far apart may be anything."""
+        return self.effective >= _FEW_OF_GRID
+
+    @property
+    def beyond(self) -> float:
+        """
+        See :attr:`Nodes.beyond`: along each axis values go on to fall as between the last
+        two nodes. It is within a factor of three of what is there, or so.
+        """
+        if len(self.nodes) < 2:
+            return 0.0
+        z = self.standardised(self.free)
+        apart = np.median(KDTree(z).query(z, k=2)[0][:, 1])
+        places = map(tuple, np.round(z / apart).astype(int))
+        known = dict(zip(places, self.values - self.values.max(), strict=True))
+        mass = 0.0
+        for place, value in known.items():
+            if value > -_FAR_DOWN:
+                continue
+            for step in (*np.eye(len(place), dtype=int), *-np.eye(len(place), dtype=int)):
+                inner = known.get(tuple(np.subtract(place, step)))
+                if inner is not None and tuple(np.add(place, step)) not in known:
+                    ratio = np.exp(min(value - inner, -_LEAST_FALL))
+                    mass += np.exp(value) * ratio / (1.0 - ratio)
+        lines = len(self.mode)  # that pass the same mass
+        return float(mass / lines / sum(map(np.exp, known.values())))
 
     def _between(self, number, rng):
         z, dim = self.standardised(self.free), len(self.mode)

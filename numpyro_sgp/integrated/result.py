@@ -99,7 +99,7 @@ class Nested:
     def log_evidence(self) -> float:
         """
         Log evidence, with all hyperparameters integrated: a lower bound but for the error
-        of the nodes and of weighed draws.
+        of the nodes and of weighed draws, if these are not too few (``print`` tells).
         """
         return self.nodes.log_evidence
 
@@ -418,7 +418,7 @@ class Nested:
         attrs = {
             "method": "nested",
             "approximation": str(self.guide.approximation),
-            **self._bound_attrs(self.log_evidence),
+            **(self._bound_attrs(self.log_evidence) if self.nodes.is_bound else {}),
             "num_parameters": self.field.size * (self.field.size + 3) // 2,
             "num_nodes": len(self.nodes.nodes),
             "effective_nodes": self.nodes.effective,

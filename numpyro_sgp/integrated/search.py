@@ -14,6 +14,7 @@ from scipy.special import logsumexp
 from scipy.stats import chi2, multivariate_t, norm, qmc
 
 from numpyro_sgp.integrated.nodes import (
+    AT_LIMIT,
     MIRRORED,
     NO_MODE,
     OTHER_MODE,
@@ -25,9 +26,10 @@ from numpyro_sgp.integrated.nodes import (
 )
 from numpyro_sgp.integrated.profile import Gaussian, Node, Profile
 
-# Nats below the highest from where a grid does not go on; it then has all points that are
-# 7.5 nats below, and 2e-3 of a Gaussian's mass are outside.
-_DROP = 6.0
+# Nats below the highest from where a grid does not go on, by its dimension; the second is
+# for problems that take long. It has the neighbours of all points above that.
+_DROP = {1: (9.0, 9.0), 2: (8.0, 6.0), 3: (7.5, 6.0)}
+_AS_LOW = 6.0  # nats below the highest, are modes that are told
 # Distance of a grid's points, in standard deviations at the mode: at 1.4 sums over them
 # are those of a Gaussian to 1e-4; densities that are none need more. The second is for
 # problems that take long.
@@ -37,6 +39,8 @@ _FREEDOM = 5.0  # of the Student t that nodes are drawn from
 _ROUND = 128  # nodes of a round
 _ENOUGH = 1000.0, 300.0  # effective number of nodes; of problems that take long
 _WIDER = 1.2  # than what was found, are standard deviations of the next round
+_HELD = 4  # nodes for each hyperparameter hold a covariance
+_LEAST_POWER = 1e-2  # of weights
 _FAR = 12.0  # from where an ascent begins it goes in each coordinate
 _NEAR = 0.2  # nearer it does not begin again
 _ASCENTS = 6
@@ -231,7 +235,7 @@ class Search:
             found = self._drawn(mode, axes)
         told = [astray, found.stopped]
         for free, below in self._ends:
-            if not (below < _DROP and found.is_beside(free)):
+            if not (below < _AS_LOW and found.is_beside(free)):
                 continue
             if below < _AS_HIGH:
                 told.append(MIRRORED)
@@ -259,9 +263,10 @@ class Search:
     def _grid(self, mode, axes):
         """
         All points of a grid along the axes that are neighbours of points connected with the
-        mode by such no more than 6 nats below it.
+        mode by such no more than some nats below it.
         """
-        dim, spacing = len(mode.free), _SPACING[len(mode.free)][self.profile.work > _LONG]
+        dim, is_long = len(mode.free), self.profile.work > _LONG
+        spacing, drop = _SPACING[dim][is_long], _DROP[dim][is_long]
         origin = (0,) * dim
         known, waiting, at, stopped = {origin: mode}, {origin}, origin, ""
         try:
@@ -269,14 +274,14 @@ class Search:
                 at = max(waiting, key=lambda k: known[k].value)
                 waiting.remove(at)
                 top = max(node.value for node in known.values())
-                if known[at].value < top - _DROP:
+                if known[at].value < top - drop:
                     break
                 for axis, sign in itertools.product(range(dim), (-1, 1)):
                     index = (*at[:axis], at[axis] + sign, *at[axis + 1 :])
                     if index in known:
                         continue
                     if len(known) >= self.max_nodes:
-                        stopped = f"at the limit of {self.max_nodes} nodes"
+                        stopped = AT_LIMIT.format(self.max_nodes)
                         raise Interrupted
                     free = mode.free + spacing * (axes @ np.array(index, float))
                     node, _ = self._evaluate(free, known[at].q, to_weigh=True)
@@ -294,7 +299,7 @@ class Search:
         total = logsumexp(values)
         weights = np.exp(values - total)
         cell = dim * np.log(spacing) + np.linalg.slogdet(axes)[1]
-        top = values.max() - _DROP
+        top = values.max() - drop
         open_ = [k in waiting and node.value > top for k, node in finite.items()]
         border = float(weights[np.array(open_, bool)].sum())
         found = tuple(finite.values()), weights, float(total + cell), border
@@ -314,7 +319,7 @@ class Search:
             while True:
                 number = min(_ROUND, self.max_nodes - len(nodes))
                 if number < 1:
-                    stopped = f"at the limit of {self.max_nodes} nodes"
+                    stopped = AT_LIMIT.format(self.max_nodes)
                     break
                 proposals.append((centre, root))
                 new = _student_draws(centre, root, number, seed=len(proposals))
@@ -332,12 +337,7 @@ class Search:
                 effective = 1.0 / np.sum(weights**2)
                 if effective > enough:
                     break
-                if effective > 2 * dim:
-                    centre = weights @ z
-                    spread = (z - centre).T * weights @ (z - centre)
-                    root = _WIDER * np.linalg.cholesky(spread + 1e-3 * np.eye(dim))
-                else:
-                    root = 1.5 * root
+                centre, root = _next_proposal(z, weights, root)
         except Interrupted:
             stopped = TIME_USED
             if not nodes:
@@ -348,6 +348,25 @@ class Search:
         log_evidence = float(mode.value + log_mean + np.linalg.slogdet(axes)[1])
         found = tuple(nodes[i] for i in kept), weights, log_evidence, 0.0
         return Drawn(*found, mode.free, axes, self.profile.points, stopped)
+
+
+def _next_proposal(z, weights, root):
+    """
+    Mean and root of the covariance of nodes, by their weights; by a power of these where so
+    few count that they would hold no covariance.
+
+    :param root: of the proposal before.
+    """
+    dim = z.shape[1]
+    if not np.all(np.isfinite(weights)):  # no node has a density
+        return np.zeros(dim), 0.5 * root
+    power, tempered = 1.0, weights
+    while np.sum(tempered**2) * _HELD * dim > 1.0 and power > _LEAST_POWER:
+        power *= 0.8
+        tempered = weights**power / np.sum(weights**power)
+    centre = tempered @ z
+    spread = (z - centre).T * tempered @ (z - centre)
+    return centre, _WIDER * np.linalg.cholesky(spread + 1e-3 * np.eye(dim))
 
 
 def _student_draws(centre, root, number, seed):

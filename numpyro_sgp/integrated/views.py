@@ -16,6 +16,7 @@ class Shown:
         self.examples, self.params = result.examples, self.guide.known().starts
         self.args = None if self.examples is not None else result.args
         self.kwargs, self.effects = result.kwargs, result.field.effects
+        self.responses, self.sums = result.field.responses, result.field.sums
         self.quantiles, self.posterior = result.quantiles, result.posterior
         #: Inducing points, which may be others than those of the guide.
         self.points = {

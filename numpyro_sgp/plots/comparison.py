@@ -112,7 +112,7 @@ def plot_comparison(
         for label, fit in results.items()
     }
     if site is None:
-        site = chosen(found[next(iter(results))], None, first.guide.approximations)
+        site = chosen(first, found[next(iter(results))], None)
     drawn = {}
     for label, fit in fits.items():
         if label not in found:

@@ -53,7 +53,8 @@ def plot_posterior(
     :param result: what :func:`~numpyro_sgp.fit` or :func:`~numpyro_sgp.nested` returned.
     :param ax: axes to draw into; new ones if None.
     :param site: what to show: a GP site, a response, of nested inference a sum of sites; if
-        None, the first response that has a mean or classes, or the first GP site.
+        None, the first response that has a mean or classes, or a sum of sites that the
+        likelihood is made of, or the first GP site.
     :param X: inputs to predict at, for one column of any number and order; for two, their
         range is drawn. If None, the range of the training inputs and a little more (of the
         inducing points, where data are not at hand).
@@ -111,7 +112,7 @@ def plot_posterior(
     if columns == 1:
         order = np.argsort(grid[:, 0], kind="stable")
         grid, predictions = grid[order], in_order(predictions, order)
-    name = chosen(predictions, site, fitted.guide.approximations)
+    name = chosen(fitted, predictions, site)
     p = predictions[name]
     if columns == 2 and statistic == "sd" and is_classes(p):
         raise ValueError(f"'{name}' has classes, which have no standard deviation.")

@@ -263,8 +263,11 @@ def _absent(model, kwargs) -> list[str]:
     return [name for name in needed if name not in kwargs]
 
 
-def chosen(predictions: dict, site: str | None, gp_sites) -> str:
-    """The site to draw: the first response that has a mean or classes, if not told."""
+def chosen(fitted, predictions: dict, site: str | None) -> str:
+    """
+    The site to draw, if not told: the first response that has a mean or classes, or of
+    nested inference a sum that the likelihood is made of, or the first GP site.
+    """
     if site is not None:
         if site not in predictions:
             raise ValueError(
@@ -275,8 +278,12 @@ def chosen(predictions: dict, site: str | None, gp_sites) -> str:
     def can_be_shown(p):
         return p.probs is not None or np.isfinite(np.asarray(p.mean)).all()
 
-    responses = [name for name in predictions if name not in gp_sites]
-    found = [name for name in responses if can_be_shown(predictions[name])]
+    gp_sites = fitted.guide.approximations
+    others = [name for name in predictions if name not in gp_sites]
+    responses = getattr(fitted, "responses", others)  # only nested inference has others
+    first = [name for name in responses if name in predictions]
+    first += [name for name in getattr(fitted, "sums", ()) if name in predictions]
+    found = [name for name in first if can_be_shown(predictions[name])]
     return found[0] if found else next(name for name in predictions if name in gp_sites)
 
 

@@ -157,6 +157,11 @@ class LinearProgram:
                 del found[value]
         return list(found)
 
+    def feeding(self, values: dict[str, _Value], outputs: Iterable[_Value]) -> list[str]:
+        """Names of the values that outputs are computed from."""
+        needed = self._needed(outputs, {})
+        return [k for k, v in values.items() if self._made_by.get(v) in needed]
+
     def _opens(self, value, given) -> bool:
         """Whether a value needs openings of the field beside what is given."""
         needed = self._needed([value], given)

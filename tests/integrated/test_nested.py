@@ -1,7 +1,5 @@
 """What nested inference returns, and what it refuses."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,7 +123,7 @@ def test_responses_that_do_not_depend_on_f_are_predicted_too():
             probs = jax.nn.sigmoid(level) * jnp.ones(X.shape[0])
             numpyro.sample("above", dist.Bernoulli(probs), obs=above)
 
-    posterior = run(model, (X, np.sin(X[:, 0])), sgp.SVGP(4), max_nodes=9)
+    posterior = run(model, (X, np.sin(X[:, 0])), sgp.SVGP(4), max_nodes=30)
     found = posterior.predict(X_NEW, num_draws=256, quantiles=())
     assert {*found} == {"f", "y", "above"}
     share = np.mean(1.0 / (1.0 + np.exp(-posterior.hyperparameters["level"])))
@@ -250,9 +248,11 @@ def test_few_nodes_still_answer(number):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.5))
         observe(site(X, sgp.kernels.RBF(1.0, lengthscale)), y, noise)
 
-    found = run(model, (X, np.sin(X[:, 0])), max_nodes=number)
+    with pytest.warns(UserWarning, match="a larger max_nodes"):
+        found = run(model, (X, np.sin(X[:, 0])), max_nodes=number)
     assert np.isfinite(found.summary().to_numpy()).all()
-    short = run(model, (X, np.sin(X[:, 0])), seconds=0.01)
+    with pytest.warns(UserWarning, match="more seconds"):
+        short = run(model, (X, np.sin(X[:, 0])), seconds=0.01)
     assert "time" in short.nodes.stopped
 
 
@@ -272,7 +272,8 @@ def test_the_verdict(posterior):
     assert verdict.converged
     assert verdict.causes["inducing points"].nats < 0.5
     assert 0.0 <= verdict.causes["family"].nats < 0.5
-    few = run(counts, (X, COUNTS), sgp.SVGP(2), max_nodes=3)
+    with pytest.warns(UserWarning, match="effective nodes of 3 "):
+        few = run(counts, (X, COUNTS), sgp.SVGP(2), max_nodes=3)
     verdict = few.check()
     assert verdict.causes["inducing points"].nats > 1.0
     assert "more inducing points" in verdict.causes["inducing points"].mend
@@ -294,9 +295,11 @@ def test_draws_of_which_few_count_have_not_converged():
         with numpyro.plate("data", X.shape[0]):
             numpyro.sample("y", dist.StudentT(df, f, noise), obs=y)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with pytest.warns(UserWarning, match="effective nodes of 5 ") as told:
         few = run(model, (X, jnp.log1p(COUNTS)), sgp.SVGP(4), max_nodes=5)
+    assert len(told) == 1  # and none of SciPy's
+    assert "no bound" in repr(few) and "lower bound" not in repr(few)
+    assert "elbo" not in as_tree(few.to_arviz(num_samples=20)).attrs
     assert few.nodes.kind == "drawn" and few.nodes.too_few
     verdict = few.check()
     assert np.isnan(verdict.causes["other parameters"].nats)
@@ -369,7 +372,11 @@ def test_one_node_is_the_mode():
 
 
 def test_time_that_is_used_up_is_told():
-    found = run(counts, (X, COUNTS), max_nodes=4)
+    with pytest.warns(UserWarning, match="limit of 4 nodes.*a larger max_nodes") as told:
+        found = sgp.nested(
+            counts, sgp.SVGP(8), (X, COUNTS), max_nodes=4, progress_bar=False
+        )
+    assert [one.filename for one in told] == [__file__]
     assert "limit of 4 nodes" in found.nodes.stopped and found.nodes.border > 0.01
     assert "more nodes are needed" in repr(found)
 

@@ -4,13 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy.special import expit, logsumexp
-from scipy.stats import beta, expon
+from scipy.special import expit, gammaln, logsumexp
+from scipy.stats import beta, expon, multivariate_t
 
 from numpyro_sgp.integrated import nodes
 from numpyro_sgp.integrated.check import _of_nodes
 from numpyro_sgp.integrated.profile import Node
-from numpyro_sgp.integrated.search import Search
+from numpyro_sgp.integrated.search import Search, _next_proposal
 
 X = np.linspace(0.0, 4.0, 15)
 Y = np.array([-0.428, 0.5, 0.679, 0.563, 0.833, 0.11, -0.592, -1.07, -0.91, -0.801])
@@ -142,7 +142,7 @@ class Known:
 
 def search(value, slope, *starts, max_nodes=200, until=None, dtype=np.float64):
     found = Search(Known(value, slope, dtype), max_nodes, until, lambda *_: None)
-    return found.nodes(np.array(starts)[:, None])
+    return found.nodes(np.array(starts).reshape(len(starts), -1))
 
 
 def test_a_mode_is_found_however_far_from_the_starts():
@@ -281,3 +281,117 @@ def test_nodes_without_weight_say_nothing_of_what_is_left():
     rest = 0.0, 0.0, np.zeros(1), np.eye(1), {}, ""
     assert nodes.Grid(tuple(each), np.array([1.0, 0.0]), *rest).left == 0.2
     assert np.isnan(nodes.Grid(tuple(each), np.array([0.5, 0.5]), *rest).left)
+
+
+# ---- how many they are ------------------------------------------------------------------
+
+
+def log_gammas(shapes):
+    """Logarithms of Gamma variables, with their modes at zero, and the slope."""
+    constant = np.sum(shapes * np.log(shapes) - gammaln(shapes))
+    return (
+        lambda z: np.sum(shapes * (z - np.exp(z))) + constant,
+        lambda z: shapes * (1.0 - np.exp(z)),
+    )
+
+
+def test_one_draw_that_has_most_of_the_weight_is_no_reason_to_draw_ever_farther():
+    """Of skewed tails: effective were 15 of 1,900, the evidence .2 nats above itself."""
+    shapes = np.where(np.arange(8) % 2, 4.0, 0.3)
+    found = search(*log_gammas(shapes), np.full(8, 0.3), max_nodes=3000)
+    assert found.effective > 500 and not found.too_few and found.is_bound
+    np.testing.assert_allclose(found.log_evidence, 0.0, atol=0.1)  # of draws
+
+
+def test_the_next_proposal_is_as_wide_as_what_counts():
+    z = np.random.default_rng(0).normal(size=(128, 6))
+    z[0] = 10.0
+    weights = np.append(0.9, np.full(127, 0.1 / 127))
+    centre, root = _next_proposal(z, weights, np.eye(6))
+    sds = np.sqrt(np.diag(root @ root.T))
+    assert np.all(centre < 5.0) and np.all((sds > 1.0) & (sds < 8.0))
+    even = np.full(128, 1 / 128)
+    centre, root = _next_proposal(z, even, np.eye(6))
+    spread = np.cov(z.T, bias=True) + 1e-3 * np.eye(6)
+    np.testing.assert_allclose(centre, z.mean(axis=0), atol=1e-12)
+    np.testing.assert_allclose(root @ root.T, 1.2**2 * spread, rtol=1e-9)
+
+
+def test_proposals_are_narrower_where_no_draw_had_a_density():
+    nothing = np.full(128, np.nan)
+    centre, root = _next_proposal(np.ones((128, 2)), nothing, np.eye(2))
+    np.testing.assert_array_equal(centre, np.zeros(2))
+    np.testing.assert_array_equal(root, 0.5 * np.eye(2))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_a_grid_has_exponential_tails_and_knows_what_it_lacks_of_them(dim):
+    """As of logarithms of half-Cauchy scales: up to .012 nats were lost."""
+
+    def value(z):
+        return np.sum(z + np.log(2.0 / np.pi) - np.log1p(np.exp(2.0 * z)))
+
+    start = np.full(dim, 0.3)
+    found = search(value, lambda z: -np.tanh(z), start, max_nodes=3000)
+    lost = -found.log_evidence
+    assert 0.0 < lost < 0.004 and found.stopped == ""
+    assert found.beyond / 3 < lost < 3 * found.beyond
+
+
+def test_what_a_grid_lacks_of_heavy_tails_is_in_its_row():
+    """Of a Student t, as far as six nats down."""
+    density = multivariate_t(np.zeros(2), df=3.0).logpdf
+    found = grid(density, np.zeros(2), np.eye(2) / np.sqrt(1 + 2 / 3), 0.75)
+    lost = -logsumexp(found.values) - np.log(0.75**2 / (1 + 2 / 3))
+    cause = _of_nodes(found)
+    assert lost > 0.01 and lost / 3 < cause.nats < 3 * lost
+    assert "of it beyond them" in cause.told
+
+
+def test_walls_are_no_tails():
+    """Points where nothing is are not among nodes: values do not go on there."""
+    found = grid(lambda z: -0.5 * z @ z, np.zeros(1), np.eye(1), 0.5)
+    kept = found.free[:, 0] > -0.7
+    each = [node for node, is_kept in zip(found.nodes, kept, strict=True) if is_kept]
+    weights = found.weights[kept] / found.weights[kept].sum()
+    cut = nodes.Grid(tuple(each), weights, 0.0, 0.0, found.mode, found.axes, {}, "")
+    assert cut.beyond < 1e-3
+
+
+def some(kind, effective, number, stopped):
+    """Nodes of which about so many are effective."""
+    weights = np.full(number, 1e-9)
+    weights[:effective] = 1.0 / effective
+    each = [Node(np.array([i, 0.0]), 0.0, None, 0.0, None) for i in range(number)]
+    rest = -49.4, 0.0, np.zeros(2), np.eye(2), {}, stopped
+    return kind(tuple(each), weights / weights.sum(), *rest)
+
+
+@pytest.mark.parametrize(
+    ("kind", "effective", "number", "stopped", "mend"),
+    [
+        (nodes.Drawn, 14, 3000, "at the limit of 3000 nodes", "LocScaleReparam"),
+        (nodes.Drawn, 14, 500, "at the limit of 500 nodes", "a larger max_nodes"),
+        (nodes.Drawn, 60, 3000, "at the limit of 3000 nodes", "a larger max_nodes"),
+        (nodes.Drawn, 60, 2000, nodes.TIME_USED, "more seconds"),
+        (nodes.Drawn, 14, 3000, f"{nodes.NO_MODE}; at the limit of 3000 nodes", "units"),
+        (nodes.Grid, 1, 40, "", "sgp.whiten"),
+        (nodes.One, 1, 1, nodes.TIME_USED, "more seconds"),
+    ],
+)
+def test_too_few_nodes_are_told_with_what_helps(kind, effective, number, stopped, mend):
+    found = some(kind, effective, number, stopped)
+    told = f"has {effective} effective nodes of {number}"
+    assert told in found.warning() and stopped in found.warning()
+    for text in (found.warning(), *found.told_of_doubts(), _of_nodes(found).mend):
+        assert mend in text and ("max_nodes" in text) == ("max_nodes" in mend)
+    (evidence,) = found.told_of_evidence()
+    assert "lower bound" not in evidence
+    if kind is nodes.Drawn:
+        assert f"of {effective} effective nodes: no bound, known to ± 0." in evidence
+
+
+def test_enough_nodes_are_no_reason_to_warn():
+    found = some(nodes.Drawn, 1000, 1500, "")
+    assert found.warning() == "" and found.told_of_doubts() == []
+    assert "a lower bound, nearly" in found.told_of_evidence()[0]

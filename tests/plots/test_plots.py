@@ -26,6 +26,7 @@ from numpyro_sgp.plots import (
     plot_posterior,
     plot_training,
     plot_verdict,
+    scene,
 )
 
 RNG = np.random.default_rng(0)
@@ -103,6 +104,32 @@ def band(ax, i=0):
     """Edges of a band, low and high."""
     vertices = ax.collections[i].get_paths()[0].vertices
     return vertices[:, 1].min(), vertices[:, 1].max()
+
+
+# ---- which site --------------------------------------------------------------------------
+
+
+def test_of_nested_inference_a_response_comes_first_then_what_the_likelihood_is_made_of():
+    """A ratio of f, which comes after all, was drawn where a response has no mean."""
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.deterministic("a_ratio", f / 0.3)
+        eta = numpyro.deterministic("eta", level + f)
+        numpyro.deterministic("double", 2.0 * eta)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Cauchy(eta, 0.3), obs=y)
+
+    found = sgp.nested(model, sgp.SVGP(4), (LINE, Y), progress_bar=False)
+    assert found.plot(num_points=5).get_ylabel() == "eta"
+    assert plot_comparison({"nested": found}, num_points=5).get_ylabel() == "eta"
+    predictions, asked = found.predict(LINE), found.shown()
+    assert {"a_ratio", "double"} < {*predictions}
+    one = predictions["f"]
+    assert scene.chosen(asked, {**predictions, "y": one}, None) == "y"
+    asked.sums = ()
+    assert scene.chosen(asked, dict(predictions), None) == "f"
 
 
 # ---- posteriors -------------------------------------------------------------------------
