@@ -34,6 +34,7 @@ from numpyro_sgp.tracing.checks import check_whole_plates
 
 #: Sds by which a mean, and logs of a ratio by which an sd, may be off without a remark.
 FAR_MEAN, FAR_LOG_SD = 0.2, 0.15
+_NO_MEAN = 1.0  # k-hat above which weights have no mean
 _ROUNDED = 20.0  # nats: sd of weights above which those of float32 are not believed
 _NUM_ERRORS = 3  # at least, that such a difference is one
 _LARGEST = 2e8  # rows times inducing points of one pass over all data
@@ -227,7 +228,9 @@ def family(found: Weighed, points, uncoupled: bool = True) -> Cause:
     told += f": by weights of k-hat {found.khat:.2f}"
     told += "" if found.khat <= limit else f", above {limit:.2f}, so at least"
     mend = ""
-    off = [_moments(site, moments) for site, moments in found.moments.items()]
+    off = []
+    if found.khat <= _NO_MEAN:  # above, moments are those of a few draws
+        off = [_moments(site, moments) for site, moments in found.moments.items()]
     told += "".join(words for words, _ in off)
     if found.gap > max(1.0, 3.0 * found.error) or any(far for _, far in off):
         coupled = "covariance='coupled', " if uncoupled else ""
