@@ -25,7 +25,8 @@ class Cause(NamedTuple):
     :param error: standard error of that, or zero.
     :param told: what was found, or why nothing was.
     :param mend: what to do about it; empty where nothing needs to be done.
-    :param headline: what is told with the verdict, whatever the nats.
+    :param headline: what is told with the verdict, and the mend beside it, whatever the
+        nats.
     """
 
     name: str
@@ -130,7 +131,7 @@ class Verdict:
             if cause.nats >= ENOUGH_NATS:
                 text += f"; {name} {cause.number} nats"
             if cause.headline:
-                text += f"; {cause.headline}"
+                text += f"; {cause.headline} ({cause.mend})"
         return text
 
     @property

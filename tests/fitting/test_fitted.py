@@ -470,3 +470,14 @@ def test_what_is_lost_in_noise_has_not_converged(bound, error, text):
     verdict = Verdict({cause.name: cause for cause in causes}, bound=bound)
     assert verdict.converged == (text == "converged")
     assert verdict.summary.startswith(f"{text}: left are about")
+
+
+def test_what_is_told_first_has_its_mend_beside_it():
+    causes = [
+        Cause("q(u)", 0.0),
+        Cause("other parameters", 0.0),
+        Cause("inducing points", 0.0),
+        Cause("sites apart", 0.1, mend="use joint=True", headline="sds are 0.16 of those"),
+    ]
+    verdict = Verdict({cause.name: cause for cause in causes})
+    assert verdict.summary.endswith("; sds are 0.16 of those (use joint=True)")
