@@ -14,6 +14,7 @@ from numpyro_sgp.diagnostics.optimality import begin_nats_left
 from numpyro_sgp.diagnostics.sparsity import begin_curve
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.batches import gain_in_q
+from numpyro_sgp.fitting.float32 import begin_float32
 from numpyro_sgp.fitting.hierarchies import MEND, told_of, vanished
 from numpyro_sgp.fitting.problem import (
     Problem,
@@ -67,6 +68,7 @@ def check(
         curve = _begun(begin_curve, *given, loss, rng_key, left=left)
     if small and len(guide.approximations) == 1:
         bracket = _begun(begin_bracket, *given)
+    digits = begin_float32(problem, attempts.steps)
     others = attempts.of_others(losses)
     if gone := vanished(guide, params, args, kwargs):
         others = Cause(others.name, np.nan, told=told_of(gone), mend=MEND)
@@ -77,6 +79,8 @@ def check(
         _of_family(weights, given),
         _of_latents(given),
     ]
+    if digits is not None:
+        found.append(digits(attempts.descent, others))
     found += attempts.of_optima()
     found += [cause for more in MORE_CAUSES if (cause := more(*given)) is not None]
     if bracket is not None:
