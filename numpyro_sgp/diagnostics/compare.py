@@ -43,8 +43,9 @@ def compare(
       latents are held at points (which LOO cannot move). For a variational fit this is the
       cross-validation of q(f) as if it were the posterior, given those hyperparameters that
       are numbers or :func:`numpyro.param`.
-    - ``others_left, points_lose`` are of :meth:`~numpyro_sgp.Fitted.check`, where it was
-      called before :meth:`~numpyro_sgp.Fitted.to_arviz`.
+    - ``others_left, points_lose, float32_loses`` are of
+      :meth:`~numpyro_sgp.Fitted.check`, where it was called before
+      :meth:`~numpyro_sgp.Fitted.to_arviz`.
     - ``elbo, seconds, nats_left, guide_khat, sbc_p`` are as :func:`to_arviz` was told or
       computed them, with ``log_joint_bound`` in the place of ``elbo`` where latents are
       held at points; ``r_hat``, sample sizes and ``divergences`` are of MCMC only.

@@ -70,6 +70,9 @@ CONVERGENCE = {
     "points_lose": _Column(
         "what the inducing points lose at least, beside more of them (as others_left)", 2
     ),
+    "float32_loses": _Column(
+        "what the bound would gain in float64 at least (as others_left)", 2
+    ),
     "guide_khat": _Column(
         "PSIS k-hat of the guide's joint draws of all latents (k_max is of single "
         "observations)",

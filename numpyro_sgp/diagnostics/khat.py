@@ -20,6 +20,7 @@ MAX_ROWS, MAX_ROWS_EACH = 1000, 200
 #: Draws that k-hat is made of.
 NUM_DRAWS = 1000
 _FEWEST = 3  # effective draws
+_EQUAL = 1e-3  # by which the logs of weights differ that are equal but for rounding
 _CHUNK_NUMBERS = 3e7
 _MATRICES = 8  # of N x N numbers that a draw needs at the same time
 
@@ -109,7 +110,8 @@ class Weighed(NamedTuple):
     """
     What importance weights of a guide's draws tell.
 
-    :param khat: as :func:`guide_khat`.
+    :param khat: as :func:`guide_khat`; zero where there is no tail, as all weights, or the
+        largest ones, are the same.
     :param gap: what they see of the KL divergence from the guide to the posterior, in nats.
     :param error: standard error of that.
     :param moments: of GP values, by site: how far means and standard deviations are off.
@@ -211,7 +213,10 @@ def weighed(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few draws in the tail: k-hat is infinite
-        smoothed, khat = array_stats.psislw(-log_weights)
+        if _has_no_tail(log_weights):
+            smoothed, khat = log_weights, 0.0
+        else:
+            smoothed, khat = array_stats.psislw(-log_weights)
     top = log_weights.max()
     weights = np.exp(log_weights - top)
     gap = np.log(weights.mean()) + top - log_weights.mean()
@@ -223,6 +228,16 @@ def weighed(
     moments = {k: moments_of(smoothed, v) for k, v in (values or {}).items()}
     spread = float(np.std(log_weights))
     return Weighed(float(khat), float(gap), error, moments, spread)
+
+
+def _has_no_tail(log_weights) -> bool:
+    """Whether weights are equal but for rounding, or those that PSIS fits are equal."""
+    largest = np.sort(log_weights)
+    number = min(0.2 * len(largest), 3.0 * np.sqrt(len(largest)))
+    tail = largest[-int(np.ceil(number)) :]
+    if not np.isfinite(tail).all():
+        return False
+    return bool(largest[-1] - largest[0] < _EQUAL or tail[0] == tail[-1])
 
 
 def moments_of(log_weights: np.ndarray, values: np.ndarray) -> Moments:

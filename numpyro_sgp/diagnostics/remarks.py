@@ -39,6 +39,9 @@ def remarks_on(tree, loo, chains, is_reference, why_no_loo=""):
         yield f"its inducing points lose at least {lost:.2g} nats" + (
             f": {mend}." if mend else "."
         )
+    if (lost := attrs.get("float32_loses", 0.0)) > ENOUGH_NATS:
+        size = f"{lost:.2g}" if lost < 100 else f"{lost:.0f}"
+        yield f"float32 costs it at least {size} nats: numpyro.enable_x64() before the fit."
     if points := attrs.get("point_estimates"):
         yield (
             f"held at points: {points}. So it has no LOO, no k-hat and no bound "

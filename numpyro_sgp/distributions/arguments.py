@@ -220,6 +220,23 @@ def check_indexable(model, given, converted) -> None:
                 )
 
 
+def in_float64(tree):
+    """
+    A tree of arrays with its real numbers in 64 bits. Those of NumPy are new ones, so that
+    what they keep of themselves in JAX is of 64 bits too.
+    """
+
+    def wide(leaf):
+        if not isinstance(leaf, np.ndarray | jax.Array):
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            leaf = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
+            return leaf.astype(np.float64)
+        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+    return jax.tree.map(wide, tree)
+
+
 def as_numbers(value, what: str):
     """
     A frame, series or list of numbers as a NumPy array; arrays and all else as they are.

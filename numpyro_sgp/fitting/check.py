@@ -14,6 +14,7 @@ from numpyro_sgp.diagnostics.optimality import begin_nats_left
 from numpyro_sgp.diagnostics.sparsity import begin_curve
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.batches import gain_in_q
+from numpyro_sgp.fitting.float32 import begin_float32
 from numpyro_sgp.fitting.hierarchies import MEND, told_of, vanished
 from numpyro_sgp.fitting.problem import (
     Problem,
@@ -34,6 +35,7 @@ from numpyro_sgp.tracing.checks import check_whole_plates
 
 #: Sds by which a mean, and logs of a ratio by which an sd, may be off without a remark.
 FAR_MEAN, FAR_LOG_SD = 0.2, 0.15
+_NO_MEAN = 1.0  # k-hat above which weights have no mean
 _ROUNDED = 20.0  # nats: sd of weights above which those of float32 are not believed
 _NUM_ERRORS = 3  # at least, that such a difference is one
 _LARGEST = 2e8  # rows times inducing points of one pass over all data
@@ -66,6 +68,7 @@ def check(
         curve = _begun(begin_curve, *given, loss, rng_key, left=left)
     if small and len(guide.approximations) == 1:
         bracket = _begun(begin_bracket, *given)
+    digits = begin_float32(problem, attempts.steps)
     others = attempts.of_others(losses)
     if gone := vanished(guide, params, args, kwargs):
         others = Cause(others.name, np.nan, told=told_of(gone), mend=MEND)
@@ -76,6 +79,8 @@ def check(
         _of_family(weights, given),
         _of_latents(given),
     ]
+    if digits is not None:
+        found.append(digits(attempts.descent, others))
     found += attempts.of_optima()
     found += [cause for more in MORE_CAUSES if (cause := more(*given)) is not None]
     if bracket is not None:
@@ -227,7 +232,9 @@ def family(found: Weighed, points, uncoupled: bool = True) -> Cause:
     told += f": by weights of k-hat {found.khat:.2f}"
     told += "" if found.khat <= limit else f", above {limit:.2f}, so at least"
     mend = ""
-    off = [_moments(site, moments) for site, moments in found.moments.items()]
+    off = []
+    if found.khat <= _NO_MEAN:  # above, moments are those of a few draws
+        off = [_moments(site, moments) for site, moments in found.moments.items()]
     told += "".join(words for words, _ in off)
     if found.gap > max(1.0, 3.0 * found.error) or any(far for _, far in off):
         coupled = "covariance='coupled', " if uncoupled else ""

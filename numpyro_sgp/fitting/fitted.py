@@ -394,6 +394,7 @@ class Fitted:
           (:func:`~numpyro_sgp.diagnostics.khat.weigh`); by how much they move the means
           and standard deviations of f, which a fraction of a nat can be enough for.
         * ``point estimates``: which latents are held at points.
+        * ``float32``, where JAX computes in it: what the bound gains at least in float64.
 
         :param args: arguments of the model with all of the data; those of the training if
             left out.

@@ -13,6 +13,8 @@ _MOST_NOISE, _MOST_SHARE = 1.0, 1e-3  # of that, in nats and of the bound
 _LEFT = "q(u)", "other parameters"
 #: The row of trainings from other starts.
 OTHER_OPTIMA = "other optima"
+#: The row of what numbers of 32 bits cost.
+FLOAT32 = "float32"
 
 
 class Cause(NamedTuple):
@@ -25,7 +27,8 @@ class Cause(NamedTuple):
     :param error: standard error of that, or zero.
     :param told: what was found, or why nothing was.
     :param mend: what to do about it; empty where nothing needs to be done.
-    :param headline: what is told with the verdict, whatever the nats.
+    :param headline: what is told with the verdict, and the mend beside it, whatever the
+        nats.
     """
 
     name: str
@@ -66,8 +69,8 @@ class Verdict:
     What a fit misses; see :meth:`~numpyro_sgp.Fitted.check`. Printed, it is a table.
 
     :param causes: by name: ``q(u)``, ``other parameters``, ``inducing points``,
-        ``family``, ``point estimates``, and ``other optima`` where the likelihood is not
-        log-concave.
+        ``family``, ``point estimates``, ``float32`` where JAX computes in it, and
+        ``other optima`` where the likelihood is not log-concave.
     :param evidence: bracket of the log evidence at the fit's hyperparameters, for Gaussian
         likelihoods.
     :param bound: the bound of the fit.
@@ -84,7 +87,9 @@ class Verdict:
         """
         Whether less than half a nat (or the noise of what is measured, if that is a nat or
         a thousandth of the bound at most) is left for q(u) and for the other parameters
-        together, and trainings from other starts do not end elsewhere.
+        together, and trainings from other starts do not end elsewhere. That is of the
+        training as it was, in float32 if it was in float32: what that costs is a row of its
+        own.
         """
         for name in (*_LEFT, OTHER_OPTIMA):
             cause = self.causes.get(name)
@@ -118,19 +123,25 @@ class Verdict:
             text = "not known to have converged"
         if optima is not None and np.isnan(optima.nats):
             text = "at one of several optima"
+        digits = self.causes.get(FLOAT32, Cause(FLOAT32, np.nan))
+        rounded = digits.nats > ENOUGH_NATS
+        if rounded and self.converged:
+            text += " in float32 alone"
         if told:
             text += f": left are about {told}"
+        if rounded:
+            text += f"; float32 costs at least {digits.number} nats ({digits.mend})"
         points = self.causes["inducing points"]
         if points.nats >= 0.05:
             text += f"; the inducing points lose at least {points.number} nats"
-        told_already = *_LEFT, "inducing points"
+        told_already = *_LEFT, "inducing points", FLOAT32
         for name, cause in self.causes.items():
             if name in told_already or not cause.mend:
                 continue
             if cause.nats >= ENOUGH_NATS:
                 text += f"; {name} {cause.number} nats"
             if cause.headline:
-                text += f"; {cause.headline}"
+                text += f"; {cause.headline} ({cause.mend})"
         return text
 
     @property
@@ -146,6 +157,8 @@ class Verdict:
             del found["others_left"], found["others_left_se"]
         if np.isnan(points.nats):
             del found["points_lose"]
+        if FLOAT32 in self.causes and not np.isnan(self.causes[FLOAT32].nats):
+            found["float32_loses"] = self.causes[FLOAT32].nats
         return found | ({"points_mend": points.mend} if points.mend else {})
 
     def to_dataframe(self):

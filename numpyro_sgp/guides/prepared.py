@@ -1,5 +1,6 @@
 """What a guide knows once it has seen the data: checks, points, names, starting values."""
 
+import copy
 import functools
 from dataclasses import replace
 
@@ -224,3 +225,16 @@ class PreparedGuide(autoguide.AutoGuide):
         for site in setup.sites.values():
             fixed |= site.values(trained=False)
         check_params(params, setup.shapes, fixed)
+
+
+def guide_in_float64(guide: PreparedGuide) -> PreparedGuide:
+    """
+    A guide that is set up as this one, for parameters and data of 64 bits where it has been
+    set up in 32: what its posteriors are made of beside them is of 64 bits too.
+
+    :param guide: which is left as it is.
+    """
+    other, setup = copy.copy(guide), guide.known()
+    sites = {name: site.in_float64() for name, site in setup.sites.items()}
+    other._setup = replace(setup, sites=sites)
+    return other

@@ -14,7 +14,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._programs import on_data, one_program
 from numpyro_sgp._threads import one_thread
-from numpyro_sgp.distributions.arguments import columns_of
+from numpyro_sgp.distributions.arguments import columns_of, in_float64
 from numpyro_sgp.families import Param
 from numpyro_sgp.guides.checks import (
     assigned,
@@ -75,6 +75,15 @@ class SiteSetup:
             for name, param in self.initial.items()
             if trained == self.approximation.is_trained(param)
         }
+
+    def in_float64(self) -> "SiteSetup":
+        """The same with its real numbers in 64 bits, where JAX has these."""
+        initial = {
+            name: replace(param, value=in_float64(param.value))
+            for name, param in self.initial.items()
+        }
+        points, constants = in_float64((self.points, self.constants))
+        return replace(self, points=points, initial=initial, constants=constants)
 
 
 @dataclass(frozen=True, eq=False)

@@ -212,7 +212,7 @@ def _of_family(profile, chosen, args, kwargs, weighed):
     told += "" if khat <= limit else f", above {limit:.2f}, so at least"
     told += "; nodes and moments are weighed by them" if weighed else ""
     mend = ""
-    if khat > limit:
+    if khat > limit and any(w.gap > max(1.0, 3.0 * w.error) for w in each):
         mend = "compare with MCMC"
     elif high - low > ENOUGH_NATS and not weighed:
         mend = "it differs between nodes, so that their weights are off: compare with MCMC"

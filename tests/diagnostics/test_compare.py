@@ -197,12 +197,18 @@ def test_fit_that_has_not_converged_is_told_and_its_marginals_are_not_praised():
             "attempt": tree(others_left=6.3, others_left_se=0.1, loss_drop=9.0),
             "random": tree(others_left=0.7, others_left_se=0.4, loss_drop=9.0),
             "few": tree(points_lose=3.1, points_mend="use 128 inducing points"),
+            "single": tree(float32_loses=122.4),
+            "digits": tree(float32_loses=0.1),
         }
     )
     assert comparison.table.loc["attempt", "others_left_se"] == 0.1
     assert comparison.table.loc["few", "points_lose"] == 3.1
     few = "its inducing points lose at least 3.1 nats: use 128 inducing points."
     assert few in said(comparison, "few")
+    single = "float32 costs it at least 122 nats: numpyro.enable_x64() before the fit."
+    assert single in said(comparison, "single")
+    assert comparison.table.loc["single", "float32_loses"] == 122.4
+    assert "float32" not in said(comparison, "digits")
     assert "not converged" not in said(comparison, "random")
     assert comparison.table.loc["short", "nats_left"] == 46.2
     for name in ("done", "noisy", "mixture"):

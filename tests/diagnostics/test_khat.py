@@ -262,6 +262,32 @@ def test_weights_that_one_draw_has_all_of_have_no_k_and_may_be_rounding():
     assert "enable_x64" in cause.mend
 
 
+@pytest.mark.parametrize("k, shown", [(0.9, True), (2.0, False), (np.inf, False)])
+def test_moments_of_a_few_draws_are_not_told(k, shown):
+    """They were: sds of "1 to 3.8e+02 of theirs", by weights of which one draw had all."""
+    found = weighed_moments(1.0, 0.35)._replace(khat=k)
+    cause = family(found, ())
+    assert ("by them f is off" in cause.told) is shown and bool(cause.mend) is shown
+
+
+@pytest.mark.parametrize(
+    "log_weights",
+    [
+        np.full(1000, -3.0),
+        np.resize(np.float32([1.0, 1.0 + 1e-6]), 1000),
+        np.resize([0.0, -2.0], 1000),  # but the largest ones are the same
+    ],
+)
+def test_weights_without_a_tail_have_a_k_of_zero(log_weights):
+    """PSIS refuses them: "All tail values are the same"."""
+    weights = np.asarray(log_weights, float)
+    found = khat.weighed(weights, {"f": np.random.default_rng(0).normal(size=(1000, 2))})
+    assert found.khat == 0.0
+    gap = np.log(np.mean(np.exp(weights))) - np.mean(weights)
+    assert_allclose(found.gap, gap, atol=1e-12)
+    assert "unknown" not in family(found, ()).told
+
+
 @pytest.mark.parametrize("sd", [0.1, 0.5])
 def test_the_error_of_the_gap_is_its_spread_over_other_draws(sd):
     found = sd * np.random.default_rng(0).normal(size=(200, 400))

@@ -470,3 +470,25 @@ def test_what_is_lost_in_noise_has_not_converged(bound, error, text):
     verdict = Verdict({cause.name: cause for cause in causes}, bound=bound)
     assert verdict.converged == (text == "converged")
     assert verdict.summary.startswith(f"{text}: left are about")
+
+
+def test_what_is_told_first_has_its_mend_beside_it():
+    causes = [
+        Cause("q(u)", 0.0),
+        Cause("other parameters", 0.0),
+        Cause("inducing points", 0.0),
+        Cause("sites apart", 0.1, mend="use joint=True", headline="sds are 0.16 of those"),
+    ]
+    verdict = Verdict({cause.name: cause for cause in causes})
+    assert verdict.summary.endswith("; sds are 0.16 of those (use joint=True)")
+
+
+@pytest.mark.parametrize("nats, told", [(0.4, False), (np.nan, False), (22.8, True)])
+def test_what_float32_costs_is_told_first(nats, told):
+    names = "q(u)", "other parameters", "inducing points"
+    causes = {name: Cause(name, 0.0) for name in names}
+    digits = Cause("float32", nats, mend="enable_x64" if told else "")
+    verdict = Verdict({**causes, "float32": digits})
+    assert verdict.converged  # as far as training goes
+    assert verdict.summary.startswith("converged in float32 alone: ") is told
+    assert ("; float32 costs at least 23 nats (enable_x64)" in verdict.summary) is told

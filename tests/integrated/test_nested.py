@@ -10,6 +10,7 @@ from scipy import stats
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics.arviz import as_tree
+from numpyro_sgp.diagnostics.khat import Weighed
 from numpyro_sgp.integrated.check import _of_nodes
 from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.search import _student_draws
@@ -282,6 +283,16 @@ def test_the_verdict(posterior):
     with jax.enable_x64(False):
         assert "enable_x64" in _of_nodes(few.nodes).mend
     assert verdict.causes["point estimates"].nats == 0.0
+
+
+@pytest.mark.parametrize("gap, far", [(0.01, False), (3.0, True)])
+def test_a_large_k_alone_is_no_reason_for_mcmc(posterior, monkeypatch, gap, far):
+    """Of heavy tails that hardly matter: fits with all right were sent to it."""
+    found = Weighed(0.9, gap, 0.1, {})
+    monkeypatch.setattr("numpyro_sgp.integrated.check.weighed_draws", lambda _: found)
+    family = posterior.check().causes["family"]
+    assert "k-hat 0.90, above 0.67, so at least" in family.told
+    assert ("MCMC" in family.mend) is far
 
 
 @pytest.mark.slow

@@ -1,0 +1,127 @@
+"""What a fit loses to float32: the same bound, at the same parameters, in float64."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+from numpyro.infer.svi import SVIState
+
+from numpyro_sgp.distributions.arguments import in_float64
+from numpyro_sgp.fitting.problem import Problem
+from numpyro_sgp.fitting.verdict import ENOUGH_NATS, FLOAT32, Cause, unknown
+from numpyro_sgp.fitting.whole import descent_of
+from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.guides.prepared import guide_in_float64
+from numpyro_sgp.training.descent import Descent
+from numpyro_sgp.training.lbfgs import suits_natural
+
+_MOST = 50  # iterations in float64
+_EACH, _LITTLE = 10, 0.05  # of which so many that gain less than this are the last
+
+
+def begin_float32(problem: Problem, steps: int) -> Callable[..., Cause] | None:
+    """
+    What tells how many nats float32 costs, to be called with a :class:`Descent` of the
+    same problem in float32, if there is one, and with the row of the other parameters;
+    compiles beside.
+
+    The model is traced anew with data and parameters of 64 bits, at which the bound is
+    looked at with q(u) at its optimum, and again after some iterations of L-BFGS: what
+    float32 hides from a training that has arrived there. The guide stays as it is.
+
+    :param problem: what was trained, at the fit's parameters.
+    :param steps: iterations that are affordable; 0 for none.
+    :return: None in float64, and where the bound is random or too dear.
+    """
+    if jax.config.jax_enable_x64 or problem.random or not steps:  # type: ignore[attr-defined]
+        return None
+    if not isinstance(problem.guide, AutoSparseGP):
+        return None
+    wide = None
+    try:
+        with _float64():
+            wide = _in_float64(problem)
+            wide.prepare()
+    except Exception as error:  # a model that knows of 32 bits, or a device
+        return lambda descent, others, failed=error: _unknown(failed)
+
+    def finish(descent: Descent | None, others: Cause) -> Cause:
+        try:
+            descent = descent or descent_of(problem, jax.random.key(0))
+            descent.start_at(problem.free)
+            with _float64():
+                wide.step_scale = descent.step_scale
+                found = _gained(wide, descent.loss, min(steps, _MOST))
+        except Exception as error:
+            return _unknown(error)
+        return _told(*found, others, problem.guide)
+
+    return finish
+
+
+@contextmanager
+def _float64():
+    """JAX in 64 bits, in this thread; what a model warns of it has warned of before."""
+    with jax.enable_x64(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _unknown(error: Exception) -> Cause:
+    return Cause(FLOAT32, np.nan, told=unknown(error))
+
+
+def _in_float64(problem: Problem) -> Descent:
+    """The loss of the same model, data and guide, of 64 bits."""
+    svi = copy.copy(problem.svi)
+    svi.guide = guide_in_float64(problem.guide)
+    svi.optim = SimpleNamespace(get_params=lambda free: free)
+    kwargs = {**svi.static_kwargs, **problem.kwargs}
+    free, args, kwargs = in_float64((problem.free, problem.args, kwargs))
+    state = SVIState(free, None, problem.state.rng_key)
+    natural = bool(problem.natural) or suits_natural(svi)
+    options = {"natural": natural, "families": problem.natural, "briefly": True}
+    return Descent(svi, state, args, kwargs, **options)
+
+
+def _gained(wide: Descent, before: float, most: int) -> tuple[float, float, int]:
+    """
+    How much less a loss is in float64 at the same parameters and after more iterations,
+    and how many these were.
+    """
+    wide.start()
+    losses = wide.losses
+
+    def show(_):
+        if len(losses) > _EACH and losses[-1 - _EACH] - losses[-1] < _LITTLE:
+            raise StopIteration
+
+    index = wide.index(set(wide.free) - set(wide.profiled))
+    if index.size:
+        wide.run(index, most, 1e-15, show)
+    return before - losses[0], before - wide.loss, len(losses) - 1
+
+
+def _told(here: float, after: float, number: int, others: Cause, guide) -> Cause:
+    """The row; what more iterations in float32 would gain too is not of it."""
+    beyond = after - max(others.nats, 0.0) if np.isfinite(others.nats) else here
+    nats = float(max(here, beyond, 0.0))
+    number_here, number_after = (Cause("", max(n, 0.0)).number for n in (here, after))
+    told = f"in float64 the bound is {number_here} nats higher at these parameters"
+    told += f", {number_after} after {number} more iterations" if number else ""
+    mend = ""
+    if nats > ENOUGH_NATS:
+        mend = "numpyro.enable_x64() before the fit"
+        by_dtype = [o for o in guide.approximations.values() if _has_own_jitter(o)]
+        if by_dtype:
+            mend += f", or at least {type(by_dtype[0]).__name__}(..., jitter=1e-6)"
+    return Cause(FLOAT32, nats, told=told, mend=mend)
+
+
+def _has_own_jitter(approximation) -> bool:
+    """Whether its jitter depends on the precision."""
+    return getattr(approximation, "jitter", 0.0) is None
