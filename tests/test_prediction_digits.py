@@ -7,7 +7,17 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer.autoguide import AutoNormal
-from scipy.stats import binom, nbinom, norm, poisson, truncnorm, weibull_min
+from scipy.stats import (
+    binom,
+    chi2,
+    gamma,
+    invgamma,
+    nbinom,
+    norm,
+    poisson,
+    truncnorm,
+    weibull_min,
+)
 
 import numpyro_sgp as sgp
 from numpyro_sgp.likelihoods import RobustMax, robust_max_probabilities
@@ -146,17 +156,37 @@ def test_the_largest_of_functions_of_unlike_variances(sds):
         (poisson(9e3), lambda: dist.Poisson(9e3)),
         (poisson(1e6), lambda: dist.Poisson(1e6)),
         (poisson(50.0), lambda: dist.Poisson(50.0)),
+        (gamma(6e4, scale=0.7 / 6e4), lambda: dist.Gamma(6e4, 6e4 / 0.7)),
+        (gamma(1e8, scale=0.7 / 1e8), lambda: dist.Gamma(1e8, 1e8 / 0.7)),
+        (gamma(40.0, scale=0.1), lambda: dist.Gamma(40.0, 10.0)),
+        (invgamma(6e4, scale=4e4), lambda: dist.InverseGamma(6e4, 4e4)),
+        (invgamma(1e7, scale=7e6), lambda: dist.InverseGamma(1e7, 7e6)),
+        (chi2(1e6), lambda: dist.Chi2(1e6)),
         (binom(500, 0.02), lambda: dist.Binomial(500, 0.02)),
         (binom(10**6, 0.3), lambda: dist.Binomial(10**6, 0.3)),
         (binom(20, 0.3), lambda: dist.Binomial(20, logits=np.log(0.3 / 0.7))),
     ],
 )
-def test_levels_of_large_counts_in_float32(exact, fn):
+def test_levels_of_large_counts_and_shapes_in_float32(exact, fn):
     with jax.enable_x64(False):
         y = exact.ppf(LEVELS).astype(np.float32)
         found = cumulative.cdf(fn(), jnp.asarray(y))
     assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, exact.cdf(y.astype(float)), atol=3e-4)
+    # Of a shape of 1e8 y is known to a thousandth of its sd.
+    np.testing.assert_allclose(found, exact.cdf(y.astype(float)), atol=6e-4)
+
+
+def test_gamma_responses_of_next_to_no_noise_in_float32():
+    with jax.enable_x64(False):
+        shape, level = 1e7, 0.3
+        likelihood = lambda f: dist.Gamma(shape, shape * jnp.exp(-f))  # noqa: E731
+        guide, params = at(likelihood, 1e-6, jnp.ones(3), mean=level)
+        f = guide.posterior(params, jnp.asarray(Z, jnp.float32))["f"]
+        options = {"quantiles": LEVELS}
+        found = sgp.predict(guide, params, jnp.asarray(Z, jnp.float32), **options)["y"]
+    scale = np.sqrt(f.variance + 1.0 / shape)[0]  # log-normal, but for what is a millionth
+    known = np.exp(norm(f.mean[0], scale).ppf(LEVELS))
+    np.testing.assert_allclose(found.quantiles[:, 0], known, rtol=0.05 * scale)
 
 
 def test_censored_responses_are_predicted_without_draws():

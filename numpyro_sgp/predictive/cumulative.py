@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import ndtr
+from jax.scipy.special import gammainc, ndtr
 
 from numpyro_sgp.distributions import truncated
 from numpyro_sgp.predictive.incomplete_beta import betainc
@@ -18,8 +18,8 @@ _CENSORED = (
 _MULTINOMIAL = dist.MultinomialLogits, dist.MultinomialProbs
 _ZERO_OR = dist.HurdleProbs, dist.ZeroInflatedProbs
 _BINOMIAL = dist.BinomialLogits, dist.BinomialProbs
-#: Counts above which JAX's incomplete gamma function is wrong in float32.
-_MANY = 2e3
+#: Shapes above which JAX's incomplete gamma function is wrong in float32.
+_MANY = 5e2
 
 
 def innermost(fn):
@@ -179,6 +179,11 @@ def cdf(fn, y):
         found = betainc(fn.concentration, count + 1.0, *of_rate)
     elif type(fn) is dist.Poisson:
         found = _of_poisson(fn, y)
+    elif isinstance(fn, dist.Gamma):
+        found = _of_gamma(fn.concentration, fn.rate * jnp.maximum(y, 0.0))
+    elif isinstance(fn, dist.InverseGamma):
+        inside = jnp.where(y > 0.0, y, 1.0)
+        found = 1.0 - _of_gamma(fn.concentration, fn.rate / inside)
     elif isinstance(fn, dist.Delta) and not fn.event_dim:
         found = jnp.where(y >= fn.v, 1.0, 0.0)
     else:
@@ -229,6 +234,19 @@ def _of_poisson(fn, y):
         return found
     many = jnp.maximum(shape, fn.rate) > _MANY
     return jnp.where(many, ndtr(-_cube_root(fn.rate / shape, shape)), found)
+
+
+def _of_gamma(shape, x):
+    """Of a variable of this shape and rate one; where shapes are large as above."""
+    shape, x = jnp.broadcast_arrays(
+        *(jnp.asarray(v, jnp.result_type(float)) for v in (shape, x))
+    )
+    if x.dtype != jnp.float32:
+        return gammainc(shape, x)
+    many = shape > _MANY
+    by_root = ndtr(_cube_root(jnp.where(many, x / shape, 1.0), jnp.where(many, shape, 1.0)))
+    few = (jnp.where(many, 1.0, v) for v in (shape, x))
+    return jnp.where(many, by_root, gammainc(*few))
 
 
 def _cube_root(ratio, shape):
