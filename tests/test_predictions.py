@@ -534,3 +534,43 @@ def test_entries_of_vectors_have_the_predictions_of_numbers(kind):
     # Those of beta-binomials are of draws.
     atol = 1.0 if kind == "dirichlet-multinomial" else 1e-6
     assert_allclose(found.quantiles[..., 0], expected.quantiles, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        lambda f: dist.Normal(f, 0.3),
+        slow(lambda f: dist.StudentT(4.0, f, 0.3)),
+        slow(lambda f: dist.Gamma(3.0, 3.0 * jnp.exp(-f))),
+    ],
+)
+def test_predictions_inside_of_jit_have_derivatives(likelihood):
+    guide = guide_of(likelihood, y=jnp.ones(4))
+
+    def at(X):
+        found = sgp.predict(guide, PARAMS, X)
+        parts = [jnp.stack([p.mean, p.sd, *p.quantiles]) for p in found.values()]
+        return jnp.stack(parts)
+
+    along = jnp.array([0.3, -0.5, 1.0])[:, None]
+    by_row = jax.jit(jax.vmap(at))(X_NEW[:, None])[..., 0]
+    assert_allclose(np.moveaxis(by_row, 0, -1), at(X_NEW), rtol=1e-9)
+    step = 1e-5
+    known = (at(X_NEW + step * along) - at(X_NEW - step * along)) / (2 * step)
+    slopes = jax.jit(jax.jacrev(at))(X_NEW)  # of central differences, right to 1e-8 or so
+    assert_allclose(jnp.sum(slopes * along, (-2, -1)), known, atol=1e-5)
+
+
+def test_means_have_derivatives_where_quantiles_have_none():
+    for likelihood in (
+        lambda f: dist.Poisson(jnp.exp(f)),
+        lambda f: dist.Beta(2.0, 2.0 + f**2),
+    ):
+        guide = guide_of(likelihood, y=jnp.full(4, 0.5))
+
+        def mean(X, guide=guide):
+            return sgp.predict(guide, PARAMS, X)["y"].mean.sum()
+
+        slope = jax.jit(jax.grad(mean))(X_NEW)[1, 0]
+        ends = mean(X_NEW.at[1, 0].add(1e-5)), mean(X_NEW.at[1, 0].add(-1e-5))
+        assert_allclose(slope, (ends[0] - ends[1]) / 2e-5, rtol=1e-5)

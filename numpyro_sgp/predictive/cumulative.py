@@ -1,8 +1,11 @@
 """Moments and distribution functions of NumPyro, and what values lie between."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax.custom_derivatives import SymbolicZero
 from jax.scipy.special import gammainc, ndtr
 
 from numpyro_sgp.distributions import truncated
@@ -164,12 +167,7 @@ def cdf(fn, y):
         left = jnp.maximum(number - count, 1e-3)
         found = betainc(left, jnp.maximum(count, 0.0) + 1.0, wrong, fn.probs)
     elif isinstance(fn, dist.StudentT):
-        z = (y - fn.loc) / fn.scale
-        square = jnp.minimum(z**2, jnp.finfo(jnp.result_type(z)).max / 4.0) / fn.df
-        tail = 0.5 * betainc(
-            0.5 * fn.df, 0.5, 1.0 / (1.0 + square), square / (1.0 + square)
-        )
-        found = jnp.where(z < 0.0, tail, 1.0 - tail)
+        found = _of_student(*jnp.broadcast_arrays(fn.df, (y - fn.loc) / fn.scale))
     elif isinstance(fn, dist.Beta):
         inside = jnp.clip(y, 0.0, 1.0)
         found = betainc(fn.concentration1, fn.concentration0, inside, 1.0 - inside)
@@ -225,6 +223,30 @@ def _of_truncated(fn, y):
     least = below(low)
     most = jnp.where(is_above, 0.0, 1.0) if high is None else below(high)
     return (below(y) - least) / (most - least)
+
+
+@jax.custom_jvp
+def _of_student(df, z):
+    return _by_beta(df, z)
+
+
+def _by_beta(df, z):
+    square = jnp.minimum(z**2, jnp.finfo(jnp.result_type(z)).max / 4.0) / df
+    tail = 0.5 * betainc(0.5 * df, 0.5, 1.0 / (1.0 + square), square / (1.0 + square))
+    return jnp.where(z < 0.0, tail, 1.0 - tail)
+
+
+@partial(_of_student.defjvp, symbolic_zeros=True)
+def _slope_of_student(primals, tangents):
+    """Its density, as the continued fraction has no derivatives backwards."""
+    (df, z), (of_df, of_z) = primals, tangents
+    found = _of_student(df, z)
+    change = jnp.zeros_like(found)
+    if not isinstance(of_z, SymbolicZero):
+        change = change + jnp.exp(dist.StudentT(df).log_prob(z)) * of_z
+    if not isinstance(of_df, SymbolicZero):
+        change = change + jax.jvp(lambda df: _by_beta(df, z), (df,), (of_df,))[1]
+    return found, change
 
 
 def _of_poisson(fn, y):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_guide, check_key, check_levels, check_whole
 from numpyro_sgp._programs import (
@@ -160,6 +161,11 @@ def predict(
     distribution of them, and the inner layers of a deep GP. Masks do not matter: a response
     is predicted where it was not observed.
 
+    It may be called inside of :func:`jax.jit`, :func:`jax.vmap` and :func:`jax.grad`, as an
+    acquisition function does, with ``quantiles=()`` where none are used: they take most of
+    the time. Quantiles of a discrete response have derivatives of zero, and those of a beta
+    one derivatives forwards alone (:func:`jax.jacfwd`).
+
     :param guide: the guide, trained or loaded.
     :param params: its parameters.
     :param args: arguments of the model with the new inputs, and ``y=None``. A response that
@@ -218,7 +224,8 @@ def predict(
         except NEEDS_KNOWN_DATA:
             guide.posterior(params, *args, **kwargs)  # which says why, if X is strings
             raise
-    if not all(np.isfinite(p.mean).all() for p in found.values() if p.mean is not None):
+    means = [p.mean for p in found.values() if p.mean is not None]
+    if not all(np.isfinite(mean).all() for mean in means if not_jax_tracer(mean)):
         guide.posterior(params, *args, **kwargs)  # which says why, if it is f
     return Predictions(found)
 
