@@ -139,6 +139,21 @@ def unmasked(fn):
     return jnp.ones(fn.batch_shape, bool)
 
 
+def missing(fn, value):
+    """Which entries of its batch shape have a value of NaN that no mask leaves out."""
+    if isinstance(fn, dist.MaskedDistribution):
+        return jnp.logical_and(mask_of(fn), missing(fn.base_dist, value))
+    if isinstance(fn, dist.Independent):
+        inner = missing(fn.base_dist, value)
+        return jnp.any(inner, axis=tuple(range(-fn.reinterpreted_batch_ndims, 0)))
+    if isinstance(fn, dist.ExpandedDistribution):
+        return missing(fn.base_dist, value)
+    nan = jnp.broadcast_to(
+        jnp.isnan(value), jnp.broadcast_shapes(jnp.shape(value), fn.shape())
+    )
+    return jnp.any(nan, axis=tuple(range(-fn.event_dim, 0)))
+
+
 def prior_mean(site):
     """The prior mean at a GP site, in the shape of its value."""
     prior, _ = unwrap(site["fn"])
