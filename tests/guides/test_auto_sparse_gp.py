@@ -84,6 +84,23 @@ def test_median_and_quantiles_are_those_of_the_parts(counts):
     assert_allclose(guide.median(result.params)["f"], median["f"])
 
 
+@pytest.mark.parametrize("levels", [[1.5], [0.5, -1.0], 1.5, "a", ["a"], [np.nan], None])
+def test_quantiles_of_what_is_no_level_are_refused(counts, levels):
+    X, _, guide, result = counts
+    with pytest.raises(ValueError, match="levels between 0 and 1"):
+        guide.quantiles(result.params, levels, X)
+
+
+def test_one_level_may_be_a_number(counts):
+    X, _, guide, result = counts
+    known = guide.quantiles(result.params, [0.2], X)
+    for level in (0.2, jnp.array(0.2), np.float64(0.2)):
+        found = guide.quantiles(result.params, level, X)
+        assert_allclose(found["f"], known["f"][0], rtol=1e-12)
+    found = jax.jit(lambda level: guide.quantiles(result.params, level, X)["f"])(0.2)
+    assert_allclose(found, known["f"][0], rtol=1e-12)
+
+
 def test_quantiles_of_point_estimates_are_the_points():
     X, y = helpers.count_data()
     guide, svi, state = start(helpers.poisson_model, sgp.SVGP(4), X, y)
