@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer.autoguide import AutoNormal
+from scipy.integrate import quad
 from scipy.stats import (
     binom,
     chi2,
@@ -18,6 +19,7 @@ from scipy.stats import (
     truncnorm,
     weibull_min,
 )
+from scipy.stats import t as student
 
 import numpyro_sgp as sgp
 from numpyro_sgp.likelihoods import RobustMax, robust_max_probabilities
@@ -90,6 +92,59 @@ def cumulative_moment(likelihood, f, power):
     """Moments that `tests/distributions/test_truncated.py` compares with integrals."""
     mean, variance = map(np.asarray, cumulative.moments(likelihood(jnp.asarray(f))))
     return mean if power == 1 else variance + mean**2
+
+
+@pytest.mark.parametrize("df", [1.5, 2.5, 6.0])
+@pytest.mark.parametrize("limits", [(-1.0, None), (3.0, None), (None, -2.0), (-1.0, 2.0)])
+def test_truncated_student_responses_are_integrals(limits, df):
+    """Which NumPyro neither draws (without TensorFlow Probability) nor has moments of."""
+    low, high = limits
+    base = dist.StudentT(df, 0.3, 0.5)
+    fn = {
+        (True, False): lambda: dist.LeftTruncatedDistribution(base, low=low),
+        (False, True): lambda: dist.RightTruncatedDistribution(base, high=high),
+        (True, True): lambda: dist.TwoSidedTruncatedDistribution(base, low=low, high=high),
+    }[low is not None, high is not None]()
+    whole = student(df, 0.3, 0.5)
+    ends = -np.inf if low is None else low, np.inf if high is None else high
+
+    def integral(g):
+        middle = np.clip(0.3, *ends)
+        of_y = lambda y: g(y) * whole.pdf(y)  # noqa: E731
+        parts = (ends[0], middle), (middle, ends[1])
+        return sum(quad(of_y, *part, epsrel=1e-11)[0] for part in parts)
+
+    total = integral(lambda y: 1.0)
+    mean = integral(lambda y: y) / total
+    found, variance = cumulative.moments(fn)
+    np.testing.assert_allclose(found, mean, rtol=1e-7)
+    if df > 2.0:
+        known = integral(lambda y: (y - mean) ** 2) / total
+        np.testing.assert_allclose(variance, known, rtol=1e-6)
+    else:
+        assert np.isnan(variance) if None not in limits else np.isposinf(variance)
+
+
+def test_near_limits_of_a_student_response_keep_their_digits():
+    base = dist.StudentT(1.5, 0.0, 2.0)
+    fn = dist.TwoSidedTruncatedDistribution(base, low=5.0, high=5.002)
+    mean, variance = cumulative.moments(fn)
+    # The density is next to a straight line there: a uniform one, but for its slope.
+    np.testing.assert_allclose(mean, 5.001, atol=1e-6)
+    np.testing.assert_allclose(variance, 0.002**2 / 12.0, rtol=1e-5)
+
+
+def test_a_truncated_student_response_is_predicted():
+    likelihood = lambda f: dist.LeftTruncatedDistribution(  # noqa: E731
+        dist.StudentT(5.0, f, 0.5), low=-1.0
+    )
+    guide, params = at(likelihood, 1e-6, jnp.ones(3), mean=0.3)
+    found = sgp.predict(guide, params, jnp.asarray(Z), quantiles=LEVELS)["y"]
+    whole = student(5.0, 0.3, 0.5)
+    below = whole.cdf(-1.0)
+    known = whole.ppf(below + (1.0 - below) * LEVELS)
+    np.testing.assert_allclose(found.quantiles[:, 0], known, rtol=1e-2)
+    assert np.isfinite(found.mean).all() and np.isfinite(found.sd).all()
 
 
 def test_a_truncated_likelihood_can_be_fitted():

@@ -466,11 +466,51 @@ def test_what_cannot_be_predicted_is_refused_or_left_out():
     assert_allclose(known["z"].mean, known["f"].mean + 2.0, rtol=1e-12)
 
     black_box = guide_of(partial(sgp.BlackBox, lambda y, f: y * f - np.exp(f)))
-    assert list(sgp.predict(black_box, PARAMS, X_NEW, jnp.ones(3))) == ["f"]
+    found = sgp.predict(black_box, PARAMS, X_NEW, jnp.ones(3))
+    assert list(found) == ["f"]
+    with pytest.raises(KeyError, match="'y' is not predicted.*BlackBox"):
+        found["y"]
+    with pytest.raises(KeyError, match="'nowhere'"):
+        found["nowhere"]
     with pytest.raises(ValueError, match="between 0 and 1"):
         sgp.predict(black_box, PARAMS, X_NEW, quantiles=[5, 95])
     with pytest.raises(ValueError, match="NaN or infinite"):
         sgp.predict(black_box, PARAMS, X_NEW.at[0].set(jnp.nan), jnp.ones(3))
+
+
+class OnlyDensity(dist.Distribution):
+    """A user's own, as some are written."""
+
+    support = dist.constraints.real
+
+    def __init__(self, f):
+        self.f = f
+        super().__init__(jnp.shape(f))
+
+    def log_prob(self, value):
+        return -jnp.logaddexp(0.0, (value - self.f) ** 2)
+
+
+class WithCdf(OnlyDensity):
+    def cdf(self, value):
+        return jax.scipy.special.ndtr(value - self.f)
+
+
+def test_what_is_left_out_is_told():
+    guide = guide_of(OnlyDensity, y=jnp.ones(4))
+    with pytest.warns(UserWarning, match="'y' is not predicted.*OnlyDensity.* no cdf"):
+        found = sgp.predict(guide, PARAMS, X_NEW)
+    assert list(found) == ["f"]
+    with pytest.raises(KeyError, match="'y' is not predicted"):
+        found["y"]
+
+
+def test_what_has_only_a_cdf_has_quantiles():
+    found = sgp.predict(guide_of(WithCdf, y=jnp.ones(4)), PARAMS, X_NEW)
+    f, y = found["f"], found["y"]
+    assert np.isnan(y.mean).all() and np.isnan(y.sd).all()
+    known = f.mean + np.sqrt(f.sd**2 + 1.0) * norm.ppf([[0.05], [0.95]])
+    assert_allclose(y.quantiles, known, atol=3e-3)  # 512 values of f
 
 
 def test_second_predictions_compile_nothing(count_compiled):

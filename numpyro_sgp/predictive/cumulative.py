@@ -70,6 +70,8 @@ def moments(fn) -> tuple:
     inner = innermost(fn)
     if truncated.is_truncated_normal(inner):
         mean, variance = truncated.moments(inner)
+    elif truncated.is_truncated_student(inner):
+        mean, variance = truncated.student_moments(inner)
     elif isinstance(inner, dist.HurdleProbs):
         mean, variance = _of_hurdle(inner)
     elif isinstance(inner, dist.MixtureGeneral):
