@@ -20,7 +20,7 @@ from numpyro_sgp._programs import (
 )
 from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions import BlackBox
-from numpyro_sgp.distributions.arguments import has_no_numbers
+from numpyro_sgp.distributions.arguments import has_no_numbers, refuse_sparse
 from numpyro_sgp.predictive.marginals import kept_of
 from numpyro_sgp.predictive.responses import predict_rows
 from numpyro_sgp.predictive.row_batches import by_batches, rows_of
@@ -220,6 +220,7 @@ def predict(
     check_guide(guide)
     guide.check_params(params)
     args, kwargs = guide.as_set_up(args, kwargs)
+    refuse_sparse(guide.model, args, kwargs)
     guide.check_rows(args, kwargs, of_responses=True)
     options = levels, num_draws
     found = None
