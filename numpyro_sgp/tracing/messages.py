@@ -212,9 +212,20 @@ def trace_of(fn, args, kwargs, rng_key=0, *, data=None, at_site=None) -> dict:
     fn = handlers.substitute(handlers.seed(fn, rng_key), data=data or {})
     at_sites = nullcontext() if at_site is None else AtGPSites(at_site)
     told = telling_arguments(args, kwargs)
-    with handlers.block(), handlers.trace() as trace, at_sites, told:
+    with handlers.block(), handlers.trace() as trace, at_sites, told, _Improper():
         fn(*args, **kwargs)
     return trace
+
+
+class _Improper(Messenger):
+    """Some value at a latent site that has none and cannot be drawn, for what is around."""
+
+    def process_message(self, msg):
+        if msg["type"] != "sample" or msg["value"] is not None:
+            return
+        if isinstance(innermost(msg["fn"]), dist.ImproperUniform):
+            zeros = jnp.zeros(msg["fn"].shape(msg["kwargs"]["sample_shape"]))
+            msg["value"] = msg["fn"].support.feasible_like(zeros)
 
 
 _BY_NAME = "string indexing", "only integers, slices"

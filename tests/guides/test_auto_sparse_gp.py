@@ -498,6 +498,35 @@ def test_improper_priors_are_told_unless_they_have_a_value():
     start(numpyro.handlers.condition(model, {"level": 0.0}), sgp.SVGP(3), X, y)
 
 
+def test_an_improper_prior_with_a_start_is_a_wide_one_but_for_its_density(tmp_path):
+    def model_of(prior):
+        def model(X, y=None):
+            level = numpyro.sample("level", prior)
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+            with numpyro.plate("data", X.shape[0]):
+                numpyro.sample("y", dist.Normal(f + level, 1.0), obs=y)
+
+        return model
+
+    X, y = helpers.regression_data()
+    start_at = numpyro.infer.init_to_value(values={"level": 0.1})
+    found = []
+    real = dist.constraints.real
+    for prior in (dist.ImproperUniform(real, (), ()), dist.Normal(0.0, 1e4)):
+        model = model_of(prior)
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(3), init_loc_fn=start_at)
+        found.append(sgp.fit(model, guide, (X, y), progress_bar=False))
+    improper, wide = found
+    # The density of Normal(0, 1e4) is flat to 1e-8 here.
+    at_zero = -np.log(1e4 * np.sqrt(2.0 * np.pi))
+    assert_allclose(improper.bound, wide.bound - at_zero, atol=1e-4)
+    means = (fitted.predict(X[:2], quantiles=())["y"].mean for fitted in found)
+    assert_allclose(*means, atol=1e-3)
+    improper.save(tmp_path / "fit.npz")
+    again = sgp.load(tmp_path / "fit.npz", improper.model).median(X)["level"]
+    assert_allclose(again, improper.median(X)["level"], rtol=1e-12)
+
+
 def test_a_response_with_an_obs_mask():
     def model(X, y):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
