@@ -45,8 +45,14 @@ def real(value: Any, what: str) -> Any:
         value = found if found.dtype.kind in "biuf" or dtype == jnp.bfloat16 else value
     known = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
     if dtype is not None and not known and dtype != np.dtype(bool):
-        raise TypeError(f"{what} must be real numbers, got {shown(value)}.")
+        mend = " Give it as an array, .toarray()." if is_sparse(value) else ""
+        raise TypeError(f"{what} must be real numbers, got {shown(value)}.{mend}")
     return value
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether it is a sparse matrix of SciPy, which is not imported for it."""
+    return type(value).__module__.startswith("scipy.sparse")
 
 
 def deviations(rows: Any) -> Any:

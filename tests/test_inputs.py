@@ -11,6 +11,7 @@ import pytest
 from numpy.testing import assert_allclose
 from numpyro.infer import SVI, Predictive
 from numpyro.infer.util import log_density
+from scipy.sparse import csr_array, csr_matrix
 
 import numpyro_sgp as sgp
 from numpyro_sgp.distributions.arguments import as_arrays, as_numbers
@@ -297,6 +298,16 @@ def test_strings_are_refused_by_all_predictions_and_may_be_encoded(fitted):
     params = svi.get_params(svi.init(KEY, names, y))
     expected = guide.posterior(params, names)["f"].mean
     assert_allclose(sgp.Predictor(guide, params)(names)["f"].mean, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [csr_array, csr_matrix])
+def test_sparse_matrices_are_refused_with_what_to_write(fitted, kind):
+    guide, params = fitted
+    for predict in (lambda X: sgp.predict(guide, params, X), sgp.Predictor(guide, params)):
+        with pytest.raises(TypeError, match=r"'X' .* has a csr_.* sparse .*X.toarray\(\)"):
+            predict(kind(X))
+    with pytest.raises(TypeError, match=r"X of Gauss.* got a csr_.*\.toarray\(\)"):
+        guide.posterior(params, kind(X))
 
 
 def test_observations_that_are_no_numbers_are_refused():

@@ -408,6 +408,37 @@ def test_rows_outside_of_the_support_are_told():
     assert np.isneginf(found[1]) and np.isfinite(np.delete(found, 1)).all()
 
 
+def test_observations_of_nan_are_refused_unless_they_are_masked(single):
+    guide, params, _ = single
+    y, mask = (
+        np.where(np.arange(4) == 1, np.nan, Y_NEW),
+        jnp.array([True, False, True, True]),
+    )
+    for given in ({}, {"mask": ~mask}):
+        with pytest.raises(ValueError, match=r"'y' has NaN in 1 rows \(first: \[1\]\)"):
+            sgp.log_predictive_density(guide, params, X_NEW, y, **given)
+    known = sgp.log_predictive_density(guide, params, X_NEW, Y_NEW, mask=mask)["y"]
+    found = sgp.log_predictive_density(guide, params, X_NEW, y, mask=mask)["y"]
+    assert_allclose(found, known, rtol=1e-12)
+
+
+def test_an_output_of_nan_is_refused_unless_it_is_masked():
+    mask, y = np.array([[True, False], [True, True]]), np.array([[0.1, np.nan], [0.3, 0.4]])
+
+    def model(X, y=None, mask=mask):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([2]))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f.T, 0.5).mask(mask).to_event(1), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z))
+    guide.setup(X[:2], jnp.asarray(y))
+    found = sgp.log_predictive_density(guide, params_of(2), X[:2], jnp.asarray(y))["y"]
+    assert np.isfinite(found).all()
+    with pytest.raises(ValueError, match=r"'y' has NaN in 1 rows \(first: \[0\]\)"):
+        given = X[:2], jnp.asarray(y), ~mask
+        sgp.log_predictive_density(guide, params_of(2), *given)
+
+
 def test_missing_observations_are_an_error(single):
     guide, params, _ = single
     with pytest.raises(ValueError, match="no observed site with these arguments"):

@@ -265,7 +265,21 @@ def test_samples_must_have_one_leading_axis(samples):
 def test_samples_grouped_by_chain_are_refused():
     grouped = {"f": np.zeros((2, 3, N))}
     predictive = GPPredictive(model, grouped, train_args=(X, Y))
-    with pytest.raises(ValueError, match=r"shape \(3, 5\), but at train_args it has \(5"):
+    told = r"shape \(3, 5\), but at train_args it has \(5.*without group_by_chain"
+    with pytest.raises(ValueError, match=told):
+        predictive(KEY, X_NEW)
+
+
+@pytest.mark.parametrize("chains", [1, 2])
+def test_hyperparameters_grouped_by_chain_are_refused(chains):
+    def sampled(X, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        numpyro.sample("f", GaussianProcess(RBF(1.0, scale), X))
+
+    grouped = {"f": np.zeros((chains, 3, N)), "scale": np.ones((chains, 3))}
+    predictive = GPPredictive(sampled, grouped, train_args=(X, Y))
+    told = r"'scale' have shape \(3,\), but the site has \(\).*without group_by_chain"
+    with pytest.raises(ValueError, match=told):
         predictive(KEY, X_NEW)
 
 

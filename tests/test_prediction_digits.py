@@ -7,7 +7,19 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer.autoguide import AutoNormal
-from scipy.stats import binom, nbinom, norm, poisson, truncnorm, weibull_min
+from scipy.integrate import quad
+from scipy.stats import (
+    binom,
+    chi2,
+    gamma,
+    invgamma,
+    nbinom,
+    norm,
+    poisson,
+    truncnorm,
+    weibull_min,
+)
+from scipy.stats import t as student
 
 import numpyro_sgp as sgp
 from numpyro_sgp.likelihoods import RobustMax, robust_max_probabilities
@@ -82,6 +94,59 @@ def cumulative_moment(likelihood, f, power):
     return mean if power == 1 else variance + mean**2
 
 
+@pytest.mark.parametrize("df", [1.5, 2.5, 6.0])
+@pytest.mark.parametrize("limits", [(-1.0, None), (3.0, None), (None, -2.0), (-1.0, 2.0)])
+def test_truncated_student_responses_are_integrals(limits, df):
+    """Which NumPyro neither draws (without TensorFlow Probability) nor has moments of."""
+    low, high = limits
+    base = dist.StudentT(df, 0.3, 0.5)
+    fn = {
+        (True, False): lambda: dist.LeftTruncatedDistribution(base, low=low),
+        (False, True): lambda: dist.RightTruncatedDistribution(base, high=high),
+        (True, True): lambda: dist.TwoSidedTruncatedDistribution(base, low=low, high=high),
+    }[low is not None, high is not None]()
+    whole = student(df, 0.3, 0.5)
+    ends = -np.inf if low is None else low, np.inf if high is None else high
+
+    def integral(g):
+        middle = np.clip(0.3, *ends)
+        of_y = lambda y: g(y) * whole.pdf(y)  # noqa: E731
+        parts = (ends[0], middle), (middle, ends[1])
+        return sum(quad(of_y, *part, epsrel=1e-11)[0] for part in parts)
+
+    total = integral(lambda y: 1.0)
+    mean = integral(lambda y: y) / total
+    found, variance = cumulative.moments(fn)
+    np.testing.assert_allclose(found, mean, rtol=1e-7)
+    if df > 2.0:
+        known = integral(lambda y: (y - mean) ** 2) / total
+        np.testing.assert_allclose(variance, known, rtol=1e-6)
+    else:
+        assert np.isnan(variance) if None not in limits else np.isposinf(variance)
+
+
+def test_near_limits_of_a_student_response_keep_their_digits():
+    base = dist.StudentT(1.5, 0.0, 2.0)
+    fn = dist.TwoSidedTruncatedDistribution(base, low=5.0, high=5.002)
+    mean, variance = cumulative.moments(fn)
+    # The density is next to a straight line there: a uniform one, but for its slope.
+    np.testing.assert_allclose(mean, 5.001, atol=1e-6)
+    np.testing.assert_allclose(variance, 0.002**2 / 12.0, rtol=1e-5)
+
+
+def test_a_truncated_student_response_is_predicted():
+    likelihood = lambda f: dist.LeftTruncatedDistribution(  # noqa: E731
+        dist.StudentT(5.0, f, 0.5), low=-1.0
+    )
+    guide, params = at(likelihood, 1e-6, jnp.ones(3), mean=0.3)
+    found = sgp.predict(guide, params, jnp.asarray(Z), quantiles=LEVELS)["y"]
+    whole = student(5.0, 0.3, 0.5)
+    below = whole.cdf(-1.0)
+    known = whole.ppf(below + (1.0 - below) * LEVELS)
+    np.testing.assert_allclose(found.quantiles[:, 0], known, rtol=1e-2)
+    assert np.isfinite(found.mean).all() and np.isfinite(found.sd).all()
+
+
 def test_a_truncated_likelihood_can_be_fitted():
     """Nodes of f far outside of the limits were infinitely likely."""
 
@@ -146,17 +211,37 @@ def test_the_largest_of_functions_of_unlike_variances(sds):
         (poisson(9e3), lambda: dist.Poisson(9e3)),
         (poisson(1e6), lambda: dist.Poisson(1e6)),
         (poisson(50.0), lambda: dist.Poisson(50.0)),
+        (gamma(6e4, scale=0.7 / 6e4), lambda: dist.Gamma(6e4, 6e4 / 0.7)),
+        (gamma(1e8, scale=0.7 / 1e8), lambda: dist.Gamma(1e8, 1e8 / 0.7)),
+        (gamma(40.0, scale=0.1), lambda: dist.Gamma(40.0, 10.0)),
+        (invgamma(6e4, scale=4e4), lambda: dist.InverseGamma(6e4, 4e4)),
+        (invgamma(1e7, scale=7e6), lambda: dist.InverseGamma(1e7, 7e6)),
+        (chi2(1e6), lambda: dist.Chi2(1e6)),
         (binom(500, 0.02), lambda: dist.Binomial(500, 0.02)),
         (binom(10**6, 0.3), lambda: dist.Binomial(10**6, 0.3)),
         (binom(20, 0.3), lambda: dist.Binomial(20, logits=np.log(0.3 / 0.7))),
     ],
 )
-def test_levels_of_large_counts_in_float32(exact, fn):
+def test_levels_of_large_counts_and_shapes_in_float32(exact, fn):
     with jax.enable_x64(False):
         y = exact.ppf(LEVELS).astype(np.float32)
         found = cumulative.cdf(fn(), jnp.asarray(y))
     assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, exact.cdf(y.astype(float)), atol=3e-4)
+    # Of a shape of 1e8 y is known to a thousandth of its sd.
+    np.testing.assert_allclose(found, exact.cdf(y.astype(float)), atol=6e-4)
+
+
+def test_gamma_responses_of_next_to_no_noise_in_float32():
+    with jax.enable_x64(False):
+        shape, level = 1e7, 0.3
+        likelihood = lambda f: dist.Gamma(shape, shape * jnp.exp(-f))  # noqa: E731
+        guide, params = at(likelihood, 1e-6, jnp.ones(3), mean=level)
+        f = guide.posterior(params, jnp.asarray(Z, jnp.float32))["f"]
+        options = {"quantiles": LEVELS}
+        found = sgp.predict(guide, params, jnp.asarray(Z, jnp.float32), **options)["y"]
+    scale = np.sqrt(f.variance + 1.0 / shape)[0]  # log-normal, but for what is a millionth
+    known = np.exp(norm(f.mean[0], scale).ppf(LEVELS))
+    np.testing.assert_allclose(found.quantiles[:, 0], known, rtol=0.05 * scale)
 
 
 def test_censored_responses_are_predicted_without_draws():

@@ -466,11 +466,51 @@ def test_what_cannot_be_predicted_is_refused_or_left_out():
     assert_allclose(known["z"].mean, known["f"].mean + 2.0, rtol=1e-12)
 
     black_box = guide_of(partial(sgp.BlackBox, lambda y, f: y * f - np.exp(f)))
-    assert list(sgp.predict(black_box, PARAMS, X_NEW, jnp.ones(3))) == ["f"]
+    found = sgp.predict(black_box, PARAMS, X_NEW, jnp.ones(3))
+    assert list(found) == ["f"]
+    with pytest.raises(KeyError, match="'y' is not predicted.*BlackBox"):
+        found["y"]
+    with pytest.raises(KeyError, match="'nowhere'"):
+        found["nowhere"]
     with pytest.raises(ValueError, match="between 0 and 1"):
         sgp.predict(black_box, PARAMS, X_NEW, quantiles=[5, 95])
     with pytest.raises(ValueError, match="NaN or infinite"):
         sgp.predict(black_box, PARAMS, X_NEW.at[0].set(jnp.nan), jnp.ones(3))
+
+
+class OnlyDensity(dist.Distribution):
+    """A user's own, as some are written."""
+
+    support = dist.constraints.real
+
+    def __init__(self, f):
+        self.f = f
+        super().__init__(jnp.shape(f))
+
+    def log_prob(self, value):
+        return -jnp.logaddexp(0.0, (value - self.f) ** 2)
+
+
+class WithCdf(OnlyDensity):
+    def cdf(self, value):
+        return jax.scipy.special.ndtr(value - self.f)
+
+
+def test_what_is_left_out_is_told():
+    guide = guide_of(OnlyDensity, y=jnp.ones(4))
+    with pytest.warns(UserWarning, match="'y' is not predicted.*OnlyDensity.* no cdf"):
+        found = sgp.predict(guide, PARAMS, X_NEW)
+    assert list(found) == ["f"]
+    with pytest.raises(KeyError, match="'y' is not predicted"):
+        found["y"]
+
+
+def test_what_has_only_a_cdf_has_quantiles():
+    found = sgp.predict(guide_of(WithCdf, y=jnp.ones(4)), PARAMS, X_NEW)
+    f, y = found["f"], found["y"]
+    assert np.isnan(y.mean).all() and np.isnan(y.sd).all()
+    known = f.mean + np.sqrt(f.sd**2 + 1.0) * norm.ppf([[0.05], [0.95]])
+    assert_allclose(y.quantiles, known, atol=3e-3)  # 512 values of f
 
 
 def test_second_predictions_compile_nothing(count_compiled):
@@ -534,3 +574,43 @@ def test_entries_of_vectors_have_the_predictions_of_numbers(kind):
     # Those of beta-binomials are of draws.
     atol = 1.0 if kind == "dirichlet-multinomial" else 1e-6
     assert_allclose(found.quantiles[..., 0], expected.quantiles, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        lambda f: dist.Normal(f, 0.3),
+        slow(lambda f: dist.StudentT(4.0, f, 0.3)),
+        slow(lambda f: dist.Gamma(3.0, 3.0 * jnp.exp(-f))),
+    ],
+)
+def test_predictions_inside_of_jit_have_derivatives(likelihood):
+    guide = guide_of(likelihood, y=jnp.ones(4))
+
+    def at(X):
+        found = sgp.predict(guide, PARAMS, X)
+        parts = [jnp.stack([p.mean, p.sd, *p.quantiles]) for p in found.values()]
+        return jnp.stack(parts)
+
+    along = jnp.array([0.3, -0.5, 1.0])[:, None]
+    by_row = jax.jit(jax.vmap(at))(X_NEW[:, None])[..., 0]
+    assert_allclose(np.moveaxis(by_row, 0, -1), at(X_NEW), rtol=1e-9)
+    step = 1e-5
+    known = (at(X_NEW + step * along) - at(X_NEW - step * along)) / (2 * step)
+    slopes = jax.jit(jax.jacrev(at))(X_NEW)  # of central differences, right to 1e-8 or so
+    assert_allclose(jnp.sum(slopes * along, (-2, -1)), known, atol=1e-5)
+
+
+def test_means_have_derivatives_where_quantiles_have_none():
+    for likelihood in (
+        lambda f: dist.Poisson(jnp.exp(f)),
+        lambda f: dist.Beta(2.0, 2.0 + f**2),
+    ):
+        guide = guide_of(likelihood, y=jnp.full(4, 0.5))
+
+        def mean(X, guide=guide):
+            return sgp.predict(guide, PARAMS, X)["y"].mean.sum()
+
+        slope = jax.jit(jax.grad(mean))(X_NEW)[1, 0]
+        ends = mean(X_NEW.at[1, 0].add(1e-5)), mean(X_NEW.at[1, 0].add(-1e-5))
+        assert_allclose(slope, (ends[0] - ends[1]) / 2e-5, rtol=1e-5)

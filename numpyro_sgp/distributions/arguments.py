@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.util import not_jax_tracer
 
-from numpyro_sgp._checks import deviations
+from numpyro_sgp._checks import deviations, is_sparse
 
 _NUMBERS = "biuf"  # kinds of dtypes
 _ROUNDED = 1e-3  # of a standard deviation
@@ -151,6 +151,20 @@ def named_arguments(model, args, kwargs):
     names += [str(i) for i in range(len(names), len(args))]
     yield from zip(names, args, strict=True)
     yield from kwargs.items()
+
+
+def refuse_sparse(model, args, kwargs) -> None:
+    """
+    :raises TypeError: if an argument of a model has a sparse matrix of SciPy, which no
+        compiled program takes.
+    """
+    for name, value in named_arguments(model, args, kwargs):
+        for leaf in jax.tree.leaves(value):
+            if is_sparse(leaf):
+                raise TypeError(
+                    f"Argument '{name}' of the model has a {type(leaf).__name__}, a sparse "
+                    f"matrix, which JAX does not take. Give an array: {name}.toarray()."
+                )
 
 
 def warn_of_rounding(value, what: str) -> None:

@@ -42,6 +42,11 @@ def is_truncated_normal(fn) -> bool:
     return isinstance(fn, _TRUNCATED) and isinstance(fn.base_dist, dist.Normal)
 
 
+def is_truncated_student(fn) -> bool:
+    """Whether a distribution, with no wrapper around it, is one of these."""
+    return isinstance(fn, _TRUNCATED) and isinstance(fn.base_dist, dist.StudentT)
+
+
 def has_digits(fn) -> bool:
     """Whether :func:`cdf` is for a distribution, with no wrapper around it."""
     return isinstance(fn, _TRUNCATED) and tails(fn.base_dist) is not None
@@ -209,6 +214,58 @@ def moments(fn) -> tuple[Array, Array]:
     mean = jnp.where(outside, limit, base.loc) + sign * base.scale * away
     variance = base.scale**2 * variance
     return jnp.broadcast_to(mean, fn.shape()), jnp.broadcast_to(variance, fn.shape())
+
+
+def student_moments(fn) -> tuple[Array, Array]:
+    """
+    Mean and variance of a truncated Student's t distribution, which NumPyro neither has nor
+    draws. Infinite where they are; of two limits and two degrees of freedom or less the
+    variance is NaN, unless the limits are near.
+    """
+    base, df = fn.base_dist, jnp.asarray(fn.base_dist.df)
+    low, high = (None if v is None else jnp.asarray(v) for v in _limits(fn))
+    plain = dist.StudentT(df)
+
+    def at(limit):
+        return (
+            0.0
+            if limit is None
+            else (1.0 + limit**2 / df) * jnp.exp(plain.log_prob(limit) - log_all)
+        )
+
+    log_all = _between(plain, low, high)
+    one_sided = low is None or high is None
+    mean = df / (df - 1.0) * (at(low) - at(high))
+    far = jnp.inf if high is None else -jnp.inf
+    mean = jnp.where(df > 1.0, mean, far) if one_sided else mean
+    # t^2 times the density is two densities, one of them with two degrees of freedom less.
+    many = df > 2.0
+    less = jnp.where(many, df - 2.0, 1.0)
+    ratio = jnp.sqrt(less / df)
+    scores = (None if v is None else v * ratio for v in (low, high))
+    log_ratio = _between(dist.StudentT(less), *scores) - log_all
+    square = df * ((df - 1.0) / less * jnp.exp(log_ratio) - 1.0)
+    unknown = jnp.inf if one_sided else jnp.nan
+    variance = jnp.where(many, jnp.maximum(square - mean**2, 0.0), unknown)
+    if low is not None and high is not None:
+        width = high - low
+        near = width < _NEAR
+        part = 0.5 * (_NODES + 1.0) * jnp.where(near, width, 1.0)[..., None]
+        logs = dist.StudentT(df[..., None]).log_prob(low[..., None] + part)
+        weights = _WEIGHTS * jnp.exp(logs - jnp.max(logs, axis=-1, keepdims=True))
+        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+        away = jnp.sum(weights * part, axis=-1)
+        of_near = jnp.sum(weights * (part - away[..., None]) ** 2, axis=-1)
+        mean = jnp.where(near, low + away, mean)
+        variance = jnp.where(near, of_near, variance)
+    mean, variance = base.loc + base.scale * mean, base.scale**2 * variance
+    return jnp.broadcast_to(mean, fn.shape()), jnp.broadcast_to(variance, fn.shape())
+
+
+def _between(fn, low, high) -> Array:
+    found = tails(fn)
+    assert found is not None
+    return found.between(low, high)
 
 
 def _exponential(low, width):

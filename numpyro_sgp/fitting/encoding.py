@@ -61,9 +61,9 @@ def encode(value: Any, name: str, arrays: dict[str, np.ndarray], *, strict=False
     def part(value, key):
         return encode(value, f"{name}/{key}", arrays, strict=strict)
 
-    def refused(what):
+    def refused(what, mend=""):
         if strict:
-            raise TypeError(f"{name} is {what}, which a file cannot have.")
+            raise TypeError(f"{name} is {what}, which a file cannot have.{mend}")
         return {"absent": f"{name} is {what}"}
 
     if isinstance(value, dict) and all(isinstance(k, str) for k in value):
@@ -95,7 +95,11 @@ def encode(value: Any, name: str, arrays: dict[str, np.ndarray], *, strict=False
     if type(value) in _NAMES and not strict:
         options = {k: part(getattr(value, k), k) for k in _options(type(value))}
         return {"object": [_NAMES[type(value)], options]}
-    return refused(f"a {type(value).__name__}")
+    mend = (
+        " Keep the fit by pickle.dump(fitted, file), or write the module as functions of "
+        "arrays in dicts, lists and tuples: numpyro.module(name, (initialise, apply))."
+    )
+    return refused(f"a {type(value).__name__}", mend)
 
 
 def decode(structure: Any, arrays: dict[str, np.ndarray]) -> Any:

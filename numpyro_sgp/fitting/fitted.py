@@ -339,7 +339,7 @@ class Fitted:
         """
         Posterior quantiles of latent sites; those of f given medians of the others.
 
-        :param quantiles: levels between 0 and 1.
+        :param quantiles: levels between 0 and 1, or one such number.
         :param args: arguments of the model, ``X_new`` most often; the training data if left
             out.
         :return: for each site an array with a leading axis of the levels.

@@ -11,7 +11,7 @@ from numpyro import handlers
 from numpyro.infer import autoguide
 from numpyro.util import not_jax_tracer
 
-from numpyro_sgp._checks import check_key, check_sample_shape
+from numpyro_sgp._checks import check_key, check_levels, check_sample_shape
 from numpyro_sgp._programs import mapped, on_data
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions import KeptPosterior, SparsePosterior
@@ -363,12 +363,17 @@ class AutoSparseGP(PreparedGuide):
         Posterior quantiles.
 
         :param params: parameters of the guide.
-        :param quantiles: a list of numbers between 0 and 1.
+        :param quantiles: a list of numbers between 0 and 1, or one such number.
         :param args: arguments of the model, its inputs X; those of the set-up if left
             out.
-        :return: for each latent site an array with a leading axis of the quantiles;
-            those of f given the medians of the other latents.
+        :return: for each latent site an array with a leading axis of the quantiles (none
+            for one number); those of f given the medians of the other latents.
+        :raises ValueError: if a level is not between 0 and 1.
         """
+        if all(map(not_jax_tracer, jax.tree.leaves(quantiles))):
+            known = np.asarray(quantiles) if hasattr(quantiles, "dtype") else quantiles
+            one = isinstance(known, str) or np.ndim(known) == 0
+            check_levels([quantiles] if one else known)
         args, kwargs = self._default_args(args, kwargs)
         levels = jnp.asarray(quantiles, dtype=jnp.result_type(float))
         values = {}

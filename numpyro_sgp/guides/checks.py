@@ -16,15 +16,16 @@ from numpyro_sgp.tracing.coupling import Coupling, find_coupling, log_likelihood
 from numpyro_sgp.tracing.curvature import check_gaussian
 
 
-def checked_trace(model, args, kwargs) -> dict:
+def checked_trace(model, args, kwargs, start=None) -> dict:
     """
     A model's trace with GP sites at their prior means.
 
+    :param start: of :class:`~numpyro_sgp.guides.messengers.ProperPriors`.
     :raises ValueError: if no guide can be made for it.
     """
 
     def run(args, kwargs):
-        model_here = ProperPriors(OnePlateEach(FirstRows(model)))
+        model_here = ProperPriors(OnePlateEach(FirstRows(model)), start)
         at_mean = messages.at_prior_mean
         trace = messages.trace_of(model_here, args, kwargs, at_site=at_mean)
         leaves = jax.tree.leaves((args, kwargs))

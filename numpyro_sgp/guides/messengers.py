@@ -155,16 +155,33 @@ class OnePlateEach(Messenger):
 
 
 class ProperPriors(Messenger):
-    """Refuses latents that cannot be drawn, as no guide begins without a draw of them."""
+    """
+    Refuses latents that cannot be drawn, unless they have a start: no guide begins without
+    values of them.
+
+    :param start: what a base guide starts latents by, ``init_loc_fn``; None for draws.
+    """
+
+    def __init__(self, fn=None, start=None):
+        self._start = start
+        super().__init__(fn)
 
     def process_message(self, msg):
         if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
             return
-        if isinstance(messages.innermost(msg["fn"]), dist.ImproperUniform):
+        if not isinstance(messages.innermost(msg["fn"]), dist.ImproperUniform):
+            return
+        if self._start is not None:
+            if msg["kwargs"]["rng_key"] is None:
+                msg["kwargs"]["rng_key"] = numpyro.prng_key()
+            msg["value"] = self._start(msg)
+        if msg["value"] is None:
             raise ValueError(
                 f"Latent site '{msg['name']}' has an improper prior, of which no values "
                 "can be drawn to begin with. Give it a proper one, such as "
-                "dist.Normal(0, 10), or sample the model by NUTS."
+                "dist.Normal(0, 10), a start by AutoSparseGP(..., init_loc_fn="
+                f"numpyro.infer.init_to_value(values={{'{msg['name']}': ...}})), or sample "
+                "the model by NUTS."
             )
 
 

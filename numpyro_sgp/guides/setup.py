@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax import Array
 from numpyro import handlers
+from numpyro.infer import init_to_uniform
 from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import not_jax_tracer
 
@@ -216,7 +217,9 @@ def prepare(
         rng_key = jax.random.key(0)
     with handlers.block(), messages.known_inside_jit():
         rows = check_row_indices(model, args, kwargs)
-        trace = checked_trace(model, args, kwargs)
+        start = getattr(make_base, "keywords", {}).get("init_loc_fn")
+        start = init_to_uniform if saved is not None else start  # which are not looked at
+        trace = checked_trace(model, args, kwargs, start)
         gp_sites = [name for name, site in trace.items() if messages.is_latent_gp(site)]
         approximations = assigned(approximation, gp_sites)
         others = tuple(name for name in messages.latents(trace) if name not in gp_sites)

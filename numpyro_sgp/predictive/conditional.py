@@ -12,6 +12,8 @@ from numpyro_sgp.distributions.arguments import as_arrays, named_arguments
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.row_indices import check_codes
 
+_GROUPED = " (Of chains, use mcmc.get_samples() without group_by_chain.)"
+
 
 class GPPredictive:
     r"""
@@ -92,8 +94,7 @@ class GPPredictive:
         if len(sizes) != 1:
             raise ValueError(
                 "posterior_samples must be arrays with one leading axis of the same "
-                f"length, got {shapes}."
-                " (For several chains, use mcmc.get_samples() without group_by_chain.)"
+                f"length, got {shapes}.{_GROUPED}"
             )
         (self.num_samples,) = sizes.pop()
         check_codes(model, self.train_args, self.train_kwargs)
@@ -125,6 +126,7 @@ class GPPredictive:
         Checks sites and shapes; numbers in the covariances of old and new rows, and the
         sites beside GPs whose samples are values at these arguments too.
         """
+        self._check_grouped(sample)
         train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
         if not train:
             raise ValueError(
@@ -139,11 +141,12 @@ class GPPredictive:
                     f"{sorted(sample)}."
                 )
             if jnp.shape(sample[name]) != prior.shape():
+                is_grouped = jnp.shape(sample[name])[1:] == prior.shape()
                 raise ValueError(
                     f"The samples of GP site '{name}' have shape "
                     f"{jnp.shape(sample[name])}, but at train_args it has "
                     f"{prior.shape()}. Pass the arguments that the samples were drawn "
-                    "with."
+                    f"with.{_GROUPED if is_grouped else ''}"
                 )
             rows[name] = prior.event_shape[0]
         new = {}
@@ -165,6 +168,20 @@ class GPPredictive:
         priors = {**train, **new}
         numbers = (int(np.prod(priors[k].batch_shape)) * n**2 for k, n in rows.items())
         return sum(numbers), set(others)
+
+    def _check_grouped(self, sample):
+        """Refuses samples with an axis of chains, before they are put into the model."""
+        lengths = {jnp.shape(value)[:1] for value in sample.values()}
+        if len(lengths) != 1 or lengths == {()}:
+            return
+        shapes, _ = _sites(self.model, self.train_args, self.train_kwargs)
+        for name, (shape, *_) in shapes.items():
+            if name in sample and jnp.shape(sample[name])[1:] == shape:
+                if jnp.shape(sample[name]) != shape:
+                    raise ValueError(
+                        f"The samples of site '{name}' have shape {jnp.shape(sample[name])}"
+                        f", but the site has {shape}.{_GROUPED}"
+                    )
 
     def _of_no_row(self, sample, train, args, kwargs) -> dict:
         """

@@ -1,9 +1,12 @@
 """Moments and distribution functions of NumPyro, and what values lie between."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import ndtr
+from jax.custom_derivatives import SymbolicZero
+from jax.scipy.special import gammainc, ndtr
 
 from numpyro_sgp.distributions import truncated
 from numpyro_sgp.predictive.incomplete_beta import betainc
@@ -18,8 +21,8 @@ _CENSORED = (
 _MULTINOMIAL = dist.MultinomialLogits, dist.MultinomialProbs
 _ZERO_OR = dist.HurdleProbs, dist.ZeroInflatedProbs
 _BINOMIAL = dist.BinomialLogits, dist.BinomialProbs
-#: Counts above which JAX's incomplete gamma function is wrong in float32.
-_MANY = 2e3
+#: Shapes above which JAX's incomplete gamma function is wrong in float32.
+_MANY = 5e2
 
 
 def innermost(fn):
@@ -67,6 +70,8 @@ def moments(fn) -> tuple:
     inner = innermost(fn)
     if truncated.is_truncated_normal(inner):
         mean, variance = truncated.moments(inner)
+    elif truncated.is_truncated_student(inner):
+        mean, variance = truncated.student_moments(inner)
     elif isinstance(inner, dist.HurdleProbs):
         mean, variance = _of_hurdle(inner)
     elif isinstance(inner, dist.MixtureGeneral):
@@ -164,12 +169,7 @@ def cdf(fn, y):
         left = jnp.maximum(number - count, 1e-3)
         found = betainc(left, jnp.maximum(count, 0.0) + 1.0, wrong, fn.probs)
     elif isinstance(fn, dist.StudentT):
-        z = (y - fn.loc) / fn.scale
-        square = jnp.minimum(z**2, jnp.finfo(jnp.result_type(z)).max / 4.0) / fn.df
-        tail = 0.5 * betainc(
-            0.5 * fn.df, 0.5, 1.0 / (1.0 + square), square / (1.0 + square)
-        )
-        found = jnp.where(z < 0.0, tail, 1.0 - tail)
+        found = _of_student(*jnp.broadcast_arrays(fn.df, (y - fn.loc) / fn.scale))
     elif isinstance(fn, dist.Beta):
         inside = jnp.clip(y, 0.0, 1.0)
         found = betainc(fn.concentration1, fn.concentration0, inside, 1.0 - inside)
@@ -179,6 +179,11 @@ def cdf(fn, y):
         found = betainc(fn.concentration, count + 1.0, *of_rate)
     elif type(fn) is dist.Poisson:
         found = _of_poisson(fn, y)
+    elif isinstance(fn, dist.Gamma):
+        found = _of_gamma(fn.concentration, fn.rate * jnp.maximum(y, 0.0))
+    elif isinstance(fn, dist.InverseGamma):
+        inside = jnp.where(y > 0.0, y, 1.0)
+        found = 1.0 - _of_gamma(fn.concentration, fn.rate / inside)
     elif isinstance(fn, dist.Delta) and not fn.event_dim:
         found = jnp.where(y >= fn.v, 1.0, 0.0)
     else:
@@ -222,6 +227,30 @@ def _of_truncated(fn, y):
     return (below(y) - least) / (most - least)
 
 
+@jax.custom_jvp
+def _of_student(df, z):
+    return _by_beta(df, z)
+
+
+def _by_beta(df, z):
+    square = jnp.minimum(z**2, jnp.finfo(jnp.result_type(z)).max / 4.0) / df
+    tail = 0.5 * betainc(0.5 * df, 0.5, 1.0 / (1.0 + square), square / (1.0 + square))
+    return jnp.where(z < 0.0, tail, 1.0 - tail)
+
+
+@partial(_of_student.defjvp, symbolic_zeros=True)
+def _slope_of_student(primals, tangents):
+    """Its density, as the continued fraction has no derivatives backwards."""
+    (df, z), (of_df, of_z) = primals, tangents
+    found = _of_student(df, z)
+    change = jnp.zeros_like(found)
+    if not isinstance(of_z, SymbolicZero):
+        change = change + jnp.exp(dist.StudentT(df).log_prob(z)) * of_z
+    if not isinstance(of_df, SymbolicZero):
+        change = change + jax.jvp(lambda df: _by_beta(df, z), (df,), (of_df,))[1]
+    return found, change
+
+
 def _of_poisson(fn, y):
     """In float32 by the cube root of the gamma distribution, where counts are large."""
     found, shape = fn.cdf(y), jnp.maximum(jnp.floor(y), 0.0) + 1.0
@@ -229,6 +258,19 @@ def _of_poisson(fn, y):
         return found
     many = jnp.maximum(shape, fn.rate) > _MANY
     return jnp.where(many, ndtr(-_cube_root(fn.rate / shape, shape)), found)
+
+
+def _of_gamma(shape, x):
+    """Of a variable of this shape and rate one; where shapes are large as above."""
+    shape, x = jnp.broadcast_arrays(
+        *(jnp.asarray(v, jnp.result_type(float)) for v in (shape, x))
+    )
+    if x.dtype != jnp.float32:
+        return gammainc(shape, x)
+    many = shape > _MANY
+    by_root = ndtr(_cube_root(jnp.where(many, x / shape, 1.0), jnp.where(many, shape, 1.0)))
+    few = (jnp.where(many, 1.0, v) for v in (shape, x))
+    return jnp.where(many, by_root, gammainc(*few))
 
 
 def _cube_root(ratio, shape):

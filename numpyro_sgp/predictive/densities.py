@@ -124,18 +124,21 @@ def log_predictive_density(
         with suppress(*NEEDS_KNOWN_DATA, NoHash):  # a model that counts groups, say
             arrays, static = split_static((args, kwargs))
             run = program(guide, _by_row)
-            found, is_fine = run(params, rng_key, arrays, static=(static, *told))
+            found, is_fine, nan = run(params, rng_key, arrays, static=(static, *told))
             if not all(not_jax_tracer(v) for v in is_fine.values()):
                 return found
+            for name, rows in nan.items():
+                checks.refuse_missing(name, np.asarray(rows))
             if not any(np.any(np.isnan(v) & ~is_fine[k]) for k, v in found.items()):
                 for name, rows in is_fine.items():
                     warn_of_rows(name, found[name], ~rows)
                 return found
     # Operation by operation: what is wrong with values is told where they are known.
     static = all_static((args, kwargs))
-    found, is_fine = _by_row(guide, params, rng_key, [], static=(static, *told))
+    found, is_fine, nan = _by_row(guide, params, rng_key, [], static=(static, *told))
     for name, rows in is_fine.items():
         if not_jax_tracer(rows):
+            checks.refuse_missing(name, np.asarray(nan[name]))
             warn_of_rows(name, found[name], ~rows)
     return found
 
@@ -168,18 +171,17 @@ def warn_of_rows(name, log_density, counts):
         )
 
 
-def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, dict]:
+def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, dict, dict]:
     """
-    The density of each row, NaN where all of it is masked; and whether that is so or it is
-    finite.
+    The density of each row, NaN where all of it is masked; whether that is so or it is
+    finite; and whether it has an observation of NaN that is not masked.
     """
     given, expectation, num_draws = static
     args, kwargs = join_static(arrays, given)
-    density, observed = batch_log_density(
-        guide, params, args, kwargs, expectation, rng_key, num_draws, whole=True
-    )
+    options = expectation, rng_key, num_draws, True
+    density, observed, nan = _by_site_and_row(guide, params, args, kwargs, *options)
     found = {name: jnp.where(observed[name], v, jnp.nan) for name, v in density.items()}
-    return found, {k: jnp.isfinite(v) | ~observed[k] for k, v in found.items()}
+    return found, {k: jnp.isfinite(v) | ~observed[k] for k, v in found.items()}, nan
 
 
 def _has_hash(value) -> bool:
@@ -207,6 +209,14 @@ def batch_log_density(
         from outside.
     :return: log densities by row, and whether a row has any observation that is not masked.
     """
+    options = expectation, rng_key, num_draws, whole
+    return _by_site_and_row(guide, params, args, kwargs, *options)[:2]
+
+
+def _by_site_and_row(
+    guide, params, args, kwargs, expectation, rng_key, num_draws, whole
+) -> tuple[dict, dict, dict]:
+    """As :func:`batch_log_density`; and whether a row has a NaN that is not masked."""
     if getattr(expectation, "joint", False):
         raise ValueError(TIED)
     parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws)
@@ -218,7 +228,7 @@ def batch_log_density(
     on_f = sites_on_f(of_sites, means)
     counts = sorted({parts.posteriors[k].event_shape[0] for k in parts.last}, reverse=True)
     trace = parts.run(means, parts.others)
-    observed = _observed(trace, counts, on_f)
+    observed, nan = _observed(trace, counts, on_f)
     # A step has its edge where nodes of a product rule are (functions are equal), and no
     # mode.
     kinds = {type(messages.innermost(trace[name]["fn"])) for name in on_f}
@@ -228,7 +238,8 @@ def batch_log_density(
         run = partial(parts.run, others=parts.others)
         rules, limit = RULES, _MAX_NODE_NUMBERS
         last = parts.posteriors
-        return _density(run, last, on_f, expectation, parts.key, rules, limit), observed
+        found = _density(run, last, on_f, expectation, parts.key, rules, limit)
+        return found, observed, nan
 
     def given_draw(keys):
         found, given, others = parts.at(keys)
@@ -244,7 +255,7 @@ def batch_log_density(
     densities = jax.tree.map(
         lambda v: logsumexp(v, axis=0) - np.log(len(parts.keys)), values
     )
-    return densities, observed
+    return densities, observed, nan
 
 
 def _density(run, posteriors, on_f, expectation, rng_key, rules, limit) -> dict:
@@ -380,12 +391,20 @@ def _by_site(trace) -> dict:
     }
 
 
-def _observed(trace, counts, on_f) -> dict:
-    """Whether each row of an observed site has an observation that is not masked."""
+def _observed(trace, counts, on_f) -> tuple[dict, dict]:
+    """Which rows of observed sites have what is not masked, and NaN that is not."""
     # It says what is wrong with shapes.
     names = _observed_rows(trace, counts, on_f)
-    counted = {name: _rows_of(messages.counted(trace[name]), counts) for name in names}
-    return {name: count > 0 for name, count in counted.items() if count is not None}
+    found: tuple[dict, dict] = {}, {}
+    for name in names:
+        site = trace[name]
+        counted = messages.counted(site)
+        nan = messages.missing(site["fn"], site["value"])
+        for of_rows, entries in zip(found, (counted, nan), strict=True):
+            rows = _rows_of(jnp.broadcast_to(entries, counted.shape), counts)
+            if rows is not None:
+                of_rows[name] = rows > 0
+    return found
 
 
 def _observed_rows(trace, counts, on_f) -> dict:

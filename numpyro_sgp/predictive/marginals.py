@@ -15,7 +15,7 @@ from numpyro_sgp._programs import (
 )
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions import Kept, SparsePosterior, keep
-from numpyro_sgp.distributions.arguments import has_no_numbers
+from numpyro_sgp.distributions.arguments import has_no_numbers, refuse_sparse
 from numpyro_sgp.predictive.row_batches import by_batches, rows_of
 from numpyro_sgp.tracing.messages import known_inside_jit
 
@@ -113,6 +113,7 @@ class Predictor:
             # Inside of jit, grad or vmap: a part of their program.
             found, _ = self.guide.posterior_at(self.params, args, kwargs, kept=self.kept)
             return {name: Marginals(q.mean, q.variance) for name, q in found.items()}
+        refuse_sparse(self.guide.model, args, kwargs)
         self.guide.check_rows(args, kwargs)
         if any(map(has_no_numbers, leaves)):
             return self._one_by_one(args, kwargs)

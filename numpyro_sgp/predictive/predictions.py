@@ -1,5 +1,6 @@
 """Means, intervals and class probabilities at new inputs, for any likelihood."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_guide, check_key, check_levels, check_whole
 from numpyro_sgp._programs import (
@@ -17,10 +19,12 @@ from numpyro_sgp._programs import (
     split_static,
 )
 from numpyro_sgp._threads import alone
-from numpyro_sgp.distributions.arguments import has_no_numbers
+from numpyro_sgp.distributions import BlackBox
+from numpyro_sgp.distributions.arguments import has_no_numbers, refuse_sparse
 from numpyro_sgp.predictive.marginals import kept_of
 from numpyro_sgp.predictive.responses import predict_rows
 from numpyro_sgp.predictive.row_batches import by_batches, rows_of
+from numpyro_sgp.tracing import messages
 
 _SHOWN = 5  # rows in a repr
 _FEW = 128  # rows for which a program takes longer to compile than to run
@@ -115,6 +119,12 @@ class Predictions(dict):
         (['f', 'y'], (3, 8))
     """
 
+    #: Why a response of the model is not there, by its name.
+    left_out: dict[str, str] = {}
+
+    def __missing__(self, name):
+        raise KeyError(self.left_out.get(name, name))
+
     def to_dataframe(self):
         """
         A :class:`pandas.DataFrame` with a row for each row of X, and columns by site and
@@ -152,13 +162,18 @@ def predict(
     512 values of f of equal probability (2048 quasi-random ones for several functions), so
     that levels are right to about 0.001; of a discrete response they are the smallest
     values that reach the level. A response whose distribution has no cdf (or no moments) is
-    drawn instead, and one that cannot be drawn (:class:`~numpyro_sgp.BlackBox` without
-    ``sample``) is left out.
+    drawn instead. One that has no cdf and cannot be drawn is left out, with a warning but
+    for a :class:`~numpyro_sgp.BlackBox` without ``sample``.
 
     What q(f) is given is drawn ``num_draws`` times, as in
     :func:`~numpyro_sgp.log_predictive_density`: other latents where the base guide is a
     distribution of them, and the inner layers of a deep GP. Masks do not matter: a response
     is predicted where it was not observed.
+
+    It may be called inside of :func:`jax.jit`, :func:`jax.vmap` and :func:`jax.grad`, as an
+    acquisition function does, with ``quantiles=()`` where none are used: they take most of
+    the time. Quantiles of a discrete response have derivatives of zero, and those of a beta
+    one derivatives forwards alone (:func:`jax.jacfwd`).
 
     :param guide: the guide, trained or loaded.
     :param params: its parameters.
@@ -205,6 +220,7 @@ def predict(
     check_guide(guide)
     guide.check_params(params)
     args, kwargs = guide.as_set_up(args, kwargs)
+    refuse_sparse(guide.model, args, kwargs)
     guide.check_rows(args, kwargs, of_responses=True)
     options = levels, num_draws
     found = None
@@ -218,9 +234,28 @@ def predict(
         except NEEDS_KNOWN_DATA:
             guide.posterior(params, *args, **kwargs)  # which says why, if X is strings
             raise
-    if not all(np.isfinite(p.mean).all() for p in found.values() if p.mean is not None):
+    absent = [name for name, p in found.items() if p is None]
+    found = {name: p for name, p in found.items() if p is not None}
+    means = [p.mean for p in found.values() if p.mean is not None]
+    if not all(np.isfinite(mean).all() for mean in means if not_jax_tracer(mean)):
         guide.posterior(params, *args, **kwargs)  # which says why, if it is f
-    return Predictions(found)
+    return _with_reasons(guide, found, absent)
+
+
+def _with_reasons(guide, found, absent) -> Predictions:
+    """Predictions that say why others are not there; with a warning but for black boxes."""
+    predictions = Predictions(found)
+    predictions.left_out = {}
+    for name in absent:
+        fn = messages.innermost(guide.prototype_trace[name]["fn"])
+        predictions.left_out[name] = told = (
+            f"Response '{name}' is not predicted: its distribution "
+            f"({type(fn).__name__}) has no cdf and cannot be drawn from. Give it a method "
+            "sample, or average over draws of f by guide.sample_posterior."
+        )
+        if not isinstance(fn, BlackBox):
+            warnings.warn(told, UserWarning, stacklevel=1)  # of one place, so shown once
+    return predictions
 
 
 def _in_batches(guide, params, rng_key, given, options, batch_size, kept):
@@ -246,10 +281,11 @@ def _in_batches(guide, params, rng_key, given, options, batch_size, kept):
         found = by_batches(run, arrays, batch_size, rows)
     except NEEDS_KNOWN_DATA:  # a model that counts groups, say
         return None
+    absent = dict.fromkeys(k for k, v in found[0][0].items() if v is None)
     for each, count, size in found:
         share = count / max(size, 1)
         parts.append(read_rows(each, sites, _longest(each, sites), share, levels, axes))
-    return {name: _joined([p[name] for p in parts]) for name in parts[0]}
+    return {name: _joined([p[name] for p in parts]) for name in parts[0]} | absent
 
 
 def _all_at_once(guide, params, rng_key, given, options):
@@ -257,7 +293,8 @@ def _all_at_once(guide, params, rng_key, given, options):
     static = all_static(given), *options
     run = jax.jit(lambda params, key: predict_rows(guide, params, key, [], static=static))
     found, sites = run(params, rng_key), guide.approximations
-    return read_rows(found, sites, _longest(found, sites), 1.0, options[0])
+    absent = dict.fromkeys(k for k, v in found.items() if v is None)
+    return read_rows(found, sites, _longest(found, sites), 1.0, options[0]) | absent
 
 
 def _longest(found, gp_sites) -> int:
@@ -276,6 +313,8 @@ def read_rows(found, gp_sites, num_rows, keep, levels, axes=None) -> dict[str, P
     """
     out, axes = {}, axes or {}
     for name, values in found.items():
+        if values is None:
+            continue
         shape = _shape(values)
         axis = max(len(shape) - 1, 0)
         if name in axes:

@@ -43,7 +43,7 @@ class _State(NamedTuple):
 
 
 def solved(
-    cdf: Callable[[Array, Array], Array],
+    cdf: Callable[[Array, Array | None], Array],
     levels: Array,
     mean: Array,
     sd: Array,
@@ -56,7 +56,10 @@ def solved(
     method (Oliveira and Takahashi 2020), which needs no more steps than bisection and, of a
     smooth cdf, some six. The cdf is in the program once, as it is most of it.
 
-    :param cdf: from values of shape ``(levels, *shape)``, and whether few points do.
+    Derivatives are those of the root, by the slope of the cdf there.
+
+    :param cdf: from values of shape ``(levels, *shape)``, and whether few points do; None
+        where derivatives are taken, by all of them.
     :param mean: where to begin to look, of shape ``shape``; where it is not finite, at 0.
     :param sd: how far at first, likewise.
     :param bounds: what values lie between.
@@ -81,10 +84,22 @@ def solved(
         found = _searched(partial(over, few=few), *where)
         return jnp.where(jnp.isfinite(found), found, start), found
 
+    def solve(_, start):
+        phases = jnp.array([True, False] if by_few else [False])
+        return jax.lax.scan(look, start, phases)[1][-1] + 0.0  # no -0
+
     centre = jnp.where(jnp.isfinite(mean), mean, 0.0)
     start = jnp.clip(centre, lowest, bounds[1]) + jnp.zeros((len(levels), *mean.shape))
-    phases = jnp.array([True, False] if by_few else [False])
-    return jax.lax.scan(look, start, phases)[1][-1] + 0.0  # no -0
+    start = jax.lax.stop_gradient(start)
+    if discrete:  # steps, whose derivatives are zero
+        return jax.lax.stop_gradient(solve(None, start))
+    return jax.lax.custom_root(partial(over, few=None), start, solve, _over_slope)
+
+
+def _over_slope(change, value):
+    """Of a function of each number by itself; zero where it is flat, as at an end."""
+    slope = change(jnp.ones_like(value))
+    return jnp.where(slope > 0.0, value / jnp.where(slope > 0.0, slope, 1.0), 0.0)
 
 
 def _searched(over, start, reach, ends, near, discrete):

@@ -163,9 +163,11 @@ def _of_gp(weights, means, variances, levels):
 
 def of_responses(parts, points, rng_key, levels, every: bool = False) -> dict:
     """
-    What is predicted at each response that the model has with these arguments.
+    What is predicted at each response that the model has with these arguments; None for
+    what cannot be.
 
-    :param every: whether at those too that do not depend on f, but on other latents.
+    :param every: whether at those too that do not depend on f, but on other latents; what
+        cannot be predicted is not there then.
     """
     for_moments, for_quantiles = points
 
@@ -197,13 +199,22 @@ def of_responses(parts, points, rng_key, levels, every: bool = False) -> dict:
                 rng_key,
                 levels,
             )
-            out |= {} if found is None else {name: found}
+            if found is not None or not every:
+                out[name] = found
     return out
 
 
 def _made_of(site):
-    leaves = [leaf for leaf in jax.tree.leaves(site["fn"]) if hasattr(leaf, "dtype")]
+    # A class of one's own may not say which of its attributes JAX is to see.
+    parts = site["fn"], list(vars(innermost(site["fn"])).values())
+    leaves = [leaf for leaf in jax.tree.leaves(parts) if _has_numbers(leaf)]
     return sum(jnp.sum(leaf) for leaf in leaves) if leaves else 0.0
+
+
+def _has_numbers(leaf):
+    dtype = getattr(leaf, "dtype", None)
+    kinds = jnp.number, jnp.bool_
+    return dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in kinds)
 
 
 def _check_apart(run, point, responses):
@@ -255,9 +266,10 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
         has_cdf = False
     draws = None
     if not (has_moments and has_cdf):
-        if not can_draw(fn):
+        if can_draw(fn):
+            draws, weights = _draws(fn_at, for_quantiles, rng_key)
+        elif not has_cdf:
             return None
-        draws, weights = _draws(fn_at, for_quantiles, rng_key)
     if has_moments:
 
         def moments(point):
@@ -267,6 +279,8 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
 
         shift, square = _average(moments, for_moments)
         mean, variance = centre + shift, square - shift**2
+    elif draws is None:
+        mean = variance = jnp.full(fn.shape(), jnp.nan)
     else:
         mean = jnp.tensordot(weights, draws, 1)
         variance = jnp.tensordot(weights, (draws - mean) ** 2, 1)

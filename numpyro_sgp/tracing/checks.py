@@ -197,12 +197,20 @@ def _check_finite(name, site):
     known = not_jax_tracer(value) and hasattr(value, "dtype") and not masked
     if known and value.size and jnp.issubdtype(value.dtype, jnp.floating):
         nan = np.isnan(np.atleast_1d(np.asarray(value)))
-        if nan.any():
-            raise ValueError(
-                f"Observed site '{name}' has NaN in {_places(nan)}. Drop these rows, or "
-                "leave what is missing out with numpyro.handlers.mask(mask=...) around the "
-                "site, with any number in place of NaN."
-            )
+        refuse_missing(name, nan)
+
+
+def refuse_missing(name, nan) -> None:
+    """
+    :param nan: which rows or entries of an observed site are NaN, known.
+    :raises ValueError: if there are any.
+    """
+    if nan.any():
+        raise ValueError(
+            f"Observed site '{name}' has NaN in {_places(nan)}. Drop these rows, or leave "
+            "what is missing out with numpyro.handlers.mask(mask=...) around the site, "
+            "with any number in place of NaN."
+        )
 
 
 def _places(bad) -> str:

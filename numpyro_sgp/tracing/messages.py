@@ -139,6 +139,21 @@ def unmasked(fn):
     return jnp.ones(fn.batch_shape, bool)
 
 
+def missing(fn, value):
+    """Which entries of its batch shape have a value of NaN that no mask leaves out."""
+    if isinstance(fn, dist.MaskedDistribution):
+        return jnp.logical_and(mask_of(fn), missing(fn.base_dist, value))
+    if isinstance(fn, dist.Independent):
+        inner = missing(fn.base_dist, value)
+        return jnp.any(inner, axis=tuple(range(-fn.reinterpreted_batch_ndims, 0)))
+    if isinstance(fn, dist.ExpandedDistribution):
+        return missing(fn.base_dist, value)
+    nan = jnp.broadcast_to(
+        jnp.isnan(value), jnp.broadcast_shapes(jnp.shape(value), fn.shape())
+    )
+    return jnp.any(nan, axis=tuple(range(-fn.event_dim, 0)))
+
+
 def prior_mean(site):
     """The prior mean at a GP site, in the shape of its value."""
     prior, _ = unwrap(site["fn"])
@@ -197,9 +212,20 @@ def trace_of(fn, args, kwargs, rng_key=0, *, data=None, at_site=None) -> dict:
     fn = handlers.substitute(handlers.seed(fn, rng_key), data=data or {})
     at_sites = nullcontext() if at_site is None else AtGPSites(at_site)
     told = telling_arguments(args, kwargs)
-    with handlers.block(), handlers.trace() as trace, at_sites, told:
+    with handlers.block(), handlers.trace() as trace, at_sites, told, _Improper():
         fn(*args, **kwargs)
     return trace
+
+
+class _Improper(Messenger):
+    """Some value at a latent site that has none and cannot be drawn, for what is around."""
+
+    def process_message(self, msg):
+        if msg["type"] != "sample" or msg["value"] is not None:
+            return
+        if isinstance(innermost(msg["fn"]), dist.ImproperUniform):
+            zeros = jnp.zeros(msg["fn"].shape(msg["kwargs"]["sample_shape"]))
+            msg["value"] = msg["fn"].support.feasible_like(zeros)
 
 
 _BY_NAME = "string indexing", "only integers, slices"

@@ -84,6 +84,23 @@ def test_median_and_quantiles_are_those_of_the_parts(counts):
     assert_allclose(guide.median(result.params)["f"], median["f"])
 
 
+@pytest.mark.parametrize("levels", [[1.5], [0.5, -1.0], 1.5, "a", ["a"], [np.nan], None])
+def test_quantiles_of_what_is_no_level_are_refused(counts, levels):
+    X, _, guide, result = counts
+    with pytest.raises(ValueError, match="levels between 0 and 1"):
+        guide.quantiles(result.params, levels, X)
+
+
+def test_one_level_may_be_a_number(counts):
+    X, _, guide, result = counts
+    known = guide.quantiles(result.params, [0.2], X)
+    for level in (0.2, jnp.array(0.2), np.float64(0.2)):
+        found = guide.quantiles(result.params, level, X)
+        assert_allclose(found["f"], known["f"][0], rtol=1e-12)
+    found = jax.jit(lambda level: guide.quantiles(result.params, level, X)["f"])(0.2)
+    assert_allclose(found, known["f"][0], rtol=1e-12)
+
+
 def test_quantiles_of_point_estimates_are_the_points():
     X, y = helpers.count_data()
     guide, svi, state = start(helpers.poisson_model, sgp.SVGP(4), X, y)
@@ -479,6 +496,35 @@ def test_improper_priors_are_told_unless_they_have_a_value():
     with pytest.raises(ValueError, match="'level' has an improper prior, of which no val"):
         start(model, sgp.SVGP(3), X, y)
     start(numpyro.handlers.condition(model, {"level": 0.0}), sgp.SVGP(3), X, y)
+
+
+def test_an_improper_prior_with_a_start_is_a_wide_one_but_for_its_density(tmp_path):
+    def model_of(prior):
+        def model(X, y=None):
+            level = numpyro.sample("level", prior)
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+            with numpyro.plate("data", X.shape[0]):
+                numpyro.sample("y", dist.Normal(f + level, 1.0), obs=y)
+
+        return model
+
+    X, y = helpers.regression_data()
+    start_at = numpyro.infer.init_to_value(values={"level": 0.1})
+    found = []
+    real = dist.constraints.real
+    for prior in (dist.ImproperUniform(real, (), ()), dist.Normal(0.0, 1e4)):
+        model = model_of(prior)
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(3), init_loc_fn=start_at)
+        found.append(sgp.fit(model, guide, (X, y), progress_bar=False))
+    improper, wide = found
+    # The density of Normal(0, 1e4) is flat to 1e-8 here.
+    at_zero = -np.log(1e4 * np.sqrt(2.0 * np.pi))
+    assert_allclose(improper.bound, wide.bound - at_zero, atol=1e-4)
+    means = (fitted.predict(X[:2], quantiles=())["y"].mean for fitted in found)
+    assert_allclose(*means, atol=1e-3)
+    improper.save(tmp_path / "fit.npz")
+    again = sgp.load(tmp_path / "fit.npz", improper.model).median(X)["level"]
+    assert_allclose(again, improper.median(X)["level"], rtol=1e-12)
 
 
 def test_a_response_with_an_obs_mask():
