@@ -12,7 +12,7 @@ import numpy as np
 
 _DEEP = 6  # functions, objects and containers within others
 _MANY = 10_000  # numbers of an array, or entries of a container, that are looked at
-_PLAIN = bool | int | float | complex | str | bytes | np.generic | type(None) | type
+_PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None), type)
 
 
 def read_beside(fn: Callable) -> tuple:

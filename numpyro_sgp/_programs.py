@@ -129,9 +129,8 @@ class shared:  # noqa: N801, as jax.jit
         # What is not in the text cannot be told apart by it.
         if "callback" in text or "__elided__" in text or main.count("%arg") != len(leaves):
             return _start(lowered, options, beside), out
-        seen = [_seen(leaf) for leaf in leaves]
-        told = text, seen, options, jax.config.jax_default_device
-        key = hashlib.sha256(repr(told).encode()).digest()
+        seen = *map(_seen, leaves), options, jax.config.jax_default_device
+        key = hashlib.sha256(repr((text, *seen)).encode()).digest()
         known = _COMPILED.pop(key, None)
         if known is None or (known.done() and known.exception() is not None):
             known = _start(lowered, options, beside)

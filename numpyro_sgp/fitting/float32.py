@@ -21,6 +21,7 @@ from numpyro_sgp.training.lbfgs import suits_natural
 
 _MOST = 50  # iterations in float64
 _EACH, _LITTLE = 10, 0.05  # of which so many that gain less than this are the last
+_HARDLY = 0.1  # nats at a fit's parameters below which there are none
 
 
 def begin_float32(problem: Problem, steps: int) -> Callable[..., Cause] | None:
@@ -30,8 +31,9 @@ def begin_float32(problem: Problem, steps: int) -> Callable[..., Cause] | None:
     compiles beside.
 
     The model is traced anew with data and parameters of 64 bits, at which the bound is
-    looked at with q(u) at its optimum, and again after some iterations of L-BFGS: what
-    float32 hides from a training that has arrived there. The guide stays as it is.
+    looked at with q(u) at its optimum, and where that is another one again after some
+    iterations of L-BFGS: what float32 hides from a training that has arrived there. The
+    guide stays as it is.
 
     :param problem: what was trained, at the fit's parameters.
     :param steps: iterations that are affordable; 0 for none.
@@ -45,7 +47,7 @@ def begin_float32(problem: Problem, steps: int) -> Callable[..., Cause] | None:
     try:
         with _float64():
             wide = _in_float64(problem)
-            wide.prepare()
+            wide.prepare(slopes=False)
     except Exception as error:  # a model that knows of 32 bits, or a device
         return lambda descent, others, failed=error: _unknown(failed)
 
@@ -93,6 +95,9 @@ def _gained(wide: Descent, before: float, most: int) -> tuple[float, float, int]
     How much less a loss is in float64 at the same parameters and after more iterations,
     and how many these were.
     """
+    here = before - wide.value()
+    if here < _HARDLY:
+        return here, here, 0
     wide.start()
     losses = wide.losses
 

@@ -19,7 +19,7 @@ from numpyro_sgp.fitting.problem import constrained, unconstrained
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.stepper import CHUNK, State, Stepper
 from numpyro_sgp.guides.points import MeanKernel, point_name
-from numpyro_sgp.inducing.initialise import points_beside
+from numpyro_sgp.inducing.initialise import points_instead
 from numpyro_sgp.kernels.other import Linear, Polynomial
 from numpyro_sgp.kernels.stationary import Periodic, Stationary
 from numpyro_sgp.tracing import messages
@@ -402,8 +402,8 @@ def with_explained_points(problem, free: dict, rng, share: float) -> dict | None
         sets = [np.asarray(free[k]) for k in trained]  # [*batch, M, D]
         Z = np.concatenate([Z.reshape(-1, *Z.shape[-2:])[0] for Z in sets])
         moved = rng.choice(len(Z), max(1, round(share * len(Z))), replace=False)
-        kept, kernel = np.delete(Z, moved, axis=0), MeanKernel(kernels[name])
-        Z[moved] = points_beside(kernel, X, kept, len(moved), int(rng.integers(2**31)))
+        kernel, seed = MeanKernel(kernels[name]), int(rng.integers(2**31))
+        Z[moved] = points_instead(kernel, X, Z, moved, seed)
         ends = np.cumsum([Z.shape[-2] for Z in sets])[:-1]
         for k, old, new in zip(trained, sets, np.split(Z, ends), strict=True):
             found[k] = jnp.asarray(np.broadcast_to(new, old.shape).astype(old.dtype))

@@ -132,6 +132,7 @@ def of_kind(start, points) -> Array | InducingVariables:
     return start.with_points(points) if isinstance(start, InducingVariables) else points
 
 
+@jax.tree_util.register_pytree_node_class
 class MeanKernel:
     """
     The mean of a batch of kernels, for choosing points that serve all of them.
@@ -141,6 +142,13 @@ class MeanKernel:
 
     def __init__(self, kernel):
         self.kernel = kernel
+
+    def tree_flatten(self):
+        return (self.kernel,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, parts):
+        return cls(*parts)
 
     @property
     def is_isotropic(self) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from numpyro_sgp._checks import real
+from numpyro_sgp._programs import at_once
 
 
 def host_inputs(X: Any, name: str) -> tuple[NDArray, np.dtype]:
@@ -59,10 +60,14 @@ def kernel_matrix(kernel: Any, X1: NDArray, X2: NDArray) -> NDArray:
     if X1.shape[0] == 0:  # so that kernels need not know of empty inputs
         return np.zeros((0, X2.shape[0]))
     with jax.ensure_compile_time_eval():
-        same = X2 is X1
-        first = jnp.asarray(X1)
-        values = _concrete(kernel(first, first if same else jnp.asarray(X2)))
+        given = kernel, jnp.asarray(X1), jnp.asarray(X2)
+        values = _concrete(_matrix(*given, static=(X2 is X1,)))
     return _checked(values, "kernel(X1, X2)", (X1.shape[0], X2.shape[0]))
+
+
+@at_once
+def _matrix(kernel, X1, X2, same):
+    return kernel(X1, X1 if same else X2)
 
 
 def _concrete(values: Any) -> NDArray:

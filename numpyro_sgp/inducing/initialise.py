@@ -274,26 +274,37 @@ def _greedy(kernel: Any, rows: NDArray, num: int) -> NDArray:
     return chosen
 
 
-def points_beside(kernel: Any, X: NDArray, kept: NDArray, num: int, seed: int) -> NDArray:
+def points_instead(
+    kernel: Any, X: NDArray, Z: NDArray, moved: NDArray, seed: int
+) -> NDArray:
     """
-    Inputs that explain most of what the kept points leave of the variance of all.
+    Inputs in the place of some points: those that explain most of what the others leave of
+    the variance of all.
 
     :param X: inputs, shape ``(N, D)``.
-    :param kept: points, shape ``(K, D)``.
-    :param num: how many there are to be beside these.
-    :return: shape ``(num, D)``.
+    :param Z: points, shape ``(M, D)``.
+    :param moved: indices of some of them, shape ``(K,)``.
+    :return: shape ``(K, D)``.
     :raises ValueError: if there are fewer distinct inputs.
     """
     X, _ = host_inputs(X, "X")
     rng = np.random.default_rng(seed)
-    rows, counts = _distinct_rows(X, [num], _CANDIDATES, rng)
-    both = np.vstack([kept.astype(rows.dtype), rows])
-    weights = np.concatenate([np.zeros(len(kept)), counts])
-    return both[_most_explained(kernel, both, weights, len(kept) + num, len(kept))[-num:]]
+    rows, counts = _distinct_rows(X, [len(moved)], _CANDIDATES, rng)
+    # All points, so that programs of the kernel are of one shape.
+    both = np.vstack([Z.astype(rows.dtype), rows])
+    counts = np.concatenate([np.zeros(len(Z)), counts])
+    kept = np.setdiff1d(np.arange(len(Z)), moved)
+    found = _most_explained(kernel, both, counts, len(Z), kept, never=moved)
+    return both[found[len(kept) :]]
 
 
 def _most_explained(
-    kernel: Any, rows: NDArray, counts: NDArray, num: int, num_first: int = 0
+    kernel: Any,
+    rows: NDArray,
+    counts: NDArray,
+    num: int,
+    first: Sequence[int] | NDArray = (),
+    never: Sequence[int] | NDArray = (),
 ) -> NDArray:
     """
     Indices of rows, each by which Σ_n c_n (K - Q)_nn falls most: where R = K - Q of those
@@ -302,26 +313,28 @@ def _most_explained(
     :param rows: candidates, shape ``(N, D)``.
     :param counts: their multiplicities c, shape ``(N,)``.
     :param num: number of indices, at most N.
-    :param num_first: how many of the rows are taken before all others.
+    :param first: of these, which are taken before all others.
+    :param never: those that are not taken.
     :return: in the order of choice, shape ``(num,)``.
     """
     residual, negligible, tie = _variances(kernel, rows)
+    residual[list(never)] = -np.inf
     K = kernel_matrix(kernel, rows, rows)
     squares = counts @ K**2  # Σ_n c_n R_nj², [N]
     factor = np.zeros((num, len(rows)))  # rows of Lᵀ, [M, N]
     chosen = np.zeros(num, dtype=int)
     for m in range(num):
         some = residual > negligible
-        if m < num_first:
-            pivot = chosen[m] = m
-            if not some[m]:  # explained by the ones before
-                residual[m] = -np.inf
+        if m < len(first):
+            pivot = chosen[m] = first[m]
+            if not some[pivot]:  # explained by the ones before
+                residual[pivot] = -np.inf
                 continue
         elif some.any():
             falls = np.where(some, squares / np.where(some, residual, 1.0), -np.inf)
             pivot = chosen[m] = int(np.argmax(falls >= falls.max() - tie))
         else:
-            return _farthest(_standardise(rows), chosen[:m], num)
+            return _farthest(_standardise(rows), chosen[:m], num, never)
         row = K[pivot] - factor[:m, pivot] @ factor[:m]
         row = factor[m] = row / np.sqrt(residual[pivot])
         # R becomes R - l lᵀ, of which only sums are kept.
@@ -352,13 +365,15 @@ def _variances(kernel: Any, rows: NDArray) -> tuple[NDArray, float, float]:
     )
 
 
-def _farthest(Y: NDArray, chosen: NDArray, num: int) -> NDArray:
+def _farthest(
+    Y: NDArray, chosen: NDArray, num: int, never: Sequence[int] | NDArray = ()
+) -> NDArray:
     """Continue ``chosen`` to ``num`` rows of Y, each the farthest from those before."""
     squared = np.full(len(Y), np.inf)
     for row in chosen:
         squared = np.minimum(squared, np.sum((Y - Y[row]) ** 2, axis=1))
     # Rows whose standardised values coincide are distinct all the same.
-    squared[chosen] = -np.inf
+    squared[[*chosen, *never]] = -np.inf
     found = list(chosen)
     while len(found) < num:
         row = int(np.argmax(squared))

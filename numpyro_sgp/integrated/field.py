@@ -391,11 +391,11 @@ class Field:
                 continue
             prior = copy(messages.unwrap(self.guide.known().trace[name]["fn"])[0])
             prior.kernel = kernels[name]
-            greedy = replace(option, inducing="greedy")
+            chosen = replace(option, inducing="explained")
             if isinstance(getattr(option, "orthogonal", None), str):
-                greedy = replace(greedy, orthogonal="greedy")
+                chosen = replace(chosen, orthogonal="explained")
             with suppress(ValueError):  # as few distinct rows as points
-                found = greedy.initial_points(prior, np.asarray(site.X))
+                found = chosen.initial_points(prior, np.asarray(site.X))
                 new[name] = {point_name(i): points_of(p) for i, p in enumerate(found)}
         if not new:
             return None

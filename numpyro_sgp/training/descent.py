@@ -105,6 +105,7 @@ class Descent:
             value, mutable = self._at({**free, **q}, data)
             return value, (mutable, q, count)
 
+        self._value = shared(lambda x, data: loss(x, data)[0], briefly)
         self._value_and_grad_of = jax.value_and_grad(loss, has_aux=True)
         self._value_and_grad = shared(self._value_and_grad_of, briefly)
 
@@ -138,10 +139,19 @@ class Descent:
 
         return [full for _, names in families for full in names.values()], by_families
 
-    def prepare(self) -> None:
-        """Begins to compile beside what else is done."""
+    def prepare(self, slopes: bool = True) -> None:
+        """
+        Begins to compile beside what else is done.
+
+        :param slopes: whether the loss with its gradient, or for :meth:`value` alone.
+        """
         with suppress(*NEEDS_KNOWN_DATA):
-            self._value_and_grad.prepare(np.asarray(self.x, self._dtype), self._data)
+            run = self._value_and_grad if slopes else self._value
+            run.prepare(np.asarray(self.x, self._dtype), self._data)
+
+    def value(self) -> float:
+        """The loss at the best point, without a gradient."""
+        return float(self._value(np.asarray(self.x, self._dtype), self._data))
 
     @property
     def start_params(self) -> dict:

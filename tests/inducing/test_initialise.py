@@ -174,7 +174,8 @@ def test_most_explained_is_brute_force(seed, num_kept):
     kept = rng.normal(size=(num_kept, 2))
     distinct, counts = np.unique(X, axis=0, return_counts=True)
     expected = brute_force_explained(kernel, distinct, counts, 6, kept)
-    assert_array_equal(initialise.points_beside(kernel, X, kept, 6, seed=0), expected)
+    Z, moved = np.concatenate([kept, X[:6] + 0.1]), num_kept + np.arange(6)
+    assert_array_equal(initialise.points_instead(kernel, X, Z, moved, seed=0), expected)
     if not num_kept:
         assert_array_equal(start(X, 6, "explained", kernel).Z, expected)
         order = rng.permutation(len(X))
@@ -191,9 +192,9 @@ def test_points_that_explain_are_chosen_from_some_of_many_rows():
     X = np.random.default_rng(0).uniform(size=(initialise._CANDIDATES + 500, 1))
     Z = start(X, 4, "explained", RBF(0.2)).Z
     assert np.isin(Z, X).all() and np.ptp(Z) > 0.5
-    kept = X[:2]
-    left = initialise.points_beside(Linear(), X, kept, 3, seed=1)  # nothing is left of it
-    assert len(np.unique(np.vstack([kept, left]), axis=0)) == 5
+    moved = np.array([0, 2, 3])
+    found = initialise.points_instead(Linear(), X, X[:5], moved, seed=1)  # nothing is left
+    assert len(np.unique(np.vstack([X[[1, 4]], found]), axis=0)) == 5
 
 
 def test_greedy_conditions_on_the_noise_of_a_white_kernel():
