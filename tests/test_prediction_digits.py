@@ -258,3 +258,14 @@ def test_censored_responses_are_predicted_without_draws():
     np.testing.assert_allclose(guide_found.mean, exact.mean(), rtol=1e-3)
     np.testing.assert_allclose(guide_found.sd, exact.std(), rtol=1e-3)
     np.testing.assert_allclose(guide_found.quantiles[:, 0], exact.ppf(LEVELS), rtol=1e-2)
+
+
+@pytest.mark.parametrize("size", [1e12, 1e24])
+def test_levels_of_huge_shapes_are_found_at_once_in_float64(size):
+    """JAX's series has as many terms as the square root of the shape."""
+    z = np.array([-2.0, 0.0, 1.0])
+    values = size + np.sqrt(size) * z
+    for fn in (dist.Gamma(size, 1.0), dist.Poisson(size)):
+        found = cumulative.cdf(fn, values)
+        # Such values have some 2e-16 sqrt(size) digits of a standard deviation.
+        np.testing.assert_allclose(found, norm.cdf(z), atol=1e-6 + 1e-15 * np.sqrt(size))

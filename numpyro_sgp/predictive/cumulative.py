@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.custom_derivatives import SymbolicZero
-from jax.scipy.special import gammainc, ndtr
+from jax.scipy.special import gammainc, gammaincc, ndtr
 
 from numpyro_sgp.distributions import truncated
 from numpyro_sgp.predictive.incomplete_beta import betainc
@@ -21,8 +21,8 @@ _CENSORED = (
 _MULTINOMIAL = dist.MultinomialLogits, dist.MultinomialProbs
 _ZERO_OR = dist.HurdleProbs, dist.ZeroInflatedProbs
 _BINOMIAL = dist.BinomialLogits, dist.BinomialProbs
-#: Shapes above which JAX's incomplete gamma function is wrong in float32.
-_MANY = 5e2
+#: Shapes above which JAX's incomplete gamma function is wrong, or takes very long.
+_MANY = {"float32": 5e2, "float64": 1e8}
 
 
 def innermost(fn):
@@ -252,12 +252,12 @@ def _slope_of_student(primals, tangents):
 
 
 def _of_poisson(fn, y):
-    """In float32 by the cube root of the gamma distribution, where counts are large."""
-    found, shape = fn.cdf(y), jnp.maximum(jnp.floor(y), 0.0) + 1.0
-    if found.dtype != jnp.float32:
-        return found
-    many = jnp.maximum(shape, fn.rate) > _MANY
-    return jnp.where(many, ndtr(-_cube_root(fn.rate / shape, shape)), found)
+    """By the cube root of the gamma distribution, where counts are large."""
+    shape = jnp.maximum(jnp.floor(y), 0.0) + 1.0
+    shape, rate = jnp.broadcast_arrays(shape, jnp.asarray(fn.rate, shape.dtype))
+    many = jnp.maximum(shape, rate) > _MANY[shape.dtype.name]
+    few = (jnp.where(many, 1.0, v) for v in (shape, rate))
+    return jnp.where(many, ndtr(-_cube_root(rate / shape, shape)), gammaincc(*few))
 
 
 def _of_gamma(shape, x):
@@ -265,9 +265,7 @@ def _of_gamma(shape, x):
     shape, x = jnp.broadcast_arrays(
         *(jnp.asarray(v, jnp.result_type(float)) for v in (shape, x))
     )
-    if x.dtype != jnp.float32:
-        return gammainc(shape, x)
-    many = shape > _MANY
+    many = shape > _MANY[x.dtype.name]
     by_root = ndtr(_cube_root(jnp.where(many, x / shape, 1.0), jnp.where(many, shape, 1.0)))
     few = (jnp.where(many, 1.0, v) for v in (shape, x))
     return jnp.where(many, by_root, gammainc(*few))
