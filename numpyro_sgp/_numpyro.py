@@ -3,40 +3,17 @@ NumPyro's private names that are used, in one place: where a version of NumPyro 
 it is here that another is to be found.
 """
 
-import inspect
-
 from numpyro import primitives
 from numpyro.distributions import MaskedDistribution
 from numpyro.infer import util as infer_util
-from numpyro.infer.autoguide import AutoGuideList
 from numpyro.util import _validate_model as validate_model
 
-__all__ = [
-    "HMC_HANDLERS",
-    "arguments_of",
-    "handler_stack",
-    "in_list_of_guides",
-    "mask_of",
-    "validate_model",
-]
+__all__ = ["HMC_HANDLERS", "arguments_of", "handler_stack", "mask_of", "validate_model"]
 
 # What HMC and autoguides put around a model, and the handlers that are at work: for a
 # hint only, so neither need be there.
 HMC_HANDLERS = getattr(infer_util, "_unconstrain_params", ())
 handler_stack = getattr(primitives, "_PYRO_STACK", ())
-
-
-def in_list_of_guides() -> bool:
-    """
-    Whether a list of guides is about to set itself up: it runs the whole model with values
-    that it does not use, and its parts are set up by themselves, without what they hide.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_setup_prototype":
-            return isinstance(frame.f_locals.get("self"), AutoGuideList)
-        frame = frame.f_back
-    return False
 
 
 def arguments_of(mcmc) -> tuple[tuple, dict]:

@@ -12,7 +12,7 @@ from numpyro.distributions.util import validate_sample
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_key, check_sample_shape, numbers
-from numpyro_sgp._numpyro import HMC_HANDLERS, handler_stack, in_list_of_guides
+from numpyro_sgp._numpyro import HMC_HANDLERS, handler_stack
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.arguments import as_numbers, warn_of_rounding
 from numpyro_sgp.kernels import as_kernel
@@ -131,12 +131,11 @@ class GaussianProcess(dist.Distribution):
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     def support(self):
         """Any vector; with a warning where HMC or an autoguide takes f as it is."""
-        taken = any(
+        if any(
             isinstance(handler, HMC_HANDLERS)
             and self.shape() in [jnp.shape(value) for value in handler.params.values()]
             for handler in handler_stack
-        )
-        if taken and not in_list_of_guides():
+        ):
             warnings.warn(
                 f"The {self.event_shape[0]} values of a GaussianProcess are taken as they "
                 "are, strongly correlated and tied to hyperparameters that are sampled: "

@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_allclose
 from numpyro import handlers
 from numpyro.infer import HMC, MCMC, NUTS, SVI, Predictive, Trace_ELBO
-from numpyro.infer.autoguide import AutoGuideList, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.infer.reparam import TransformReparam
 from numpyro.infer.util import log_density, potential_energy
 from numpyro.optim import Adam
@@ -180,29 +180,3 @@ def test_handlers_outside_act_as_on_a_model_written_by_hand(handler):
     sparse = sparsify(of_process, SVGP(inducing=X, jitter=1e-9)).setup()
     assert set(sites_of(wrap(sparse), np.random.default_rng(0))) == set(inducing)
     assert_allclose(potentials(sparse, inducing), expected, rtol=1e-6)
-
-
-def test_a_list_of_guides_hints_where_a_part_takes_function_values_alone():
-    def model(X, y=None):
-        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-        f = numpyro.sample("f", GaussianProcess(RBF(), X))
-        numpyro.sample("y", dist.Normal(level + f, 0.5), obs=y)
-
-    X = jnp.arange(6.0)[:, None]
-    seeded = handlers.seed(model, 0)
-
-    def run(loss, *parts):
-        guide = AutoGuideList(model)
-        for part in parts:
-            guide.append(part)
-        svi = SVI(model, guide, Adam(0.01), loss)
-        return svi.run(jax.random.key(0), 2, X, jnp.sin(X[:, 0]), progress_bar=False)
-
-    of_level = AutoNormal(handlers.block(seeded, hide=["f"]))
-    run(
-        TraceGP_ELBO(),
-        of_level,
-        AutoSparseGP(handlers.block(seeded, hide=["level"]), SVGP(3)),
-    )
-    with pytest.warns(UserWarning, match="6 values of a GaussianProcess are taken as they"):
-        run(Trace_ELBO(), AutoNormal(seeded))
