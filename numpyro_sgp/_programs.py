@@ -1,10 +1,9 @@
-"""Compiled programs: those that objects keep, and those that are shared."""
+"""Compiled programs, shared by all that does the same."""
 
 import functools
 import hashlib
 import inspect
 import re
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,13 +17,11 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.distributions import Distribution
 
-from numpyro_sgp._beside import read_beside
 from numpyro_sgp._equality import computed_once
 
-_PROGRAMS = weakref.WeakKeyDictionary()
 _COMPILED: OrderedDict = OrderedDict()  # by what they are compiled from
 _KEPT = 256  # of these, those used last
-_FEW = 64  # of the programs of one function
+FEW = 64  # of the programs of one function
 _NUMBERS = jax.Array | np.ndarray | np.number | float
 _CONTAINERS = None, type(None), tuple, list, dict, jax.tree_util.Partial
 _BESIDE = ThreadPoolExecutor(2, "compile")
@@ -105,8 +102,7 @@ class shared:  # noqa: N801, as jax.jit
         key = structure, tuple(map(_seen, leaves)), _where()
         known = self._programs.pop(key, None) or self._compile(leaves, structure, beside)
         self._programs[key] = known  # as the one used last
-        while len(self._programs) > _FEW:
-            self._programs.popitem(last=False)
+        forget(self._programs, FEW)
         return known
 
     def _compile(self, leaves, structure, beside):
@@ -135,46 +131,14 @@ class shared:  # noqa: N801, as jax.jit
         if known is None or (known.done() and known.exception() is not None):
             known = _start(lowered, options, beside)
         _COMPILED[key] = known  # as the one used last
-        while len(_COMPILED) > _KEPT:
-            _COMPILED.popitem(last=False)
+        forget(_COMPILED, _KEPT)
         return known, out
 
 
-def program(owner, fn):
-    """
-    ``fn(owner, *arrays, static=...)``, traced once for each shape of the arrays and each
-    ``static``, whoever asks for it and how often, and :class:`shared` with other owners;
-    anew where what the owner's model reads beside its arguments has changed.
-
-    :param owner: what the program is kept with, an SVI or a guide.
-    :param fn: a function at the top of a module.
-    :return: a function of ``*arrays, static=...``, and of ``briefly`` as ``shared``.
-    """
-    programs = _PROGRAMS.setdefault(owner, {})
-    if fn not in programs:
-        programs[fn] = _Kept(owner, fn)
-    return programs[fn]
-
-
-class _Kept:
-    """A :class:`shared` program for each ``static`` that a function is called with."""
-
-    def __init__(self, owner, fn):
-        self._owner = weakref.ref(owner)  # or the program would keep its own key alive
-        self._fn, self._programs = fn, OrderedDict()
-
-    def __call__(self, *arrays, static, briefly=False):
-        key = static, briefly, read_beside(getattr(self._owner(), "model", None))
-        run = self._programs.pop(key, None)
-        if run is None:
-            run = shared(functools.partial(self._run, static), briefly)
-        self._programs[key] = run  # as the one used last
-        while len(self._programs) > _FEW:
-            self._programs.popitem(last=False)
-        return run(*arrays)
-
-    def _run(self, static, *arrays):
-        return self._fn(self._owner(), *arrays, static=static)
+def forget(programs: OrderedDict, most: int) -> None:
+    """Those that were used longest ago, where there are more."""
+    while len(programs) > most:
+        programs.popitem(last=False)
 
 
 def used_alone(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -351,8 +315,7 @@ class at_once:  # noqa: N801, as jax.jit
 
             run = shared(filled, briefly)
         self._kept[key] = run  # as the one used last
-        while len(self._kept) > _FEW:
-            self._kept.popitem(last=False)
+        forget(self._kept, FEW)
         return run
 
 

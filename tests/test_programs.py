@@ -15,6 +15,7 @@ import numpyro_sgp as sgp
 from numpyro_sgp import _programs
 from numpyro_sgp._equality import computed_once
 from numpyro_sgp._flat import Flat
+from numpyro_sgp._kept import program
 from numpyro_sgp._programs import begun, on_data, one_program, shared, used_alone
 from numpyro_sgp.diagnostics.optimality import nats_left
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
@@ -398,7 +399,7 @@ def test_derivatives_of_maxima_are_kept_where_programs_are_compiled_briefly(
     with jax.disable_jit():
         expected = slope(m, jnp.float32(2.5))
     found = shared(slope, briefly=True)(m, np.float32(2.5))
-    kept = _programs.program(Owner(), lambda owner, *arrays, static: slope(*arrays))
+    kept = program(Owner(), lambda owner, *arrays, static: slope(*arrays))
     for a, b, c in zip(found, expected, kept(m, np.float32(2.5), static=()), strict=True):
         # Sums of at most 2,400 numbers of size 20, in float32.
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)

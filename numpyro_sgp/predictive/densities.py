@@ -12,13 +12,13 @@ from jax.scipy.special import logsumexp
 from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp._checks import check_guide, check_key
+from numpyro_sgp._kept import program
 from numpyro_sgp._programs import (
     NEEDS_KNOWN_DATA,
     NoHash,
     all_static,
     join_static,
     mapped,
-    program,
     split_static,
 )
 from numpyro_sgp._threads import alone

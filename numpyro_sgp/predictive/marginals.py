@@ -6,11 +6,11 @@ import jax
 import numpy as np
 
 from numpyro_sgp._checks import check_guide, check_whole
+from numpyro_sgp._kept import program
 from numpyro_sgp._programs import (
     NEEDS_KNOWN_DATA,
     join_static,
     on_data,
-    program,
     split_static,
 )
 from numpyro_sgp._threads import methods_alone

@@ -11,11 +11,11 @@ from jax import Array
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_guide, check_key, check_levels, check_whole
+from numpyro_sgp._kept import program
 from numpyro_sgp._programs import (
     NEEDS_KNOWN_DATA,
     all_static,
     join_static,
-    program,
     split_static,
 )
 from numpyro_sgp._threads import alone

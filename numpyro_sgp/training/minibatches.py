@@ -16,7 +16,8 @@ from numpyro.infer.svi import SVI, SVIState
 from tqdm import tqdm
 
 from numpyro_sgp._checks import check_key
-from numpyro_sgp._programs import join_static, program, split_static
+from numpyro_sgp._kept import program
+from numpyro_sgp._programs import join_static, split_static
 from numpyro_sgp._threads import alone
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive.densities import batch_log_density

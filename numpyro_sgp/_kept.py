@@ -1,0 +1,48 @@
+"""Programs that are kept with what they are of, a guide or an SVI."""
+
+import functools
+import weakref
+from collections import OrderedDict
+
+from numpyro_sgp._beside import read_beside
+from numpyro_sgp._programs import FEW, forget, shared
+
+_PROGRAMS = weakref.WeakKeyDictionary()
+
+
+def program(owner, fn):
+    """
+    ``fn(owner, *arrays, static=...)``, traced once for each shape of the arrays and each
+    ``static``, whoever asks for it and how often, and :class:`shared` with other owners;
+    anew where what the owner's model reads beside its arguments has changed.
+
+    :param owner: what the program is kept with, an SVI or a guide.
+    :param fn: a function at the top of a module.
+    :return: a function of ``*arrays, static=...``, and of ``briefly`` as ``shared``.
+    """
+    programs = _PROGRAMS.setdefault(owner, {})
+    if fn not in programs:
+        programs[fn] = _Kept(owner, fn)
+    return programs[fn]
+
+
+class _Kept:
+    """A :class:`shared` program for each ``static`` that a function is called with."""
+
+    def __init__(self, owner, fn):
+        self._owner = weakref.ref(owner)  # or the program would keep its own key alive
+        self._fn, self._programs = fn, OrderedDict()
+
+    def __call__(self, *arrays, static, briefly=False):
+        model = getattr(self._owner(), "model", None)
+        run = self._programs.pop((static, briefly, read_beside(model)), None)
+        if run is None:
+            run = shared(functools.partial(self._run, static), briefly)
+        try:
+            return run(*arrays)
+        finally:  # as the one used last; its trace may change what a model reads (a list)
+            self._programs[static, briefly, read_beside(model)] = run
+            forget(self._programs, FEW)
+
+    def _run(self, static, *arrays):
+        return self._fn(self._owner(), *arrays, static=static)
