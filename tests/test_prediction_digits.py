@@ -134,6 +134,7 @@ def test_near_limits_of_a_student_response_keep_their_digits():
     np.testing.assert_allclose(variance, 0.002**2 / 12.0, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_truncated_student_response_is_predicted():
     likelihood = lambda f: dist.LeftTruncatedDistribution(  # noqa: E731
         dist.StudentT(5.0, f, 0.5), low=-1.0
@@ -147,6 +148,7 @@ def test_a_truncated_student_response_is_predicted():
     assert np.isfinite(found.mean).all() and np.isfinite(found.sd).all()
 
 
+@pytest.mark.slow
 def test_a_truncated_likelihood_can_be_fitted():
     """Nodes of f far outside of the limits were infinitely likely."""
 

@@ -601,6 +601,7 @@ def test_predictions_inside_of_jit_have_derivatives(likelihood):
     assert_allclose(jnp.sum(slopes * along, (-2, -1)), known, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_means_have_derivatives_where_quantiles_have_none():
     for likelihood in (
         lambda f: dist.Poisson(jnp.exp(f)),

@@ -358,7 +358,7 @@ def test_random_numbers_are_those_of_the_configuration():
 
 
 def test_programs_of_one_function_are_few(monkeypatch):
-    monkeypatch.setattr(_programs, "_FEW", 3)
+    monkeypatch.setattr(_programs, "FEW", 3)
     run = shared(lambda x: 2.0 * x)
     for rows in range(1, 8):
         run(jnp.ones(rows))

@@ -73,6 +73,7 @@ def test_the_row_is_the_bound_of_float64_at_the_same_parameters(single, verdict)
     assert "numpyro.enable_x64()" in row.mend and "SVGP(..., jitter=1e-6)" in row.mend
 
 
+@pytest.mark.slow
 def test_what_more_iterations_gain_there_is_told_up_to_the_optimum(single, verdict):
     wide = sgp.fit(model, sgp.SVGP(6), (X.astype(float), Y), progress_bar=False)
     assert verdict.causes["float32"].nats < wide.bound - single.bound + 0.1
@@ -123,6 +124,7 @@ def test_it_leaves_the_guide_and_what_it_computes_as_they_were(single):
             assert np.asarray(new).dtype == np.float32
 
 
+@pytest.mark.slow
 def test_points_and_kernels_that_are_known_numbers_are_of_64_bits_too():
     """They are of the set-up, which was in float32."""
     with jax.enable_x64(False):

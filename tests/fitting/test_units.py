@@ -61,6 +61,7 @@ def test_a_constant_column_is_none():
     np.testing.assert_allclose(bounds[1], bounds[0], atol=0.01)
 
 
+@pytest.mark.slow
 def test_many_points_on_a_line_stay_in_order():
     """They walked past each other: trained ones ended 40 nats below those at the start."""
     rng = np.random.default_rng(0)

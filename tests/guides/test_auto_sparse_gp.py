@@ -498,6 +498,7 @@ def test_improper_priors_are_told_unless_they_have_a_value():
     start(numpyro.handlers.condition(model, {"level": 0.0}), sgp.SVGP(3), X, y)
 
 
+@pytest.mark.slow
 def test_an_improper_prior_with_a_start_is_a_wide_one_but_for_its_density(tmp_path):
     def model_of(prior):
         def model(X, y=None):

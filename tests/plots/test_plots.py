@@ -109,6 +109,7 @@ def band(ax, i=0):
 # ---- which site --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_of_nested_inference_a_response_comes_first_then_what_the_likelihood_is_made_of():
     """A ratio of f, which comes after all, was drawn where a response has no mean."""
 
