@@ -34,15 +34,25 @@ class _Kept:
         self._fn, self._programs = fn, OrderedDict()
 
     def __call__(self, *arrays, static, briefly=False):
-        model = getattr(self._owner(), "model", None)
-        run = self._programs.pop((static, briefly, read_beside(model)), None)
+        owner = self._owner()
+        model = getattr(owner, "model", None)
+        before = read_beside(model)
+        run = self._programs.pop((static, briefly, before), None)
         if run is None:
             run = shared(functools.partial(self._run, static), briefly)
-        try:
-            return run(*arrays)
-        finally:  # as the one used last; its trace may change what a model reads (a list)
-            self._programs[static, briefly, read_beside(model)] = run
-            forget(self._programs, FEW)
+        found = run(*arrays)
+        # Its trace may change what a model reads: a list of calls.
+        after = read_beside(model)
+        self._programs[static, briefly, after] = run  # as the one used last
+        forget(self._programs, FEW)
+        if after != before:
+            for kept in _PROGRAMS[owner].values():
+                kept._move(before, after)
+        return found
+
+    def _move(self, before, after):
+        for *key, seen in [k for k in self._programs if k[-1] == before]:
+            self._programs[*key, after] = self._programs.pop((*key, seen))
 
     def _run(self, static, *arrays):
         return self._fn(self._owner(), *arrays, static=static)

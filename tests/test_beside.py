@@ -55,11 +55,16 @@ def test_closures_attributes_and_arguments_that_are_given():
         return number
 
     class Model:
+        level = 1.0
+
         def __init__(self):
-            self.number, self.itself = 1.0, self
+            self.number, self.itself, self.log = 1.0, self, []
 
         def __call__(self):
-            return self.number
+            return self.shifted() + self.level
+
+        def shifted(self):
+            return self.number + SHIFT
 
     model = Model()
     for fn in (closure, model, model.__call__, functools.partial(closure)):
@@ -68,8 +73,59 @@ def test_closures_attributes_and_arguments_that_are_given():
     number = model.number = 2.0
     assert read_beside(closure) != first
     assert read_beside(model) != object_ and read_beside(model.__call__) != method
+    first = [read_beside(fn) for fn in (model, model.__call__)]
+    model.log.append(1)  # which it does not read
+    assert [read_beside(fn) for fn in (model, model.__call__)] == first
+    Model.level = 2.0
+    pairs = zip((model, model.__call__), first, strict=True)
+    assert all(read_beside(fn) != old for fn, old in pairs)
     given = [read_beside(functools.partial(reads_all, scale=scale)) for scale in (1.0, 2.0)]
     assert given[0] != given[1]
+
+
+@pytest.mark.parametrize("name", ["act", "defaults", "slots"])
+def test_other_things_that_are_read(name, monkeypatch):
+    class Slots:
+        __slots__ = ("number",)
+
+    slots = Slots()
+    slots.number = 1.0
+    first = {"act": functools.partial(max, 1.0), "defaults": 1.0, "slots": slots}
+    for key, value in first.items():
+        monkeypatch.setitem(globals(), key, value)
+
+    def fn(x):
+        return act(x) + defaults + slots.number  # noqa: F821
+
+    before = read_beside(fn)
+    assert read_beside(fn) == before
+    if name == "slots":
+        slots.number = 2.0
+    else:
+        new = {"act": functools.partial(max, 2.0), "defaults": 2.0}[name]
+        monkeypatch.setitem(globals(), name, new)
+    assert read_beside(fn) != before
+
+
+def test_deep_containers_large_arrays_and_those_that_are_gone(monkeypatch):
+    config = {"kernel": {"prior": {"scales": [{"w": np.ones(3)}]}}}
+    large, gone = np.ones(20_000), jnp.ones(3)
+    config["itself"] = config
+
+    def fn():
+        return config, large, gone
+
+    before = read_beside(fn)
+    assert read_beside(fn) == before
+    gone.delete()
+    assert read_beside(fn) != before
+    before = read_beside(fn)
+    config["kernel"]["prior"]["scales"][0]["w"] = np.zeros(3)
+    assert read_beside(fn) != before
+    before = read_beside(fn)
+    for _ in range(60):  # which may have the place of those before
+        large = np.ones(20_000)
+        assert read_beside(fn) != before
 
 
 def model(X, y=None):

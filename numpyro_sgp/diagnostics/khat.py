@@ -237,7 +237,7 @@ def _has_no_tail(log_weights) -> bool:
     tail = largest[-int(np.ceil(number)) :]
     if not np.isfinite(tail).all():
         return False
-    return bool(largest[-1] - largest[0] < _EQUAL or tail[0] == tail[-1])
+    return bool(largest[-1] - largest[0] < _EQUAL or len(tail) > 1 and tail[0] == tail[-1])
 
 
 def moments_of(log_weights: np.ndarray, values: np.ndarray) -> Moments:

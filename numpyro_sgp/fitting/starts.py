@@ -400,13 +400,15 @@ def with_explained_points(problem, free: dict, rng, share: float) -> dict | None
             params = constrained(problem.svi, free)
             kernels = on_data(run, problem.args, problem.kwargs, params)
         sets = [np.asarray(free[k]) for k in trained]  # [*batch, M, D]
-        Z = np.concatenate([Z.reshape(-1, *Z.shape[-2:])[0] for Z in sets])
-        moved = rng.choice(len(Z), max(1, round(share * len(Z))), replace=False)
-        kernel, seed = MeanKernel(kernels[name]), int(rng.integers(2**31))
-        Z[moved] = points_instead(kernel, X, Z, moved, seed)
+        both, kernel = np.concatenate(sets, axis=-2), MeanKernel(kernels[name])
+        for index in np.ndindex(both.shape[:-2]):  # each function with points of its own
+            Z = both[index]
+            moved = rng.choice(len(Z), max(1, round(share * len(Z))), replace=False)
+            seed = int(rng.integers(2**31))
+            both[(*index, moved)] = points_instead(kernel, X, Z, moved, seed)
         ends = np.cumsum([Z.shape[-2] for Z in sets])[:-1]
-        for k, old, new in zip(trained, sets, np.split(Z, ends), strict=True):
-            found[k] = jnp.asarray(np.broadcast_to(new, old.shape).astype(old.dtype))
+        for k, new in zip(trained, np.split(both, ends, axis=-2), strict=True):
+            found[k] = jnp.asarray(new.astype(free[k].dtype))
     return {**free, **found} if found else None
 
 

@@ -255,7 +255,7 @@ def _of_poisson(fn, y):
     """By the cube root of the gamma distribution, where counts are large."""
     shape = jnp.maximum(jnp.floor(y), 0.0) + 1.0
     shape, rate = jnp.broadcast_arrays(shape, jnp.asarray(fn.rate, shape.dtype))
-    many = jnp.maximum(shape, rate) > _MANY[shape.dtype.name]
+    many = jnp.maximum(shape, rate) > _MANY.get(shape.dtype.name, 5e2)
     few = (jnp.where(many, 1.0, v) for v in (shape, rate))
     return jnp.where(many, ndtr(-_cube_root(rate / shape, shape)), gammaincc(*few))
 

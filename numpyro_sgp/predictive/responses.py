@@ -212,9 +212,9 @@ def _made_of(site):
 
 
 def _has_numbers(leaf):
-    dtype = getattr(leaf, "dtype", None)
-    kinds = jnp.number, jnp.bool_
-    return dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in kinds)
+    if not isinstance(leaf, jax.Array | np.ndarray | np.number):
+        return False
+    return any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.number, jnp.bool_))
 
 
 def _check_apart(run, point, responses):

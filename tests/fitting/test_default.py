@@ -287,6 +287,23 @@ def test_some_inducing_points_are_drawn_anew(poisson_fit, learned_fit):
         assert other(fixed, fixed.free, np.random.default_rng(0), 0.25) is None
 
 
+def test_each_function_with_points_of_its_own_has_others():
+    def model(X, y=None):
+        kernel = sgp.kernels.RBF(jnp.ones(2), jnp.array([0.3, 2.0]))
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f[0], jnp.exp(f[1])), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(6, share_inducing=False))
+    svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    whole = problem.Problem(svi, svi.init(jax.random.key(0), X, Y), (X, Y), {})
+    before = np.random.default_rng(1).uniform(X.min(), X.max(), (2, 6, 1))
+    free = {**whole.free, "f_auto_Z": jnp.asarray(before)}
+    after = with_explained_points(whole, free, np.random.default_rng(0), 0.1)["f_auto_Z"]
+    changed = (np.asarray(after) != before).any(axis=-1)
+    assert changed.sum(axis=1).tolist() == [1, 1] and np.isin(after[changed], X).all()
+
+
 @pytest.mark.slow
 def test_points_go_where_many_rows_are():
     """K-means and the largest variance put most points into the wide cluster: -826 nats."""
