@@ -35,14 +35,13 @@ class _Kept:
 
     def __call__(self, *arrays, static, briefly=False):
         owner = self._owner()
-        model = getattr(owner, "model", None)
-        before = read_beside(model)
+        before = _read_by(owner)
         run = self._programs.pop((static, briefly, before), None)
         if run is None:
             run = shared(functools.partial(self._run, static), briefly)
         found = run(*arrays)
         # Its trace may change what a model reads: a list of calls.
-        after = read_beside(model)
+        after = _read_by(owner)
         self._programs[static, briefly, after] = run  # as the one used last
         forget(self._programs, FEW)
         if after != before:
@@ -56,3 +55,8 @@ class _Kept:
 
     def _run(self, static, *arrays):
         return self._fn(self._owner(), *arrays, static=static)
+
+
+def _read_by(owner) -> tuple:
+    model = getattr(owner, "model", None)
+    return () if model is None else read_beside(model)

@@ -130,7 +130,7 @@ def test_it_is_asked_what_a_fit_is_asked(fitted, tmp_path):
 
 @pytest.mark.slow
 def test_a_verdict_tells_of_a_training_that_was_too_short():
-    short = fit(learned, sgp.SVGP(8), (X, Y), joint=True, batch_size=10, steps=6)
+    short = fit(learned, sgp.SVGP(8), (X, Y), joint=True, batch_size=10, steps=2)
     few = sgp.AutoJointGP(learned, sgp.SVGP(8))
     few.setup(X, Y)
     start = few.result(few.known().starts).check()
