@@ -32,6 +32,7 @@ _ROWS = 1_000  # that the race is on, where batches have fewer or training is on
 _CHUNKS = 6  # of steps, at most
 _FEWEST = 10  # steps
 _WORK = 1.5e10  # multiplications of M x M matrices with all rows, over steps and candidates
+_NOTHING = 5.0  # nats that means of q(u) are away from the prior's, at most
 _SETTLING = 200  # steps on all rows after it, at most
 _SETTLING_RATE = 0.06  # of Adam in these, which falls
 _SOON = 8.0  # seconds to the end in which they are not worth their compilation
@@ -74,9 +75,11 @@ class Race:
         states = [self.stepper.start(free, key) for free in starts]
         losses, going = np.full(len(starts), np.nan), list(range(len(starts)))
         order: list[int] = []
-        for count in self._counts(len(starts)):
+        rounds, gone = self._counts(len(starts)), np.zeros(len(starts), int)
+        for count in rounds:
             for i in going:
                 states[i], losses[i] = self._some(states[i], count)
+                gone[i] += 1
             finite = [i for i in going if np.isfinite(losses[i])]
             going = sorted(finite, key=lambda i: losses[i])
             # Those that went on are before those that were left behind.
@@ -84,7 +87,20 @@ class Race:
             if not going or limits.reached(0):
                 break
             going = going[: max(keep, (len(going) + 1) // 2)]
+        if going and self._explains_nothing(states[order[0]].good.free):
+            # The first to arrive where all is noise are before those on the plateau.
+            for i in order[1:]:
+                for count in rounds[gone[i] : gone[order[0]]]:
+                    if not limits.reached(0):
+                        states[i], losses[i] = self._some(states[i], count)
+            order.sort(key=lambda i: np.inf if np.isnan(losses[i]) else losses[i])
         return [states[i].good.free for i in order or [0]]
+
+    def _explains_nothing(self, free: dict) -> bool:
+        """Whether means of q(u) are near those of the prior, so that all is noise."""
+        names = [n for n in self.stepper.problem.profiled if n.endswith("_mu")]
+        size = sum(float(np.sum(np.square(free[n], dtype=float))) for n in names)
+        return bool(names) and 0.5 * size < _NOTHING
 
     def _counts(self, number: int) -> list[int]:
         """Steps of each round."""

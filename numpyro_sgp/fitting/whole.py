@@ -35,6 +35,9 @@ _ELSEWHERE = 0.1  # nats between optima of q(u)
 _TRIES = 3  # trainings from other means of q(u), whose ends say little beforehand
 _CHEAP = 4e6  # products of all rows with M x M matrices up to which there are any
 _FEWEST = 10  # iterations before what is left can be told from them
+_TIMES = 5.0  # how much further than its losses say a training may fall
+_PATIENT = 1_000  # iterations after which it may fall as far as they say
+_BEHIND = 30  # iterations before one that will not overtake the best is left
 #: Products of rows with M x M matrices, summed over evaluations, up to which inducing
 #: points are drawn anew.
 ANEW = 2e9
@@ -86,9 +89,9 @@ def train_whole(
     """
     descent = descent or descent_of(problem, key)
 
-    def train() -> tuple[Trained, bool]:
+    def train(wanted: float = np.inf) -> tuple[Trained, bool]:
         nonlocal limits
-        stopped, limited = _iterate(descent, limits, show)
+        stopped, limited = _iterate(descent, limits, show, wanted)
         losses = np.asarray(descent.losses)
         limits = limits.after(len(losses) - 1)
         place = descent.free_now(), float(losses[0]), losses[1:]
@@ -105,7 +108,7 @@ def train_whole(
         with suppress(ValueError):  # no finite bound there
             descent.start_at(free)
             if descent.loss <= near:
-                found, limited = train()
+                found, limited = train(-best.bound)
                 best = max(best, found, key=lambda trained: trained.bound)
                 best = _told(best, found)
     if limited or seed is None or not problem.all_natural:
@@ -124,7 +127,7 @@ def train_whole(
         in_vain, made = in_vain + (not is_of_means), made + (not is_of_means)
         with suppress(ValueError):
             descent.start_at(moved)
-            found, limited = train()
+            found, limited = train(-best.bound - _GAIN)
             others = (*best.others, found.bound) if is_of_means else best.others
             in_vain *= found.bound < best.bound + _GAIN
             if found.bound > best.bound:
@@ -184,23 +187,31 @@ def _moves(problem, best, descent, seed):
         yield partial(hop, share=share, size=size), False
 
 
-def _iterate(descent, limits, show) -> tuple[str, bool]:
-    """Rounds of L-BFGS; why they ended, and whether by a limit."""
+def _iterate(descent, limits, show, wanted=np.inf) -> tuple[str, bool]:
+    """
+    Rounds of L-BFGS; why they ended, and whether by a limit.
+
+    :param wanted: a loss; where it falls so slowly that it will not come there, it has
+        converged for the purpose.
+    """
     index = descent.index(set(descent.free) - set(descent.profiled))
     if not index.size:
         return CONVERGED, False
-    limit, began, little_left = "", 0, False
+    limit, began, little_left, behind = "", 0, False, False
 
     def at_step(loss):
-        nonlocal limit, little_left
+        nonlocal limit, little_left, behind
         count = len(descent.losses) - 1
         show(count, loss)
         limit = limits.reached(count)
         # Of this round: a fresh memory may go on where the one before had come to nothing.
         # Where q(u) is among what L-BFGS trains, there may be plateaus: not before its end.
         if descent.profiled and count - began >= _FEWEST and count % 5 == 0:
-            little_left = remaining(descent.losses[began:]) < 0.2 * limits.tolerance
-        if limit or little_left:
+            left = remaining(descent.losses[began:])
+            more = _TIMES if count - began < _PATIENT else 1.0
+            little_left = more * left < limits.tolerance
+            behind = count - began >= _BEHIND and loss - more * left > wanted
+        if limit or little_left or behind:
             raise StopIteration
 
     for _ in range(_ROUNDS):
@@ -209,8 +220,8 @@ def _iterate(descent, limits, show) -> tuple[str, bool]:
             result = descent.run(index, 100_000, 1e-15, at_step)
         except KeyboardInterrupt:
             return INTERRUPTED, True
-        if limit:
-            return limit, True
+        if limit or behind:
+            return limit or CONVERGED, bool(limit)
         decrement = descent.decrement(index, result)
         little_left = little_left or before - descent.loss < 0.5 * limits.tolerance
         if little_left and decrement < limits.tolerance:

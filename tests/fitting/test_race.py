@@ -1,14 +1,17 @@
 """The race between starts, and what training does where time is short."""
 
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import numpyro_sgp as sgp
-from numpyro_sgp.fitting import default
+from numpyro_sgp.fitting import default, whole
 from numpyro_sgp.fitting.batches import (
     _FEWEST,
     _HASTE,
@@ -18,8 +21,9 @@ from numpyro_sgp.fitting.batches import (
     _lower_rates,
     _Run,
 )
-from numpyro_sgp.fitting.progress import Limits
+from numpyro_sgp.fitting.progress import CONVERGED, Limits
 from numpyro_sgp.fitting.starts import Race, Settling, random_starts
+from numpyro_sgp.fitting.whole import _iterate
 from numpyro_sgp.training.descent import Descent
 from tests.helpers import gaussian_model
 
@@ -35,7 +39,9 @@ class Falling:
     work, num_rows = 1e5, None
 
     def __init__(self):
-        self.problem = SimpleNamespace(plates=False, random=False, num_rows=10_000)
+        self.problem = SimpleNamespace(
+            plates=False, random=False, num_rows=10_000, profiled=[]
+        )
         self.steps, self.rates = {}, []
 
     def start(self, free, key):
@@ -68,6 +74,55 @@ def test_the_race_puts_the_best_first_and_what_has_no_loss_nowhere(keep):
             6: [50, 300, 300, 300, 300, 300],
         }[keep]
     )
+
+
+class Plateau(Falling):
+    """Where the rest falls for long, and the first to arrive has nothing in q(u)."""
+
+    def __init__(self, mean):
+        super().__init__()
+        self.problem.profiled, self._mean = ["f_auto_qu_mu", "f_auto_qu_sqrt"], mean
+
+    def start(self, free, key):
+        free = {"f_auto_qu_mu": np.full(3, self._mean), "start": free}
+        return SimpleNamespace(good=SimpleNamespace(free=free), at=0)
+
+    def __call__(self, state, rows, natural, others):
+        level, slope = free = state.good.free["start"]
+        at = state.at + np.arange(len(natural))
+        self.steps[free] = self.steps.get(free, 0) + len(natural)
+        moved = SimpleNamespace(good=state.good, at=state.at + len(natural))
+        return moved, np.where(at < 150, 100.0 + slope, level)
+
+
+@pytest.mark.parametrize(("mean", "goes_on"), [(0.1, True), (10.0, False)])
+def test_those_left_behind_go_on_where_the_first_explains_nothing(mean, goes_on):
+    stepper = Plateau(mean)
+    starts = [(50.0, 0.0), (50.0, 1.0), (50.0, 2.0), (20.0, 3.0), (10.0, 4.0)]
+    ends = Race(stepper, whole=False)(starts, None, 2, NO_LIMITS)
+    assert ends[0]["start"] == ((10.0, 4.0) if goes_on else (50.0, 0.0))
+    assert (set(stepper.steps.values()) == {300}) is goes_on
+
+
+@pytest.mark.slow
+def test_a_function_of_three_columns_of_thirty_is_found():
+    """Where all is noise the bound is 410 nats lower, and the race was there first."""
+    rng = np.random.default_rng(13)
+    X = rng.normal(size=(800, 30))
+    w = rng.normal(size=(30, 3)) * (np.arange(30) < 3)[:, None]
+    y = np.sin(1.5 * X @ w).sum(1) / 1.5 + 0.2 * rng.normal(size=800)
+
+    def model(X, y=None):
+        variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+        each = dist.LogNormal(np.zeros(30), 1.0).to_event(1)
+        kernel = sgp.kernels.RBF(variance, numpyro.sample("lengthscale", each))
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    fitted = sgp.fit(model, sgp.SVGP(100), (X, y), progress_bar=False)
+    assert fitted.bound > -500.0  # -495.0; 20,000 tuned steps ended at -906.8
 
 
 def test_steps_that_take_long_are_few_and_in_two_rounds():
@@ -219,3 +274,58 @@ def test_limits_are_of_all_trainings_together_or_of_each():
     limits = Limits(0.1, 10, None).after(6)
     assert not limits.reached(3) and limits.reached(4) == "at the limit of 10 steps"
     assert not Limits(0.1, 10, None, in_all=False).after(6).reached(9)
+
+
+class Slow:
+    """Stands for a descent whose loss falls ever more slowly, by `rate` less each step."""
+
+    free, profiled, work = {"a": 0.0}, ("q",), 0.0
+
+    def __init__(self, start, end, rate):
+        self.losses, self._end, self._rate = [start], end, rate
+
+    @property
+    def loss(self):
+        return self.losses[-1]
+
+    def index(self, names):
+        return np.arange(1)
+
+    def decrement(self, index, result):
+        return 0.0
+
+    def run(self, index, most, tolerance, at_step):
+        with suppress(StopIteration):
+            for _ in range(most):
+                self.losses.append(self._end + self._rate * (self.loss - self._end))
+                at_step(self.loss)
+
+
+def test_a_training_that_will_not_overtake_the_best_one_is_left():
+    """Falls of a hundredth of the rest each: 5 times as much as is told is never left."""
+    counts = {}
+    for wanted in (np.inf, 10.0, 40.0):
+        descent = Slow(100.0, 30.0, 0.99)
+        stopped, limited = _iterate(descent, NO_LIMITS, lambda *_: None, wanted)
+        assert (stopped, limited) == (CONVERGED, False)
+        counts[wanted] = len(descent.losses)
+    assert counts[10.0] < 0.5 * counts[np.inf] and counts[40.0] == counts[np.inf]
+
+
+def test_long_trainings_may_leave_all_of_the_tolerance(monkeypatch):
+    """Falls that become less as the square of the number of steps, for ever."""
+
+    class Tail(Slow):
+        def run(self, index, most, tolerance, at_step):
+            with suppress(StopIteration):
+                for n in range(1, most):
+                    self.losses.append(200.0 / n)
+                    at_step(self.loss)
+
+    counts = []
+    for patient in (whole._PATIENT, 10**6):
+        monkeypatch.setattr(whole, "_PATIENT", patient)
+        descent = Tail(300.0, 0.0, 0.0)
+        _iterate(descent, NO_LIMITS, lambda *_: None)
+        counts.append(len(descent.losses))
+    assert 1_000 < counts[0] < 0.5 * counts[1]
