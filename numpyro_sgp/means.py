@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import real
+from numpyro_sgp.linalg import matmul
 
 
 @jax.tree_util.register_dataclass
@@ -62,7 +63,7 @@ class Linear:
                 f"A Linear mean with weights of shape {weights.shape} is for inputs with "
                 f"{weights.shape[-1]} columns, but X has {X.shape[-1]}."
             )
-        linear = jnp.matmul(X, weights[..., None])[..., 0]
+        linear = matmul(X, weights[..., None])[..., 0]
         return linear + jnp.asarray(self.bias, X.dtype)[..., None]
 
 

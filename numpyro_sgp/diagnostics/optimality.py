@@ -13,6 +13,7 @@ from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.families import Block
 from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.linalg import einsum, matmul
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import feeding
 
@@ -252,8 +253,8 @@ def _moved(block, v, T):
         return Block(block.mu + sqrt * v, sqrt * (1.0 + T))
     if block.upper:  # a lower factor of the same covariance
         sqrt = jnp.linalg.qr(sqrt.mT, mode="r").mT
-    mu = block.mu + jnp.einsum("...mk,...k->...m", sqrt, v)
-    return Block(mu, sqrt + jnp.tril(sqrt @ jnp.tril(T)))
+    mu = block.mu + einsum("...mk,...k->...m", sqrt, v)
+    return Block(mu, sqrt + jnp.tril(matmul(sqrt, jnp.tril(T))))
 
 
 def _standing_still(guide, params, args, kwargs, max_rows):

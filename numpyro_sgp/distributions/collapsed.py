@@ -20,7 +20,7 @@ from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.kernels.base import broadcasts_to
-from numpyro_sgp.linalg import at_least, solve_lower, whitened_solve
+from numpyro_sgp.linalg import at_least, einsum, solve_lower, whitened_solve
 from numpyro_sgp.linalg.row_blocks import consecutive_blocks
 
 _ROWS = 512  # rows of K_ff held in memory where a bound streams them
@@ -73,7 +73,7 @@ class Collapsed(GPRegression):
         Kuf = cross_covariance(prior.kernel, self.inducing, prior.X)
         _, _, A = whitened_solve(Kuu, Kuf, self.jitter)
         A = A / self._rows_noise[..., None, :]
-        total = jnp.eye(A.shape[-2], dtype=A.dtype) + jnp.einsum("...mn,...kn->...mk", A, A)
+        total = jnp.eye(A.shape[-2], dtype=A.dtype) + einsum("...mn,...kn->...mk", A, A)
         union = jnp.linalg.cholesky(total)
         # The first diagonal block of the union's factor is that of the first set.
         each = [
@@ -114,7 +114,7 @@ class Collapsed(GPRegression):
 
     def _quadratic(self, residual, A, union):
         """(y - m)' (Q + s^2 I)^-1 (y - m) over the union, by Woodbury's identity."""
-        pulled = jnp.einsum("...mn,...n->...m", A, residual)
+        pulled = einsum("...mn,...n->...m", A, residual)
         return jnp.sum(residual**2, axis=-1) - square_norm(union, pulled)
 
     def _over_rows(self, fn) -> Array:
@@ -148,7 +148,7 @@ class Collapsed(GPRegression):
                 f"{self.shape()}, got {jnp.shape(y)}. Use jax.vmap for several."
             )
         A, union, each = self._factors()
-        pulled = jnp.einsum("...mn,...n->...m", A, residual)
+        pulled = einsum("...mn,...n->...m", A, residual)
         white = solve_lower(union, pulled[..., None])
         mu = solve_lower(union, white, transpose=True)[..., 0]
         blocks = []
@@ -242,7 +242,7 @@ class CollapsedSVGP(Collapsed):
         # Eq. (14): (I + A'A)^-1 = I - W'W, so tr[(I + A'A)^-1 D] = tr(D) - tr(W D W').
         W = solve_lower(each[0], A)
         trace = self.prior.variance / self._rows_noise**2 - jnp.sum(A**2, axis=-2)
-        AW = jnp.einsum("...kn,...mn->...km", W, A)
+        AW = einsum("...kn,...mn->...km", W, A)
         gain = self._trace_with_prior(W) - jnp.sum(AW**2, axis=(-2, -1))
         trace = jnp.sum(at_least(trace, 0.0), axis=-1) - gain
         return half_log_det(each[0]) + 0.5 * at_least(trace, 0.0)
@@ -253,7 +253,7 @@ class CollapsedSVGP(Collapsed):
 
         def one(rows, K):
             part = jnp.where(rows >= 0, scaled[..., rows], 0.0)
-            both = part * jnp.einsum("...mn,...bn->...mb", scaled, K)
+            both = part * einsum("...mn,...bn->...mb", scaled, K)
             return jnp.sum(both, axis=(-2, -1))
 
         return jnp.sum(self._over_rows(one), axis=0)
@@ -335,7 +335,7 @@ class CollapsedSOLVEGP(Collapsed):
         cost = jnp.zeros((), A.dtype)
         for s, block in zip(others, q_v, strict=True):
             part = A[..., s, :]
-            residual = residual - jnp.einsum("...mn,...m->...n", part, block.mu)
+            residual = residual - einsum("...mn,...m->...n", part, block.mu)
             cost = cost + block.kl()
             if self._prior_covariance:  # whose variance is among what Z leaves
                 if not block.is_prior:

@@ -10,7 +10,7 @@ from jax import Array
 from numpyro_sgp._checks import check_positive, check_whole
 from numpyro_sgp.distributions.collapsed import CollapsedSVGP
 from numpyro_sgp.distributions.relaxation import Blocks, Diagonal, Relaxation
-from numpyro_sgp.linalg import solve_lower
+from numpyro_sgp.linalg import einsum, solve_lower
 
 
 class CollapsedCG(CollapsedSVGP):
@@ -102,7 +102,7 @@ class CollapsedCG(CollapsedSVGP):
         """(K / s s' + I) v, by blocks of rows of K."""
         noise = self._rows_noise
         scaled = v / noise
-        parts = self._over_rows(lambda _, K: jnp.einsum("...bn,...n->...b", K, scaled))
+        parts = self._over_rows(lambda _, K: einsum("...bn,...n->...b", K, scaled))
         product = jnp.moveaxis(parts, 0, -2).reshape(*parts.shape[1:-1], -1)
         return v + product[..., : self.event_shape[0]] / noise
 
@@ -110,9 +110,9 @@ class CollapsedCG(CollapsedSVGP):
         """v near (K / s s' + I)^-1 (y - m) / s."""
 
         def precondition(r):
-            pulled = jnp.einsum("...mn,...n->...m", A, r)[..., None]
+            pulled = einsum("...mn,...n->...m", A, r)[..., None]
             back = solve_lower(union, solve_lower(union, pulled), transpose=True)
-            return r - jnp.einsum("...mn,...m->...n", A, back[..., 0])
+            return r - einsum("...mn,...m->...n", A, back[..., 0])
 
         v, _ = jax.scipy.sparse.linalg.cg(
             self._times,
@@ -144,5 +144,5 @@ class CollapsedCG(CollapsedSVGP):
         left = (residual - self._times(v)) * self._rows_noise + self.prior.mean
         new = self.prior.at(X_new)
         K = self.prior.kernel(new.X, self.prior.X)
-        explained = jnp.einsum("...bn,...n->...b", K, v / self._rows_noise)
+        explained = einsum("...bn,...n->...b", K, v / self._rows_noise)
         return self.posterior(left, X_new).mean + explained

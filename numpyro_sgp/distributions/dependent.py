@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_sgp.families import Block
+from numpyro_sgp.linalg import einsum, matmul
 
 
 def with_variances(covariance: Array | float, variances: Array) -> Array:
@@ -28,7 +29,7 @@ def row_covariance(block: Block, projection: Array, residual: Array) -> Array:
     :param residual: variances that inducing variables leave open, ``(*batch, N)``.
     """
     factor = _joint_factor(block, projection)
-    return with_variances(jnp.einsum("qnk,pnk->nqp", factor, factor), residual)
+    return with_variances(einsum("qnk,pnk->nqp", factor, factor), residual)
 
 
 def joint_covariance(block: Block, projection: Array, residual: Array) -> Array:
@@ -43,7 +44,7 @@ def joint_covariance(block: Block, projection: Array, residual: Array) -> Array:
     num, rows, _ = factor.shape
     F = factor.reshape(num * rows, -1)
     each = residual.reshape(num, rows, rows)
-    return F @ F.T + jax.scipy.linalg.block_diag(*each)
+    return matmul(F, F.T) + jax.scipy.linalg.block_diag(*each)
 
 
 def place(x: Array, covariance: Array) -> Array:
@@ -54,10 +55,10 @@ def place(x: Array, covariance: Array) -> Array:
     :param covariance: shape ``(N, Q, Q)``.
     """
     L = jnp.linalg.cholesky(covariance)
-    return jnp.einsum("nqp,pn->qn", L, x.reshape(L.shape[-1], -1)).reshape(x.shape)
+    return einsum("nqp,pn->qn", L, x.reshape(L.shape[-1], -1)).reshape(x.shape)
 
 
 def _joint_factor(block, projection):
     """``A_q' R_q``, what the joint factor of q(u) adds at each row: ``(Q, N, QM)``."""
-    rows = jnp.einsum("...mk,...mn->...nk", block.sqrt, projection)
+    rows = einsum("...mk,...mn->...nk", block.sqrt, projection)
     return rows.reshape(-1, *rows.shape[-2:])

@@ -14,7 +14,7 @@ from numpyro_sgp._programs import at_once
 from numpyro_sgp.distributions.gaussian_process import _as_inputs
 from numpyro_sgp.inducing.covariances import union
 from numpyro_sgp.kernels.base import features_of
-from numpyro_sgp.kernels.distances import PRECISION
+from numpyro_sgp.linalg import einsum
 from numpyro_sgp.linalg.batches import triangular_solve
 
 _SMALL = 2**22  # numbers that are made in some hundredths of a second
@@ -71,7 +71,7 @@ class FunctionSamples:
 @at_once
 def _values(samples, X):
     K = samples.kernel(samples.points, X)
-    f = jnp.einsum("...mn,...m->...n", K, samples.weights, precision=PRECISION)
+    f = einsum("...mn,...m->...n", K, samples.weights)
     if samples.prior is not None:
         f = f + samples.prior(X)
     if samples.mean_function is not None:
@@ -122,7 +122,7 @@ def _prior_draws(rng_key, kernel, shape, num_features, dim, dtype):
 
 
 def _combine(features, weights, X):
-    return jnp.einsum("...f,...fn->...n", weights, features(X), precision=PRECISION)
+    return einsum("...f,...fn->...n", weights, features(X))
 
 
 def _solve(L, values, sample_ndim, transpose=False):

@@ -17,7 +17,7 @@ from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.arguments import as_numbers, warn_of_rounding
 from numpyro_sgp.kernels import as_kernel
 from numpyro_sgp.kernels.base import broadcasts_to
-from numpyro_sgp.linalg import diagonal_of, jittered_cholesky, solve_lower
+from numpyro_sgp.linalg import diagonal_of, einsum, jittered_cholesky, solve_lower
 from numpyro_sgp.means import Constant, as_mean
 
 
@@ -187,7 +187,7 @@ class GaussianProcess(dist.Distribution):
         sample_shape = check_sample_shape(sample_shape)
         L = self.scale_tril()
         noise = jax.random.normal(key, self.shape(sample_shape), L.dtype)
-        return self.mean + jnp.einsum("...ij,...j->...i", L, noise)
+        return self.mean + einsum("...ij,...j->...i", L, noise)
 
     def log_prob(self, value: Array, intermediates=None) -> Array:
         """
@@ -242,7 +242,7 @@ class GaussianProcess(dist.Distribution):
         old, A = L[..., :num_rows, :num_rows], L[..., num_rows:, :num_rows]
         white = solve_lower(old, (value - self.mean)[..., None])
         mean = joint.mean[..., num_rows:]
-        loc = mean + jnp.einsum("...nm,...m->...n", A, white[..., 0])
+        loc = mean + einsum("...nm,...m->...n", A, white[..., 0])
         tril = L[..., num_rows:, num_rows:]
         return dist.MultivariateNormal(loc, scale_tril=tril, validate_args=False)
 

@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.families import QU, Block, BlockGaussian
-from numpyro_sgp.linalg import matmul, solve_lower, triangular_product
+from numpyro_sgp.linalg import einsum, matmul, solve_lower, triangular_product
 
 _BLOCKS = 8  # of rows, in a product with a triangular matrix
 _FEWEST = 256  # inducing points that are worth it
@@ -176,7 +176,7 @@ class KeptPosterior(SparsePosterior):
     def _mean(self, blocks):
         if self.kept.weights is None or not self._whole():
             return super()._mean(blocks)
-        mean = jnp.einsum("...mn,...m->...n", self._cross_here(), self.kept.weights)
+        mean = einsum("...mn,...m->...n", self._cross_here(), self.kept.weights)
         return jnp.broadcast_to(mean + self.prior.mean, self.shape())
 
     def _variance(self, blocks, relaxation=None):

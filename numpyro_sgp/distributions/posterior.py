@@ -16,7 +16,7 @@ from numpyro_sgp._checks import check_key, check_sample_shape
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.function_samples import FunctionSamples, draw_functions
 from numpyro_sgp.distributions.posterior_programs import in_one_program
-from numpyro_sgp.linalg import diagonal_of, jittered_cholesky, solve_lower
+from numpyro_sgp.linalg import diagonal_of, einsum, jittered_cholesky, solve_lower
 
 
 class GPPosterior(dist.Distribution):
@@ -263,7 +263,7 @@ class GPPosterior(dist.Distribution):
         """``f`` plus joint draws of what the inducing variables leave open."""
         L = self._scale_tril(residual)
         noise = jax.random.normal(key, f.shape, L.dtype)
-        return f + jnp.einsum("...ij,...j->...i", L, noise)
+        return f + einsum("...ij,...j->...i", L, noise)
 
     def _joint_log_prob(self, value) -> Array:
         """Joint log density of f(X), O(N^3)."""

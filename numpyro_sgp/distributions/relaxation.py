@@ -10,7 +10,7 @@ from jax import Array
 from numpyro.distributions import constraints
 
 from numpyro_sgp.families import Param
-from numpyro_sgp.linalg import at_least, diagonal_of, jittered_cholesky
+from numpyro_sgp.linalg import at_least, diagonal_of, einsum, jittered_cholesky
 from numpyro_sgp.linalg.row_blocks import (
     check_block_size,
     check_partition,
@@ -139,7 +139,7 @@ class Blocks(Relaxation):
             K = kernel(own, own)
             K = K * scale[..., :, None] * scale[..., None, :]
             part = jnp.where(there, A[..., rows], 0.0)
-            I_D = K - jnp.einsum("...mi,...mj->...ij", part, part)
+            I_D = K - einsum("...mi,...mj->...ij", part, part)
             I_D = I_D + jnp.eye(rows.shape[0], dtype=K.dtype)
             # Jitter only where rounding has left it indefinite; it makes the bound lower.
             L, _ = jittered_cholesky(I_D, 0.0)

@@ -18,7 +18,7 @@ from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior, gaussian_log_prob
 from numpyro_sgp.families import QU, Block
 from numpyro_sgp.inducing.covariances import cross_covariance
-from numpyro_sgp.linalg import at_least, jittered_cholesky
+from numpyro_sgp.linalg import at_least, einsum, jittered_cholesky
 
 
 class SparsePosterior(GPPosterior):
@@ -185,7 +185,7 @@ class SparsePosterior(GPPosterior):
         mean = jnp.zeros((), self.projection.dtype) + shift
         for i in self._sets:
             A = self.projection[..., self.q.slices[i], :]
-            mean = mean + jnp.einsum("...mn,...m->...n", A, blocks[i].mu)
+            mean = mean + einsum("...mn,...m->...n", A, blocks[i].mu)
         if self._has_mean:
             mean = mean + self.prior.mean
         return jnp.broadcast_to(mean, self.shape())
@@ -247,14 +247,14 @@ class SparsePosterior(GPPosterior):
         for i in self._sets:
             A = self.projection[..., self.q.slices[i], :][..., rows]
             F = A if blocks[i].is_prior else blocks[i].project(A)
-            total = total + jnp.einsum("...mi,...mj->...ij", F, F)
+            total = total + einsum("...mi,...mj->...ij", F, F)
         return total
 
     def _residual_covariance(self, rows=slice(None)):
         """K_ff - A' A: the prior covariance that no set explains."""
         X = self.prior.X[..., rows, :]
         A = self.projection[..., rows]
-        return self.prior.kernel(X, X) - jnp.einsum("...mi,...mj->...ij", A, A)
+        return self.prior.kernel(X, X) - einsum("...mi,...mj->...ij", A, A)
 
     # ---- moments of all components ----------------------------------------------------
 
@@ -335,7 +335,7 @@ class SparsePosterior(GPPosterior):
         def one(rows):
             covariance = self._covariance(blocks, rows)
             L, _ = jittered_cholesky(covariance, self.prior.jitter, size)
-            return jnp.einsum("...ij,...j->...i", L, x[..., rows])
+            return einsum("...ij,...j->...i", L, x[..., rows])
 
         groups = jnp.arange(x.shape[-1]).reshape(-1, self.joint_rows)
         noise = jax.lax.map(jax.checkpoint(one), groups)  # [G, *batch, rows]
@@ -376,7 +376,7 @@ class SparsePosterior(GPPosterior):
         :return: shape ``sample_shape + batch_shape + (N,)``.
         """
         u = self._sample_whitened(key, sample_shape)
-        f = jnp.einsum("...mn,...m->...n", self.projection, u)
+        f = einsum("...mn,...m->...n", self.projection, u)
         f = f + self.q.mean_shift(self.prior.X, self.projection)
         if self._has_mean:
             f = f + self.prior.mean

@@ -10,7 +10,7 @@ from jax import Array
 
 from numpyro_sgp._checks import real, shown
 from numpyro_sgp.elbo.score import surrogate
-from numpyro_sgp.linalg import gauss_hermite, tensor_grid
+from numpyro_sgp.linalg import gauss_hermite, matmul, tensor_grid
 from numpyro_sgp.tracing.rows import by_row
 
 _MAX_GRID_LATENTS = 3
@@ -98,7 +98,7 @@ def check_expectation(expectation: Any) -> None:
 def weighted(weights: Array, values: Array) -> Array:
     """The weighted mean over nodes of values of shape ``(S, ...)``, summed."""
     values = jnp.sum(values, axis=tuple(range(1, values.ndim)))
-    return jnp.dot(weights.astype(values.dtype), values)
+    return matmul(weights.astype(values.dtype), values)
 
 
 def _refuse_groups(name, site):

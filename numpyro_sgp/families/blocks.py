@@ -13,7 +13,7 @@ from numpyro.distributions import biject_to, constraints
 
 from numpyro_sgp.families.base import QU, Factors, Family, Param, Sets, Shape, Start
 from numpyro_sgp.families.constraint import lower_triangular
-from numpyro_sgp.linalg import diagonal_of, solve_lower, triangular_product
+from numpyro_sgp.linalg import diagonal_of, einsum, solve_lower, triangular_product
 from numpyro_sgp.linalg.batches import cholesky, triangular_solve
 
 _HALVINGS = 20
@@ -89,7 +89,7 @@ class Block:
         if self.is_diagonal:
             return self._root[..., None] * A
         if self._root.shape[-1] != self.size:
-            return jnp.einsum("...mk,...mn->...kn", self._root, A)
+            return einsum("...mk,...mn->...kn", self._root, A)
         if self.upper:
             return triangular_product(self._root.mT, A)
         return triangular_product(self._root, A, transpose=True)
@@ -104,7 +104,7 @@ class Block:
             return noise
         if self.is_diagonal:
             return self._root * noise
-        return jnp.einsum("...mk,...k->...m", self._root, noise)
+        return einsum("...mk,...k->...m", self._root, noise)
 
     def kl(self) -> Array:
         r"""
@@ -358,7 +358,7 @@ def gaussian_step(mu, free, to_mu, to_free, rate):
     to_P = jnp.tril(to_free, -1) + slope[..., None] * eye
     # With P P' = S: P' (dL/dS) P = (phi + phi') / 2, phi the lower triangle of P' dL/dP
     # with half the diagonal, so the new precision is P^-T (I + rate (phi + phi')) P^-1.
-    phi = jnp.tril(jnp.einsum("...km,...kn->...mn", P, to_P)) * (1.0 - 0.5 * eye)
+    phi = jnp.tril(einsum("...km,...kn->...mn", P, to_P)) * (1.0 - 0.5 * eye)
     phi = phi + jnp.swapaxes(phi, -1, -2)
 
     def stepped(rate):
@@ -369,7 +369,7 @@ def gaussian_step(mu, free, to_mu, to_free, rate):
 
     rate, new = _safe(rate, P, stepped, lambda P: jnp.sum(P**2, axis=-1))
     to_mu = to_mu.reshape(free.shape[:-1])
-    to_mu = jnp.einsum("...mk,...nk,...n->...m", new, new, to_mu)
+    to_mu = einsum("...mk,...nk,...n->...m", new, new, to_mu)
     return -rate * to_mu.reshape(mu.shape), transform.inv(new) - free
 
 

@@ -12,7 +12,7 @@ from jax import Array
 from numpyro_sgp.families.base import QU, Factors, Family, Param, Sets, Shape, Start
 from numpyro_sgp.families.blocks import BlockGaussian, Full
 from numpyro_sgp.inducing.covariances import union
-from numpyro_sgp.linalg import solve_lower
+from numpyro_sgp.linalg import einsum, solve_lower
 from numpyro_sgp.linalg.row_blocks import consecutive_blocks
 
 _COLUMNS = 1024  # columns of K_vv held in memory where all of them are used
@@ -89,7 +89,7 @@ class DecoupledGaussian(QU):
             self,
             first=self.first.whitened(factors),
             factors=(factors.kernel, factors.chol),
-            pulled=jnp.einsum("...mn,...n->...m", A, self.weights),
+            pulled=einsum("...mn,...n->...m", A, self.weights),
         )
 
     def component(self, k: Any) -> BlockGaussian:
@@ -111,8 +111,8 @@ class DecoupledGaussian(QU):
         if self.weights is None:
             return 0.0
         kernel, _ = self.factors
-        shift = jnp.einsum("...nm,...m->...n", kernel(X, self.points), self.weights)
-        return shift - jnp.einsum("...mn,...m->...n", A, self.pulled)
+        shift = einsum("...nm,...m->...n", kernel(X, self.points), self.weights)
+        return shift - einsum("...mn,...m->...n", A, self.pulled)
 
     def kl(self, rng_key: Array | None = None, sets: Sets | None = None) -> Array:
         r"""
@@ -139,7 +139,7 @@ class DecoupledGaussian(QU):
         """sum_j a_j K_vv[:, j]' a over some columns, ``(*batch,)``; -1 for no column."""
         kernel, _ = self.factors
         K = kernel(self.points[..., columns, :], self.points)
-        each = jnp.einsum("...jm,...m->...j", K, self.weights)
+        each = einsum("...jm,...m->...j", K, self.weights)
         return jnp.sum((columns >= 0) * self.weights[..., columns] * each, axis=-1)
 
     def kernel_functions(self, points: Array, weights: Array) -> tuple[Array, Array]:

@@ -11,9 +11,8 @@ from jax.scipy.special import logsumexp
 
 from numpyro_sgp.families.base import QU, Factors, Family, Param, Sets, Shape, Start
 from numpyro_sgp.families.blocks import Block, BlockGaussian, Full
-from numpyro_sgp.linalg import diagonal_of, solve_lower
+from numpyro_sgp.linalg import diagonal_of, einsum, matmul, solve_lower
 from numpyro_sgp.linalg.batches import cholesky, triangular_solve
-from numpyro_sgp.linalg.triangular import matmul
 
 ENTROPIES = ("pairwise", "jensen", "monte_carlo")
 
@@ -144,7 +143,7 @@ def _log_ratio(k, noise, block, log_weights):
         u = mu + sqrt * noise
         white = (u[:, None] - block.mu) / block.sqrt
     else:
-        u = mu + jnp.einsum("...mk,...k->...m", sqrt, noise)
+        u = mu + einsum("...mk,...k->...m", sqrt, noise)
         centred = u[:, None] - block.mu
         P = jnp.broadcast_to(block.sqrt, (*centred.shape, centred.shape[-1]))
         white = _solve(block, P, centred[..., None])[..., 0]
@@ -281,7 +280,7 @@ class Mixture(Family):
         levels = jax.random.permutation(key_k, levels, axis=0, independent=True)
         noise = 0.1 * self.spread * jax.random.normal(key_noise, mu.shape, mu.dtype)
         if not at.whiten:
-            noise = jnp.einsum("...mk,...k->...m", L, noise)
+            noise = einsum("...mk,...k->...m", L, noise)
         params["qu_mu"] = Param(mu + levels[..., None] * shift[..., 0] + noise)
         return params
 

@@ -15,6 +15,7 @@ from numpyro.util import not_jax_tracer
 from numpyro_sgp._checks import real
 from numpyro_sgp.inducing.variables import InducingVariables
 from numpyro_sgp.kernels import RBF, Scaled, Sum
+from numpyro_sgp.linalg import einsum
 
 __all__ = ["FourierFeatures", "SmoothedPoints"]
 
@@ -143,7 +144,7 @@ class FourierFeatures(InducingVariables):
         bump = jnp.sum(away**2 / wide[..., None, :], axis=-1)[..., None, :]
         omega, phase = self.points[..., :-1], self.points[..., -1:]
         shrunk = omega * (window / wide)[..., None, :]
-        angle = jnp.einsum("...md,...nd->...mn", shrunk, away) + phase
+        angle = einsum("...md,...nd->...mn", shrunk, away) + phase
         damping = jnp.sum(omega**2 * (squared * window / wide)[..., None, :], axis=-1)
         size = variance * jnp.prod(jnp.sqrt(squared / wide), axis=-1)
         values = jnp.exp(-0.5 * (bump + damping[..., :, None])) * jnp.cos(angle)
@@ -164,7 +165,7 @@ class FourierFeatures(InducingVariables):
         p2 = (p2 - jnp.sum(w2 * move2, axis=-1))[..., None, :]
         spread = jnp.sum(own1 * w1**2, axis=-1)[..., :, None]
         spread = spread + jnp.sum(own2 * w2**2, axis=-1)[..., None, :]
-        cross = 2 * jnp.einsum("...md,...nd->...mn", shared * w1, w2)
+        cross = 2 * einsum("...md,...nd->...mn", shared * w1, w2)
         values = jnp.cos(p1 + p2) * jnp.exp(-0.5 * (spread + cross))
         values = values + jnp.cos(p1 - p2) * jnp.exp(-0.5 * (spread - cross))
         near = jnp.sqrt(squared / wide) * jnp.exp(-0.5 * between**2 / wide)

@@ -18,6 +18,7 @@ from numpyro_sgp.distributions.function_samples import draw_functions
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.placing import AtValues, Unconstrained
+from numpyro_sgp.linalg import einsum
 from numpyro_sgp.tracing import messages
 
 _TOGETHER = 16  # draws of a node that are made by one call
@@ -202,7 +203,7 @@ def _value(fn, standardised):
     base = messages.innermost(fn)
     if hasattr(base, "scale"):
         return fn.mean + jnp.sqrt(fn.variance) * standardised
-    return base.loc + jnp.einsum("...ij,...j->...i", base.scale_tril, standardised)
+    return base.loc + einsum("...ij,...j->...i", base.scale_tril, standardised)
 
 
 def _moved_by_effects(field, nodes, args, kwargs) -> set[str]:

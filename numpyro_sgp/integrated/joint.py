@@ -346,7 +346,7 @@ class AutoJointGP(autoguide.AutoGuide):
         field = known.field.running(here)
         # Where no parameters are given, as in SVI.init, values of the right shape will do.
         with handlers.block():
-            w = mean + root @ jax.random.normal(w_key, mean.shape, mean.dtype)
+            w = mean + Square(root).draw(jax.random.normal(w_key, mean.shape, mean.dtype))
             shapes = gp_shapes(field, points, args, kwargs)
             noise = {
                 name: jax.random.normal(jax.random.fold_in(noise_key, i), (1, *shape))

@@ -18,6 +18,7 @@ from numpyro_sgp.integrated.groups import generic, limit
 from numpyro_sgp.integrated.maps import combined
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.placing import AtValues, Unconstrained
+from numpyro_sgp.linalg import einsum
 
 _KEPT_MASS = 0.999
 _COMBINED = 1e-2  # of a variance, by which it may be wrong
@@ -283,11 +284,11 @@ def field_values(
             A = jnp.broadcast_to(A, (*shape[:-1], *A.shape[-2:]))
             start, end = end, end + field.gp_sizes()[name]
             own = w[start:end].reshape(*shape[:-1], -1)
-            g = jnp.einsum("...mn,...m->...n", A, own)
+            g = einsum("...mn,...m->...n", A, own)
             x = noise[name]
             if joint:
                 L = known[outputs["joint"][name]]
-                g = g + jnp.einsum("...ij,...j->...i", L, x)
+                g = g + einsum("...ij,...j->...i", L, x)
             else:
                 g = g + known[outputs["left"][name]] * x
             openings["gp", name] = g

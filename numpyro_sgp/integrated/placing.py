@@ -16,6 +16,7 @@ from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions import BlackBox
 from numpyro_sgp.distributions.arguments import check_columns, columns_of
 from numpyro_sgp.fitting.problem import as_plain_arrays
+from numpyro_sgp.linalg import einsum
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.program import opening
 from numpyro_sgp.tracing.row_indices import check_codes
@@ -244,7 +245,7 @@ def _effect(fn, name, dtype):
         loc, scale = base.loc, base.scale
         value = jnp.broadcast_to(loc, fn.shape()) + jnp.broadcast_to(scale, fn.shape()) * e
         return value, [jnp.asarray(scale)]
-    moved = jnp.einsum("...ij,...j->...i", base.scale_tril, e)
+    moved = einsum("...ij,...j->...i", base.scale_tril, e)
     return jnp.broadcast_to(base.loc, fn.shape()) + moved, [base.scale_tril]
 
 

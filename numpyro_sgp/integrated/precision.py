@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_sgp.linalg import matmul, solve_lower
+from numpyro_sgp.linalg import einsum, matmul, solve_lower
 
 _HALVINGS = 6
 
@@ -55,7 +55,7 @@ class Dense(NamedTuple):
 
     def times(self, v: Array) -> Array:
         """Its product with a vector ``(m,)``."""
-        return self.matrix @ v
+        return matmul(self.matrix, v)
 
     def dense(self) -> Array:
         """As a matrix, ``(m, m)``."""
@@ -86,7 +86,7 @@ class DenseRoot(NamedTuple):
 
     def transposed(self, v: Array) -> Array:
         """L' v, of a vector ``(m,)``."""
-        return self.matrix.T @ v
+        return matmul(self.matrix.T, v)
 
     def ratio(self, other: DenseRoot) -> Array:
         """The sum of squares of inv(L) times another factor."""
@@ -163,8 +163,8 @@ class Arrow(NamedTuple):
     def times(self, v: Array) -> Array:
         """Its product with a vector ``(m,)``."""
         w, groups = _parts(v, self.across)
-        rest = self.rest @ w + jnp.einsum("gkr,gk->r", self.across, groups)
-        return _joined(rest, self.across @ w + _each(self.own, groups))
+        rest = matmul(self.rest, w) + einsum("gkr,gk->r", self.across, groups)
+        return _joined(rest, matmul(self.across, w) + _each(self.own, groups))
 
     def root(self) -> ArrowRoot:
         """Lower factor; NaN if it has none."""
@@ -199,9 +199,9 @@ class ArrowRoot(NamedTuple):
         """The mean of a shift P m, ``(m,)``."""
         rest, groups = _parts(shift, self.across)
         half = _solve(self.own, groups[..., None])[..., 0]
-        rest = rest - jnp.einsum("gkr,gk->r", self.across, half)
+        rest = rest - einsum("gkr,gk->r", self.across, half)
         w = DenseRoot(self.rest).solve(rest)
-        groups = _solve_transposed(self.own, (half - self.across @ w)[..., None])
+        groups = _solve_transposed(self.own, (half - matmul(self.across, w))[..., None])
         return _joined(w, groups[..., 0])
 
     def log_diagonal(self) -> Array:
@@ -212,12 +212,13 @@ class ArrowRoot(NamedTuple):
     def transposed(self, v: Array) -> Array:
         """L' v, of a vector ``(m,)``."""
         w, groups = _parts(v, self.across)
-        return _joined(self.rest.T @ w, _each(self.own.mT, groups) + self.across @ w)
+        own = _each(self.own.mT, groups)
+        return _joined(matmul(self.rest.T, w), own + matmul(self.across, w))
 
     def ratio(self, other: ArrowRoot) -> Array:
         """The sum of squares of inv(L) times another factor."""
         own = _solve(self.own, other.own)
-        across = other.across - jnp.einsum("gkr,gkl->glr", self.across, own)
+        across = other.across - einsum("gkr,gkl->glr", self.across, own)
         across = across.reshape(-1, across.shape[-1])
         rest = DenseRoot(self.rest)
         found = rest.ratio(DenseRoot(other.rest)) + jnp.sum(own**2)
@@ -257,8 +258,8 @@ class Conditional(NamedTuple):
         """The transpose times ``(m, T)``, whose columns' squares sum to variances."""
         number, each, size = self.moved.shape
         groups = maps[size:].reshape(number, each, -1)
-        rest = maps[:size] + jnp.einsum("gkr,gkt->rt", self.moved, groups)
-        own = jnp.einsum("gkl,gkt->glt", self.own, groups)
+        rest = maps[:size] + einsum("gkr,gkt->rt", self.moved, groups)
+        own = einsum("gkl,gkt->glt", self.own, groups)
         return jnp.concatenate([matmul(self.rest.T, rest), own.reshape(number * each, -1)])
 
     def squares(self) -> Array:
@@ -320,7 +321,7 @@ def _each(matrices, groups):
     """The product of each group's matrix with its numbers ``(..., G, K)``."""
     # No sum over an axis: compiled with a product of matrices that it is added to, XLA 0.10
     # makes wrong numbers of it on a CPU in float32.
-    return jnp.einsum("gkl,...gl->...gk", matrices, groups, precision="highest")
+    return einsum("gkl,...gl->...gk", matrices, groups)
 
 
 def _cholesky(own):

@@ -17,7 +17,7 @@ from numpyro_sgp.integrated.precision import (
     Precision,
     Square,
 )
-from numpyro_sgp.linalg import matmul
+from numpyro_sgp.linalg import einsum, matmul
 
 
 class NotByRow(ValueError):
@@ -127,12 +127,12 @@ class Linear:
         """
         flat = self.maps.reshape(len(self.maps), -1)
         V = factor.transposed(flat).reshape(self.maps.shape)
-        covariance = jnp.einsum("krn,ksn->rsn", V, V) + self.left_open()
+        covariance = einsum("krn,ksn->rsn", V, V) + self.left_open()
         return self.at(mean), covariance
 
     def left_open(self) -> Array:
         """Covariances of what inducing points leave open, ``(J, J, N)``."""
-        return jnp.einsum("frn,fsn->rsn", self.left, self.left)
+        return einsum("frn,fsn->rsn", self.left, self.left)
 
     def prior_variance(self) -> Array:
         """Variances a priori, ``(J, N)``."""
@@ -141,11 +141,11 @@ class Linear:
     def at(self, w: Array) -> Array:
         """The values ``(J, N)`` without what is left open, at numbers ``(m,)``."""
         flat = self.maps.reshape(len(self.maps), -1)
-        return self.base + (w @ flat).reshape(self.base.shape)
+        return self.base + matmul(w, flat).reshape(self.base.shape)
 
     def slope(self, g: Array) -> Array:
         """:math:`B g`, shape ``(m,)``, of slopes ``(J, N)``."""
-        return self.maps.reshape(len(self.maps), -1) @ g.reshape(-1)
+        return matmul(self.maps.reshape(len(self.maps), -1), g.reshape(-1))
 
     def curvature(self, curvature: Array) -> Precision:
         r"""
@@ -156,7 +156,7 @@ class Linear:
         return Dense(self._product(self._weighted(curvature)))
 
     def _weighted(self, curvature):
-        return jnp.einsum("krn,rsn->ksn", self.maps, curvature)
+        return einsum("krn,rsn->ksn", self.maps, curvature)
 
     def _product(self, weighted):
         flat = self.maps.reshape(len(self.maps), -1)
@@ -185,12 +185,12 @@ class Grouped(Linear):
         """See :meth:`Linear.moments`."""
         if isinstance(factor, Square):
             return self.at(mean), self._of_square(factor.matrix) + self.left_open()
-        moved = jnp.einsum("kjn,nkr->rjn", self.weights, factor.moved[self.index])
+        moved = einsum("kjn,nkr->rjn", self.weights, factor.moved[self.index])
         maps = self.maps + moved
         V = matmul(factor.rest.T, maps.reshape(len(maps), -1)).reshape(maps.shape)
-        own = jnp.einsum("nkl,kjn->ljn", factor.own[self.index], self.weights)
-        covariance = jnp.einsum("krn,ksn->rsn", V, V)
-        covariance += jnp.einsum("krn,ksn->rsn", own, own) + self.left_open()
+        own = einsum("nkl,kjn->ljn", factor.own[self.index], self.weights)
+        covariance = einsum("krn,ksn->rsn", V, V)
+        covariance += einsum("krn,ksn->rsn", own, own) + self.left_open()
         return self.at(mean), covariance
 
     def _of_square(self, matrix):
@@ -199,8 +199,8 @@ class Grouped(Linear):
         groups = matrix[size:].reshape(self.number, -1, len(matrix))[self.index]
         V = matmul(matrix[:size].T, self.maps.reshape(size, -1))
         V = V.reshape(-1, *self.base.shape)
-        V += jnp.einsum("kjn,nkm->mjn", self.weights, groups)
-        return jnp.einsum("krn,ksn->rsn", V, V)
+        V += einsum("kjn,nkm->mjn", self.weights, groups)
+        return einsum("krn,ksn->rsn", V, V)
 
     def prior_variance(self) -> Array:
         """See :meth:`Linear.prior_variance`."""
@@ -209,19 +209,19 @@ class Grouped(Linear):
     def at(self, w: Array) -> Array:
         """See :meth:`Linear.at`."""
         groups = w[len(self.maps) :].reshape(self.number, -1)
-        own = jnp.einsum("kjn,nk->jn", self.weights, groups[self.index])
+        own = einsum("kjn,nk->jn", self.weights, groups[self.index])
         return super().at(w[: len(self.maps)]) + own
 
     def slope(self, g: Array) -> Array:
         """See :meth:`Linear.slope`."""
-        own = self._by_group(jnp.einsum("kjn,jn->nk", self.weights, g))
+        own = self._by_group(einsum("kjn,jn->nk", self.weights, g))
         return jnp.concatenate([super().slope(g), own.reshape(-1)])
 
     def curvature(self, curvature: Array) -> Precision:
         """See :meth:`Linear.curvature`."""
         weighted = self._weighted(curvature)
-        across = jnp.einsum("kjn,rjn->nkr", self.weights, weighted)
-        own = jnp.einsum("kin,ijn,ljn->nkl", self.weights, curvature, self.weights)
+        across = einsum("kjn,rjn->nkr", self.weights, weighted)
+        own = einsum("kin,ijn,ljn->nkl", self.weights, curvature, self.weights)
         return Arrow(self._product(weighted), self._by_group(across), self._by_group(own))
 
     def _by_group(self, values):

@@ -40,7 +40,7 @@ from numpyro_sgp.integrated.precision import (
 from numpyro_sgp.integrated.predictors import row_factors
 from numpyro_sgp.integrated.row_parts import RowParts
 from numpyro_sgp.integrated.weighing import Weighed, over_left, unweighed, weigh
-from numpyro_sgp.linalg import gauss_hermite, tensor_grid
+from numpyro_sgp.linalg import einsum, gauss_hermite, matmul, tensor_grid
 
 _MAX_STEPS = 100
 _LEAST_RATE = 1e-4
@@ -137,9 +137,9 @@ def expected(
     root = row_factors(covariance)
 
     def at(node):
-        return log_likelihood(mean + jnp.einsum("rsn,s->rn", root, node))
+        return log_likelihood(mean + einsum("rsn,s->rn", root, node))
 
-    return jnp.dot(weights, jax.vmap(at)(nodes))
+    return matmul(weights, jax.vmap(at)(nodes))
 
 
 def without_left(log_likelihood, linear, mean: Array, factor: Factor) -> Array:
@@ -152,7 +152,7 @@ def without_left(log_likelihood, linear, mean: Array, factor: Factor) -> Array:
 def divergence(mean: Array, root: Root) -> Array:
     """KL[q(w) || N(0, I)]."""
     trace = root.spread().squares()
-    return 0.5 * (trace + mean @ mean - len(mean)) + jnp.sum(root.log_diagonal())
+    return 0.5 * (trace + matmul(mean, mean) - len(mean)) + jnp.sum(root.log_diagonal())
 
 
 class Gathered(NamedTuple):
@@ -249,7 +249,7 @@ def _left(mean, root, target):
     other = target.root()
     away = other.transposed(target.mean(other) - mean)
     log_det = jnp.sum(other.log_diagonal() - root.log_diagonal())
-    return 0.5 * (root.ratio(other) - len(mean) + away @ away) - log_det
+    return 0.5 * (root.ratio(other) - len(mean) + matmul(away, away)) - log_det
 
 
 class Node(NamedTuple):

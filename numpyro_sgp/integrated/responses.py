@@ -20,6 +20,7 @@ from numpyro_sgp.integrated.nodes import Nodes, systematic
 from numpyro_sgp.integrated.predictors import NotByRow, row_factors
 from numpyro_sgp.integrated.profile import quadrature
 from numpyro_sgp.integrated.views import Parts
+from numpyro_sgp.linalg import einsum
 from numpyro_sgp.predictive.densities import (
     MOST_FUNCTIONS,
     RULES,
@@ -191,7 +192,7 @@ def _at_nodes(field: Field, nodes: Nodes, args, kwargs) -> dict[str, Array]:
 
         def at(node):
             x = jnp.broadcast_to(node[""], mean.shape)
-            rows = mean + jnp.einsum("rsn,sn->rn", root, x, precision="highest")
+            rows = mean + einsum("rsn,sn->rn", root, x)
             found = {k: by_row(v, num_rows) for k, v in terms.each(rows).items()}
             return {k: v for k, v in found.items() if v is not None}
 

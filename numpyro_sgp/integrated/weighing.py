@@ -19,7 +19,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_sgp.integrated.precision import Factor, Root
 from numpyro_sgp.integrated.predictors import Linear, row_factors
-from numpyro_sgp.linalg import gauss_hermite, tensor_grid
+from numpyro_sgp.linalg import einsum, gauss_hermite, matmul, tensor_grid
 
 _CHUNK = 3e6  # numbers of draws held at one time
 _NODES = {1: 5, 2: 3}  # of each predictor for what is left open, by their number
@@ -62,10 +62,10 @@ def over_left(log_likelihood: Callable, linear: Linear) -> tuple[Callable, int]:
         nodes = np.sqrt(number) * np.concatenate([np.eye(number), -np.eye(number)])
         weights = np.full(2 * number, 0.5 / number)
     factors, each = row_factors(linear.left_open()), jnp.asarray(weights, dtype)
-    steps = jnp.einsum("rjn,sj->srn", factors, jnp.asarray(nodes, dtype))
+    steps = einsum("rjn,sj->srn", factors, jnp.asarray(nodes, dtype))
 
     def averaged(rows):
-        return each @ jax.vmap(lambda step: log_likelihood(rows + step))(steps)
+        return matmul(each, jax.vmap(lambda step: log_likelihood(rows + step))(steps))
 
     return averaged, steps.size
 
@@ -121,7 +121,7 @@ def weigh(
     found = jnp.minimum(found, top)
     gain = logsumexp(found) - jnp.log(jnp.asarray(float(number), dtype))
     weights = jax.nn.softmax(found)
-    shift = weights @ x
+    shift = matmul(weights, x)
     effective = 1.0 / (number * jnp.sum(weights**2))
     moved = mean + factor.draw(shift)
     return Weighed(gain, effective, moved, factor.reweighed(x, weights, shift))

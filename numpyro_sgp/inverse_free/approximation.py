@@ -269,7 +269,7 @@ class InverseFreeSVGP(SVGP):
             return jnp.broadcast_to(jnp.sqrt(_SMALL).astype(K.dtype) * eye, K.shape)
         if start == "random":
             A = jax.random.normal(jax.random.key(self.seed), K.shape, K.dtype)
-            eye = jnp.linalg.cholesky(A @ A.mT / K.shape[-1])
+            eye = jnp.linalg.cholesky(matmul(A, A.mT) / K.shape[-1])
         size = jnp.max(jnp.sum(jnp.abs(K), axis=-1), axis=-1)
         return eye / jnp.sqrt(size)[..., None, None]
 

@@ -106,7 +106,7 @@ def _lanczos(product, v, steps):
         Q, q = carry
         Q = Q.at[i].set(q)
         w = product(q)
-        alpha = jnp.dot(q, w, precision=lax.Precision.HIGHEST)
+        alpha = matmul(q, w)
         for _ in range(2):  # once leaves errors of the size of cancelled digits
             w = w - matmul(Q.T, matmul(Q, w))
         beta = jnp.sqrt(jnp.sum(jnp.square(w)))

@@ -9,11 +9,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["PRECISION", "inner_products", "safe_sqrt", "squared_distances"]
+from numpyro_sgp.linalg import matmul
 
-# The default matrix product of an accelerator rounds to TF32 or bfloat16. A squared
-# distance is a difference of such products and would keep two or three digits.
-PRECISION = jax.lax.Precision.HIGHEST
+__all__ = ["inner_products", "safe_sqrt", "squared_distances"]
 
 
 def inner_products(X1: Array, X2: Array) -> Array:
@@ -22,7 +20,7 @@ def inner_products(X1: Array, X2: Array) -> Array:
     # (the derivative with respect to X2, if XLA folds the transpose into the product) takes
     # ten times as long where one has few columns.
     columns = jax.lax.optimization_barrier(jnp.swapaxes(X2, -1, -2))
-    return jnp.matmul(X1, columns, precision=PRECISION)
+    return matmul(X1, columns)
 
 
 # Up to so many columns, differences cost about as much as a matrix product; and columns in

@@ -19,8 +19,9 @@ from numpyro_sgp.kernels.base import (
     append_axes,
     no_features,
 )
-from numpyro_sgp.kernels.distances import PRECISION, inner_products
+from numpyro_sgp.kernels.distances import inner_products
 from numpyro_sgp.kernels.pytrees import frozen_pytree, static_field
+from numpyro_sgp.linalg import einsum
 
 __all__ = ["Constant", "Linear", "Polynomial", "White"]
 
@@ -76,7 +77,7 @@ class Linear(InputKernel):
 
 def _linear(kernel, slopes, X):
     X = kernel._scaled(*kernel._inputs(X))
-    values = jnp.einsum("...fd,...nd->...fn", slopes, X, precision=PRECISION)
+    values = einsum("...fd,...nd->...fn", slopes, X)
     return jnp.sqrt(append_axes(kernel.variance, 2)) * values
 
 
@@ -136,7 +137,7 @@ class Polynomial(Linear):
 
 def _polynomial(kernel, slopes, levels, X):
     X = kernel._scaled(*kernel._inputs(X))
-    lines = jnp.einsum("...fpd,...nd->...fpn", slopes, X, precision=PRECISION)
+    lines = einsum("...fpd,...nd->...fpn", slopes, X)
     lines = lines + jnp.sqrt(append_axes(kernel.offset, 3)) * levels[..., None]
     return jnp.sqrt(append_axes(kernel.variance, 2)) * jnp.prod(lines, axis=-2)
 

@@ -19,8 +19,9 @@ from numpyro_sgp.kernels.base import (
     append_axes,
     no_features,
 )
-from numpyro_sgp.kernels.distances import PRECISION, safe_sqrt, squared_distances
+from numpyro_sgp.kernels.distances import safe_sqrt, squared_distances
 from numpyro_sgp.kernels.pytrees import frozen_pytree, static_field
+from numpyro_sgp.linalg import einsum
 
 __all__ = [
     "RBF",
@@ -98,7 +99,7 @@ class Stationary(InputKernel):
 
 def _cosines(kernel, frequency, phase, X):
     X = kernel._scaled(*kernel._inputs(X))
-    angle = jnp.einsum("...fd,...nd->...fn", frequency, X, precision=PRECISION)
+    angle = einsum("...fd,...nd->...fn", frequency, X)
     scale = jnp.sqrt(2.0 * append_axes(kernel.variance, 2))
     return scale * jnp.cos(angle + phase[..., None])
 

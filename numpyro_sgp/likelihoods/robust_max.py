@@ -15,6 +15,7 @@ from numpyro.distributions.util import validate_sample
 
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.likelihoods.warped import floating
+from numpyro_sgp.linalg import matmul
 
 _REACH = 6.5  # sds, beyond which there are 1e-10 of a Gaussian
 
@@ -196,4 +197,4 @@ def _largest_probability(mean, variance, label, num_points):
     log_below = log_ndtr((own[:, None, :] - mean) / jnp.sqrt(variance))  # [S, C, N]
     others = jnp.arange(len(mean))[:, None] != label
     below = jnp.exp(jnp.sum(jnp.where(others, log_below, 0.0), axis=1))
-    return weights @ below
+    return matmul(weights, below)

@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 from numpyro.distributions.util import array_equiv, validate_sample
 
-from numpyro_sgp.linalg import gauss_hermite
+from numpyro_sgp.linalg import einsum, gauss_hermite
 
 _MAX_ITERATIONS = 200
 _UPPER_DECILE = 1.2815515655446004  # of the standard normal distribution
@@ -365,8 +365,8 @@ def _moments(mean: Array, variance: Array, warp: TanhWarp, num_points: int):
     places = places.reshape(-1, *[1] * len(shape)).astype(mean.dtype)
     *inverses, upper, lower = warp.inv(mean + scale * places)
     values, w = jnp.stack(inverses), jnp.asarray(weights, mean.dtype)
-    centre = jnp.tensordot(w, values, 1)
-    spread = jnp.tensordot(w, (values - centre) ** 2, 1)
+    centre = einsum("s,s...->...", w, values)
+    spread = einsum("s,s...->...", w, (values - centre) ** 2)
     return WarpedMoments(centre, spread, ((upper - lower) / 4) ** 2)
 
 

@@ -9,10 +9,10 @@ from numpyro_sgp.linalg.cholesky import (
     with_jitter,
 )
 from numpyro_sgp.linalg.floors import at_least
+from numpyro_sgp.linalg.products import einsum, matmul
 from numpyro_sgp.linalg.quadrature import gauss_hermite, tensor_grid
 from numpyro_sgp.linalg.triangular import (
     diagonal_of,
-    matmul,
     solve_lower,
     triangular_product,
 )
@@ -21,6 +21,7 @@ __all__ = [
     "at_least",
     "default_jitter",
     "diagonal_of",
+    "einsum",
     "factor_product",
     "gauss_hermite",
     "jittered_cholesky",

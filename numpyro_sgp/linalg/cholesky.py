@@ -10,11 +10,11 @@ from jax.sharding import AxisType, PartitionSpec
 from jax.typing import DTypeLike
 
 from numpyro_sgp.linalg.batches import cholesky
+from numpyro_sgp.linalg.products import einsum, matmul
 from numpyro_sgp.linalg.triangular import (
     diagonal_of,
     half_congruence,
     lower_inverse,
-    matmul,
     row_strips,
     solve_lower,
     triangular_product,
@@ -123,7 +123,7 @@ def _cholesky_retry_jvp(jitter, largest, primals, tangents):
     L, level = _cholesky_retry(K, scale, jitter, largest)
     djitter = level * dscale
     dA = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
-    return (L, level), (L @ half_congruence(L, dA), jnp.zeros_like(level))
+    return (L, level), (matmul(L, half_congruence(L, dA)), jnp.zeros_like(level))
 
 
 def _T(A):
@@ -186,7 +186,7 @@ def _factor_product_jvp(jitter, largest, primals, tangents):
 
 def _times(L, v):
     """Products of matrices with vectors, batch dimensions broadcast."""
-    return jnp.einsum("...ij,...j->...i", L, v, precision=lax.Precision.HIGHEST)
+    return einsum("...ij,...j->...i", L, v)
 
 
 def whitened_solve(
@@ -235,7 +235,7 @@ def _whitened_jvp(jitter, largest, primals, tangents):
     dK = dK + djitter[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
     phi = half_congruence(L, dK)
     dA = _solve_columns(L, dB) - triangular_product(phi, A)
-    return (L, level, A), (L @ phi, jnp.zeros_like(level), dA)
+    return (L, level, A), (matmul(L, phi), jnp.zeros_like(level), dA)
 
 
 @partial(jax.jit, static_argnums=(2, 3))

@@ -4,9 +4,10 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from numpyro_sgp.linalg.batches import triangular_solve
+from numpyro_sgp.linalg.products import einsum, matmul
 
 # On a CPU, larger matrices are taken in blocks, at most four a side and, but for those,
 # no larger than `_BLOCK`. Measured on one core at 1024, in units of one product of two
@@ -20,11 +21,6 @@ from numpyro_sgp.linalg.batches import triangular_solve
 _BLOCK = 384
 # Inverses are taken by halves down to this size.
 _SMALLEST = 128
-
-
-def matmul(A: Array, B: Array) -> Array:
-    """``A @ B`` in the full precision of the dtype, on accelerators too."""
-    return jnp.matmul(A, B, precision=lax.Precision.HIGHEST)
 
 
 def diagonal_of(A: Array) -> Array:
@@ -128,12 +124,12 @@ def _product(L, B, transpose, size):
     C1, C2 = _product(L1, B1, transpose, size), _product(L2, B2, transpose, size)
     if transpose:
         return jnp.concatenate([C1 + _transpose_product(L21, B2), C2], axis=-2)
-    return jnp.concatenate([C1, L21 @ B1 + C2], axis=-2)
+    return jnp.concatenate([C1, matmul(L21, B1) + C2], axis=-2)
 
 
 def _transpose_product(A, B):
     """``A.mT @ B``, with derivatives with respect to A that need no transpose."""
-    return jnp.einsum("...km,...kn->...mn", A, B)
+    return einsum("...km,...kn->...mn", A, B)
 
 
 def _half_congruence(L, K, size):
@@ -149,9 +145,9 @@ def _half_congruence(L, K, size):
         return (jnp.triu(G) - 0.5 * G * jnp.eye(L.shape[-1], dtype=L.dtype)).mT
     (L1, _, L21, L2), (K1, K12, _, K2) = _quarters(L), _quarters(K)
     G1 = _half_congruence(L1, K1, size)
-    V = 0.5 * (L21 @ (G1 + G1.mT))
+    V = 0.5 * matmul(L21, G1 + G1.mT)
     U = solve_lower(L1, K12) - V.mT
-    W = L21 @ U
+    W = matmul(L21, U)
     G2 = _half_congruence(L2, K2 - W - W.mT, size)
     G21 = solve_lower(L2, U.mT - V)
     top = jnp.concatenate([G1, jnp.zeros_like(G21.mT)], axis=-1)

@@ -23,7 +23,7 @@ from numpyro_sgp.guides import SVGP, VGP
 from numpyro_sgp.guides.base import check_approximations
 from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import inducing_covariance
-from numpyro_sgp.linalg import jittered_cholesky
+from numpyro_sgp.linalg import jittered_cholesky, matmul
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import find_coupling
 from numpyro_sgp.tracing.row_indices import check_row_indices
@@ -359,7 +359,7 @@ class _Sparsified:
 
             return _score(self._run(at_site, values, args, kwargs, medians=False))
 
-        return jnp.dot(weights, jax.vmap(at)(nodes))
+        return matmul(weights, jax.vmap(at)(nodes))
 
     def _posterior(self, site, white):
         """p(f(X) | u) at a GP site."""

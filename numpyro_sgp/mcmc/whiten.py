@@ -15,7 +15,7 @@ from numpyro_sgp._checks import check_model
 from numpyro_sgp._threads import one_thread
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.distributions.arguments import as_arrays
-from numpyro_sgp.linalg import factor_product
+from numpyro_sgp.linalg import einsum, factor_product
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.row_indices import check_row_indices
 
@@ -66,7 +66,7 @@ class WhitenReparam(Reparam):
             )
         if L is None:
             return None, mean + factor_product(K, eps, prior.jitter)
-        return None, mean + jnp.einsum("...ij,...j->...i", L, eps)
+        return None, mean + einsum("...ij,...j->...i", L, eps)
 
 
 def _covariance(prior: GaussianProcess):

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_sgp.linalg import einsum, matmul
+
 _MOST_STEPS = 40
 _CLOSE = 0.05  # standard deviations from the mode that are near enough
 _MOST_LOWER = 1.5  # of the integrand's log one standard deviation away; 0.5 of a Gaussian
@@ -39,13 +41,13 @@ class Centre(NamedTuple):
         :param z: shape ``(D, N)`` or ``(D, 1)``.
         """
         z = jnp.broadcast_to(z, self.mode.shape)
-        x = self.mode + jnp.einsum("ijn,jn->in", self.spread, z, precision="highest")
+        x = self.mode + einsum("ijn,jn->in", self.spread, z)
         return x, self._log_ratio(x, z)
 
     def log_ratio(self, x: Array) -> Array:
         """The latter at any values."""
         away = x - self.mode
-        z = jnp.einsum("ijn,in->jn", self.root, away, precision="highest")
+        z = einsum("ijn,in->jn", self.root, away)
         return self._log_ratio(x, z)
 
     def _log_ratio(self, x, z):
@@ -82,7 +84,7 @@ def centre_of(log_prob: Callable[[Array], Array], start: Array) -> Centre:
         return log_prob(x) - 0.5 * jnp.sum(x**2, axis=0)
 
     def slopes(x, weights):
-        return jax.grad(lambda x: jnp.vdot(weights, log_prob(x)))(x)
+        return jax.grad(lambda x: matmul(weights, log_prob(x)))(x)
 
     def expanded(x):
         """Slopes and minus second derivatives of the integrand's log."""
@@ -150,7 +152,7 @@ def order_of(log_prob: Callable[[Array], Array], x: Array) -> Array:
     weights = 1.0 + rows.astype(x.dtype) / N
 
     def slopes(weights):
-        return jax.grad(lambda x: jnp.vdot(weights, log_prob(x)))(x)
+        return jax.grad(lambda x: matmul(weights, log_prob(x)))(x)
 
     plain, weighted = slopes(jnp.ones_like(weights)), slopes(weights)
     number = jnp.round((weighted / plain - 1.0) * N)

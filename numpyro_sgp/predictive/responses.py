@@ -14,6 +14,7 @@ from numpyro.util import not_jax_tracer
 from numpyro_sgp._programs import join_static
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.likelihoods import RobustMax
+from numpyro_sgp.linalg import einsum
 from numpyro_sgp.predictive import cumulative
 from numpyro_sgp.predictive.mixture import (
     MixtureParts,
@@ -282,8 +283,8 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
     elif draws is None:
         mean = variance = jnp.full(fn.shape(), jnp.nan)
     else:
-        mean = jnp.tensordot(weights, draws, 1)
-        variance = jnp.tensordot(weights, (draws - mean) ** 2, 1)
+        mean = einsum("s,s...->...", weights, draws)
+        variance = einsum("s,s...->...", weights, (draws - mean) ** 2)
     sd = jnp.where(jnp.isinf(mean), jnp.inf, jnp.sqrt(jnp.maximum(variance, 0.0)))
     if not levels.size:
         quantiles = jnp.zeros((0, *mean.shape), mean.dtype)
@@ -339,7 +340,8 @@ def _sum(weights, values):
     """
     info = jnp.finfo(values.dtype)
     nothing = jnp.expand_dims(weights < info.eps**2, range(1, values.ndim))
-    return jnp.tensordot(weights, jnp.where(nothing & ~jnp.isfinite(values), 0, values), 1)
+    values = jnp.where(nothing & ~jnp.isfinite(values), 0, values)
+    return einsum("s,s...->...", weights, values)
 
 
 def _average(of, points, few=None):

@@ -8,6 +8,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_sgp._programs import shared
+from numpyro_sgp.linalg import matmul
 
 
 def row_curvature(
@@ -31,7 +32,7 @@ def row_curvature(
         direction = jnp.reshape(function[:, None] * each_row, value.shape)
         slope = jax.grad(lambda v: log_density({**f, name: v}))
         Hs = jax.jvp(slope, (value,), (direction,))[1].reshape(num_functions, -1)
-        return function @ Hs
+        return matmul(function, Hs)
 
     return jax.vmap(along)(jnp.eye(num_functions, dtype=value.dtype))
 
