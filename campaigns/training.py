@@ -121,6 +121,7 @@ class Case:
     def __init__(self, block, model, X, y):
         likelihood, self.kernel, family, size, self.given = block.split(", ")
         self.is_normal, self.is_gamma = likelihood == "Normal", likelihood == "Gamma"
+        self.is_count = likelihood in ("Poisson", "NegativeBinomial")
         self.X, self.y = X, y
         self.eps = EPS[jnp.result_type(float).name]
         approximation = APPROXIMATIONS[family](SIZES[size][1])
@@ -195,6 +196,9 @@ class Case:
             shape = float(self.hyperparameters()[0]["noise"])
             ulp = float(jnp.finfo(jnp.result_type(float)).eps)
             size += ulp * len(self.y) * shape * (1.0 + abs(np.log(shape)))
+        if self.is_count:  # of counts y, with terms y log(y) that cancel
+            ulp = float(jnp.finfo(jnp.result_type(float)).eps)
+            size += ulp * float(np.sum(self.y * (1.0 + np.log1p(self.y))))
         if not abs(here - bound) <= noise + size:
             yield f"the bound is said to be {bound:.7g}, and is {here:.7g}"
         if start > bound + 5.0 * (se + start_se) + size + self.eps * abs(start):

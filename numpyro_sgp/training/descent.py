@@ -262,6 +262,8 @@ class Descent:
         x = self.x.copy()
         x[index] -= _NEARBY * slope / size * scale
         _, gradient = self.evaluate(x)
+        if self.loss < self.losses[-1]:
+            self.losses.append(self.loss)
         bent = float((slope - gradient[index] * scale) @ slope) / (_NEARBY * size)
         return 0.5 * size**2 / bent if bent > 0.0 else np.inf
 

@@ -163,6 +163,7 @@ def test_what_is_left_is_told_where_a_line_search_went_nowhere():
 
     descent = Descent.__new__(Descent)
     descent.x, descent.step_scale = np.zeros(2), np.array([1.0, 2.0])
+    descent.loss, descent.losses = 0.0, [0.0]
     centre = np.array([1.0, 1.0])
     descent.gradient = 100.0 * (descent.x - centre)
     descent.evaluate = lambda x: (0.0, 100.0 * (x - centre))
@@ -174,6 +175,27 @@ def test_what_is_left_is_told_where_a_line_search_went_nowhere():
     descent.gradient = np.zeros(2)
     Result.hess_inv = np.eye(2).view(type("M", (np.ndarray,), {"n_corrs": 0}))
     assert descent.decrement(np.array([0, 1]), Result) == 0.0
+    assert descent.losses == [0.0]
+
+
+def test_a_bound_is_that_of_where_training_ended():
+    """Also where what is left was told from a place that was better than the last one."""
+
+    class Result:
+        class hess_inv:
+            n_corrs = 0
+
+    descent = Descent.__new__(Descent)
+    descent.x, descent.step_scale = np.zeros(1), np.ones(1)
+    descent.loss, descent.losses, descent.gradient = 50.0, [60.0, 50.0], np.array([-100.0])
+
+    def evaluate(x):
+        descent.x, descent.loss = x, 50.0 * float((x[0] - 1.0) ** 2)
+        return descent.loss, 100.0 * (x - 1.0)
+
+    descent.evaluate = evaluate
+    descent.decrement(np.array([0]), Result)
+    assert descent.losses == [60.0, 50.0, descent.loss] and descent.loss < 50.0
 
 
 def test_what_is_positive_is_no_zero():
