@@ -111,8 +111,9 @@ class InverseFreeSVGP(SVGP):
     :param tight: for ``"lc"``, a tighter bound as in :class:`SVGP`, with eq. (5) of [1] in
         the place of :math:`d_n`: ``"none"``, ``"diagonal"`` (for Gaussian likelihoods) or
         ``"scalar"``.
-    :param jitter: relative jitter of K; if None, zero for ``"relaxed"``, where the
-        pseudo-noise does its work, and by dtype for the others.
+    :param jitter: relative jitter of K; if None, zero for ``"relaxed"`` in float64, where
+        the pseudo-noise does its work, and else by dtype: in float32 pseudo-noise goes to
+        zero faster than rounding allows, and "bounds" were above what they bound.
     :param seed: of the initialiser, and of ``T_start="random"``.
     :raises ValueError: if the options contradict each other.
 
@@ -144,9 +145,12 @@ class InverseFreeSVGP(SVGP):
 
     def __post_init__(self):
         self._refuse_unless(self.bound in BOUNDS, "bound", f"one of {BOUNDS}")
-        if self.jitter is None and self.bound == "relaxed":
-            self.jitter = 0.0
         super().__post_init__()
+
+    def _jitter(self, dtype) -> float | None:
+        """The relative jitter of K; None for that by dtype."""
+        pseudo_noise = self.jitter is None and self.bound == "relaxed"
+        return 0.0 if pseudo_noise and dtype == jnp.float64 else self.jitter
 
     def _family(self, name, covariance):
         self._refuse_unless(
@@ -230,7 +234,7 @@ class InverseFreeSVGP(SVGP):
             self._mean_name: Param(jnp.zeros((*batch, size), dtype)),
         }
         Kuu = inducing_covariance(prior.kernel, points)
-        K = with_jitter(Kuu, self.jitter)
+        K = with_jitter(Kuu, self._jitter(dtype))
         if self.bound == "relaxed":
             # Of the mean variance: that at a single point may be zero.
             noise = _NOISE * jnp.mean(diagonal_of(K), axis=-1)
@@ -296,7 +300,7 @@ class InverseFreeSVGP(SVGP):
             Z,
             bound=self.bound,
             num_probes=self.num_probes if self.kl == "stochastic" else None,
-            jitter=self.jitter,
+            jitter=self._jitter(Z.dtype),
         )
         weights = params[self._mean_name]
         if self.bound != "relaxed":
@@ -312,7 +316,7 @@ class InverseFreeSVGP(SVGP):
         else:
             S = matmul(R, R.mT)
         K = inducing_covariance(prior.kernel, (Z,))
-        K = with_jitter(K, self.jitter) + S
+        K = with_jitter(K, self._jitter(K.dtype)) + S
         start = params.get("T", {}).get("root")
         found = inverse_root(K, start, self.tol, self.max_steps)
         L = found.root

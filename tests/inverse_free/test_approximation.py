@@ -436,6 +436,37 @@ def test_several_particles_keep_the_state():
     assert np.isfinite(losses).all() and found["f_auto_T"]["root"].shape == (3, M, M)
 
 
+def test_a_bound_of_classes_is_negative_in_float32():
+    """
+    Without jitter it was 16 nats off here, and training followed such to +1e6: of one that is
+    next to constant, so that K_uu has a rank of one to rounding, with little pseudo-noise.
+    """
+
+    def classes(X, y):
+        kernel = sgp.kernels.RBF(300.0, 1e4)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    rng = np.random.default_rng(0)
+    rows, y = rng.normal(size=(500, 1)), np.ones(500)
+
+    def bound(dtype, **options):
+        guide = sgp.AutoSparseGP(classes, sgp.InverseFreeSVGP(20, seed=1, **options))
+        data = rows.astype(dtype), y.astype(dtype)
+        svi = SVI(classes, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+        params = svi.get_params(svi.init(KEY, *data))
+        params["f_auto_qu_noise"] = 1e-5 * params["f_auto_qu_noise"]
+        params["f_auto_qu_pseudo"] = jnp.full(20, -7.0, dtype)
+        return -svi.evaluate(svi.init(KEY, *data, init_params=params), *data)
+
+    double = bound("float64", jitter=1e-5)
+    with jax.enable_x64(False):
+        single = bound("float32")
+    assert single < 0.0
+    assert_allclose(single, double, rtol=1e-3)
+
+
 @pytest.mark.slow
 def test_a_step_compiles_once_in_float32_and_lbfgs_trains():
     with jax.enable_x64(False):
