@@ -98,8 +98,9 @@ def fit(
     * else by natural gradients beside Adam, on batches of 1024 rows where there are more
       than 2048. Their rates go down, over two thirds of all steps, once the loss falls no
       more than its noise (or 1e-4 nats a row), and after 1000 steps (20 epochs, if more) at
-      the latest. What natural gradients do not train (mixtures, inverse-free ones, means of
-      ODVGP, inner layers of a deep GP) goes with the other parameters.
+      the latest; up to 2e9 and 200,000 rows as many evaluations of all follow, by L-BFGS.
+      What natural gradients do not train (mixtures, inverse-free ones, means of ODVGP,
+      inner layers of a deep GP) goes with the other parameters.
 
     Latents beside GP sites are at points (``AutoDelta``: their posterior mode given the
     bound), unless ``base_guide`` is a distribution of them.

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_sgp as sgp
-from numpyro_sgp.fitting import default, whole
+from numpyro_sgp.fitting import batches, default, whole
 from numpyro_sgp.fitting.batches import (
     _FEWEST,
     _HASTE,
@@ -329,3 +329,24 @@ def test_long_trainings_may_leave_all_of_the_tolerance(monkeypatch):
         _iterate(descent, NO_LIMITS, lambda *_: None)
         counts.append(len(descent.losses))
     assert 1_000 < counts[0] < 0.5 * counts[1]
+
+
+def test_all_rows_come_after_batches_where_they_are_affordable(monkeypatch):
+    """Up to an accuracy that the noise of batches hides, and no more work than is told."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3.0, 3.0, (600, 1))
+    y = np.sin(3.0 * X[:, 0]) + 0.3 * rng.normal(size=600)
+    bounds, counts = {}, []
+    for affordable in (0.0, 2e9):
+        monkeypatch.setattr(batches, "_AFFORDABLE", affordable)
+        given = gaussian_model, sgp.SVGP(6), (X, y)
+        fitted = sgp.fit(*given, batch_size=100, progress_bar=False)
+        bounds[affordable] = fitted.bound
+        counts.append(len(fitted.losses))
+    again = sgp.fit(*given, batch_size=100, progress_bar=False)
+    assert again.bound == fitted.bound  # whatever the time that it took
+    assert bounds[2e9] > bounds[0.0] and counts[1] > counts[0]
+    whole_rows = sgp.fit(*given, progress_bar=False).bound
+    assert bounds[2e9] > whole_rows - 0.5
+    few = sgp.fit(*given, batch_size=100, steps=30, progress_bar=False)
+    assert len(few.losses) == 30  # nothing after the steps that were asked for

@@ -438,7 +438,7 @@ def test_several_particles_keep_the_state():
 
 def test_a_bound_of_classes_is_negative_in_float32():
     """
-    Without jitter it was 16 nats off here, and training followed such to +1e6: of one that is
+    Without jitter it was 16 nats off, and training followed such to +1e6: of one that is
     next to constant, so that K_uu has a rank of one to rounding, with little pseudo-noise.
     """
 
