@@ -4,7 +4,7 @@ import functools
 import weakref
 from collections import OrderedDict
 
-from numpyro_sgp._beside import read_beside
+from numpyro_sgp._beside import running
 from numpyro_sgp._programs import FEW, forget, shared
 
 _PROGRAMS = weakref.WeakKeyDictionary()
@@ -34,29 +34,14 @@ class _Kept:
         self._fn, self._programs = fn, OrderedDict()
 
     def __call__(self, *arrays, static, briefly=False):
-        owner = self._owner()
-        before = _read_by(owner)
-        run = self._programs.pop((static, briefly, before), None)
-        if run is None:
-            run = shared(functools.partial(self._run, static), briefly)
-        found = run(*arrays)
-        # Its trace may change what a model reads: a list of calls.
-        after = _read_by(owner)
-        self._programs[static, briefly, after] = run  # as the one used last
-        forget(self._programs, FEW)
-        if after != before:
-            for kept in _PROGRAMS[owner].values():
-                kept._move(before, after)
+        with running(getattr(self._owner(), "model", None)) as state:
+            run = self._programs.pop((static, briefly, state), None)
+            if run is None:
+                run = shared(functools.partial(self._run, static), briefly)
+            found = run(*arrays)
+            self._programs[static, briefly, state] = run  # as the one used last
+            forget(self._programs, FEW)
         return found
-
-    def _move(self, before, after):
-        for *key, seen in [k for k in self._programs if k[-1] == before]:
-            self._programs[*key, after] = self._programs.pop((*key, seen))
 
     def _run(self, static, *arrays):
         return self._fn(self._owner(), *arrays, static=static)
-
-
-def _read_by(owner) -> tuple:
-    model = getattr(owner, "model", None)
-    return () if model is None else read_beside(model)

@@ -1,6 +1,8 @@
 """What functions read beside their arguments."""
 
 import functools
+import gc
+import weakref
 from types import SimpleNamespace
 
 import jax
@@ -159,3 +161,204 @@ def test_what_is_run_without_jit_is_compiled_all_the_same():
         guide.setup(X, y)
         found = sgp.predict(guide, guide.known().starts, X, quantiles=())
     assert found["y"].mean.shape == (8,)
+
+
+class Config:
+    scale, other = 1.0, 1.0
+
+    def value(self):
+        return SHIFT + TABLE["a"][0]
+
+    @classmethod
+    def of_class(cls):
+        return cls.scale
+
+    @staticmethod
+    def static():
+        return SHIFT
+
+    def __getitem__(self, name):
+        return getattr(self, name)
+
+
+class Derived(Config):
+    def __init__(self):
+        self.own = self.number = 1.0
+
+    def __call__(self, x):
+        return super().value() + outside(self)
+
+    @property
+    def doubled(self):
+        return 2.0 * SHIFT
+
+
+def outside(derived):
+    return derived.number
+
+
+OBJECT = Derived()
+READERS = {
+    "a class": lambda x: Config.scale,
+    "a class by its object": lambda x: OBJECT.scale,
+    "a class method": lambda x: OBJECT.of_class(),
+    "a static method": lambda x: OBJECT.static(),
+    "a method": lambda x: OBJECT.value(),
+    "a property": lambda x: OBJECT.doubled,
+    "an object that is called": lambda x: OBJECT(x),
+    "an entry": lambda x: OBJECT["scale"],
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_classes_and_what_methods_of_objects_read(name, monkeypatch):
+    of_class = name in ("a class", "a class by its object", "a class method", "an entry")
+    fn = READERS[name]
+    before = read_beside(fn)
+    assert read_beside(fn) == before
+    if of_class:
+        monkeypatch.setattr(Config, "scale", 2.0)
+    else:
+        monkeypatch.setitem(globals(), "SHIFT", 2.0)
+    assert read_beside(fn) != before
+    monkeypatch.undo()
+    assert read_beside(fn) == before
+    monkeypatch.setitem(globals(), "Config", type("Config", (), {"scale": 1.0}))
+    assert (read_beside(fn) != before) is (name == "a class")
+
+
+def test_an_object_that_is_handed_on_is_looked_at_as_a_whole():
+    model = Derived()
+    before = read_beside(model)
+    model.number = 2.0  # which `outside` reads
+    assert read_beside(model) != before
+
+
+def test_modules_of_the_user(tmp_path, monkeypatch):
+    (tmp_path / "settings_of_a_user.py").write_text("scale, calls = 1.0, 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import settings_of_a_user as settings
+
+    def fn(x):
+        return settings.scale * np.pi
+
+    before = read_beside(fn)
+    settings.calls = 1  # which it does not name
+    assert read_beside(fn) == before
+    settings.scale = 2.0
+    assert read_beside(fn) != before
+
+
+def test_one_name_does_not_hide_what_others_stand_for():
+    table = [[i, str(i)] for i in range(3_000)]
+    zoom = {"scale": 1.0}
+
+    def fn(x):
+        return len(table) * zoom["scale"]
+
+    before = read_beside(fn)
+    assert read_beside(fn) == before
+    zoom["scale"] = 2.0
+    assert read_beside(fn) != before
+
+
+def test_columns_masks_queues_and_functions_with_attributes():
+    import collections
+
+    import pandas as pd
+
+    frame = pd.DataFrame({"s": [1.0, 2.0], "name": ["a", "b"]})
+    masked = np.ma.masked_array([1.0, 2.0], mask=[False, True])
+    queue = collections.deque([1.0])
+
+    class Log(list):
+        scale = 1.0
+
+    log = Log()
+
+    def attributed():
+        return attributed.scale
+
+    attributed.scale = 1.0
+
+    def fn(x):
+        return frame["s"], masked, queue, log.scale, attributed()
+
+    def changes():
+        frame["s"] = [1.0, 3.0]
+        yield
+        masked.mask = [True, True]
+        yield
+        queue.append(2.0)
+        yield
+        log.scale = 2.0
+        yield
+        attributed.scale = 2.0
+        yield
+
+    before = read_beside(fn)
+    frame["s"].mean()  # which pandas may keep
+    assert read_beside(fn) == before
+    for _ in changes():
+        after = read_beside(fn)
+        assert after != before and read_beside(fn) == after
+        before = after
+
+
+def test_long_chains_end():
+    chain = None
+    for _ in range(600):
+        chain = SimpleNamespace(number=1.0, next=chain)
+
+    def fn(x):
+        return chain.number
+
+    before = read_beside(fn)
+    assert read_beside(fn) == before
+    chain.next.number = 2.0
+    assert read_beside(fn) != before
+
+
+def test_a_model_that_holds_its_fit_is_freed():
+    class Own:
+        def __init__(self):
+            self.kept = {}
+
+        def __call__(self, X, y=None):
+            self.kept.get("scale")
+            model(X, y)
+
+    own = Own()
+    X, y = np.linspace(0.0, 3.0, 8)[:, None], np.zeros(8)
+    fitted = sgp.fit(own, sgp.SVGP(3), (X, y), steps=3, progress_bar=False)
+    own.kept["fit"] = fitted
+    fitted.predict(X[:1])
+    guide = weakref.ref(fitted.guide)
+    del fitted, own
+    gc.collect()
+    assert guide() is None
+
+
+def test_batches_of_rows_follow_what_a_model_reads(monkeypatch):
+    """Whether rows are apart was remembered from before."""
+
+    def standardised(X, y=None):
+        inputs = (X - X.mean(0)) / X.std(0) if SHIFT else X
+        model(inputs, y)
+
+    X, y = jnp.linspace(0.0, 3.0, 8)[:, None], jnp.zeros(8)
+    guide = sgp.AutoSparseGP(standardised, sgp.SVGP(3))
+    guide.setup(X, y)
+    params = guide.known().starts
+    params["f_auto_qu_mu"] = jnp.array([1.0, -1.0, 0.5])
+    rows = np.linspace(0.0, 3.0, 600)[:, None]
+
+    def mean(**options):
+        found = sgp.predict(guide, params, rows, quantiles=(), **options)
+        return np.asarray(found["f"].mean)
+
+    first = mean(batch_size=200)
+    monkeypatch.setitem(globals(), "SHIFT", 1.0)
+    found = mean(batch_size=200)
+    np.testing.assert_allclose(found, mean(batch_size=600), rtol=1e-6)
+    assert np.abs(found - first).max() > 0.1

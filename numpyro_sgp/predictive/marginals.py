@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from numpyro_sgp._beside import running
 from numpyro_sgp._checks import check_guide, check_whole
 from numpyro_sgp._kept import program
 from numpyro_sgp._programs import (
@@ -117,7 +118,7 @@ class Predictor:
         self.guide.check_rows(args, kwargs)
         if any(map(has_no_numbers, leaves)):
             return self._one_by_one(args, kwargs)
-        with known_inside_jit():
+        with known_inside_jit(), running(self.guide.model):
             return self._in_batches(given)
 
     def _in_batches(self, given):

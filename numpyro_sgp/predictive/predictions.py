@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._beside import running
 from numpyro_sgp._checks import check_guide, check_key, check_levels, check_whole
 from numpyro_sgp._kept import program
 from numpyro_sgp._programs import (
@@ -278,7 +279,8 @@ def _in_batches(guide, params, rng_key, given, options, batch_size, kept):
         return program_of_rows(params, rng_key, batch, kept, **told)
 
     try:
-        found = by_batches(run, arrays, batch_size, rows)
+        with running(guide.model):
+            found = by_batches(run, arrays, batch_size, rows)
     except NEEDS_KNOWN_DATA:  # a model that counts groups, say
         return None
     absent = dict.fromkeys(k for k, v in found[0][0].items() if v is None)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._beside import running
 from numpyro_sgp._programs import join_static
 from numpyro_sgp.distributions.arguments import (
     as_arrays,
@@ -63,14 +64,15 @@ def rows_of(guide, arrays: list, static: tuple, batch_size: int) -> RowAxes | No
             kinds[of, kind] = found
         return kinds[of, kind]
 
-    kind = static, _kind(arrays)
-    axes = look("axes", kind, lambda: row_axes(run, arrays, sites))
-    if axes is None or axes.count(arrays) <= min(batch_size, _AS_THEY_ARE):
-        return axes
-    seen = kind, _alike(arrays, axes)
-    apart = look("apart", seen, lambda: has_rows_apart(run, axes, arrays, sites))
-    rest = look("rest", kind, lambda: _without_rows(run, arrays, sites, axes))
-    return None if apart is False or rest else axes
+    with running(guide.model) as state:
+        kind = static, _kind(arrays), state
+        axes = look("axes", kind, lambda: row_axes(run, arrays, sites))
+        if axes is None or axes.count(arrays) <= min(batch_size, _AS_THEY_ARE):
+            return axes
+        seen = kind, _alike(arrays, axes)
+        apart = look("apart", seen, lambda: has_rows_apart(run, axes, arrays, sites))
+        rest = look("rest", kind, lambda: _without_rows(run, arrays, sites, axes))
+        return None if apart is False or rest else axes
 
 
 def _alike(arrays, axes) -> tuple:

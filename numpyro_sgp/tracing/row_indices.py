@@ -18,6 +18,7 @@ from numpyro.infer import init_to_sample
 from numpyro.primitives import Messenger
 from numpyro.util import find_stack_level, not_jax_tracer
 
+from numpyro_sgp._beside import running
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions.arguments import has_no_numbers, is_frame, named_arguments
 from numpyro_sgp.tracing import messages
@@ -97,7 +98,12 @@ def check_row_indices(model, args, kwargs) -> TakenRows:
 
     :raises ValueError: naming the array, its length, the plate and its size; or the codes.
     """
-    key = _shapes(args, kwargs)
+    with running(model) as state:
+        return _check_row_indices(model, args, kwargs, state)
+
+
+def _check_row_indices(model, args, kwargs, state) -> TakenRows:
+    key = _shapes(args, kwargs), state
     try:
         checked = _CHECKED.setdefault(model, {})
     except TypeError:  # a model without a hash
