@@ -391,7 +391,7 @@ def test_derivatives_of_maxima_are_kept_where_programs_are_compiled_briefly(
     given = _programs._options
 
     def as_outside_of_tests(*args, **kwargs):  # where level 0 is for all (conftest.py)
-        return {"xla_backend_optimization_level": 2, **given(*args, **kwargs)}
+        return {"xla_backend_optimization_level": 2, **(given(*args, **kwargs) or {})}
 
     monkeypatch.setattr(_programs, "_options", as_outside_of_tests)
     m = np.sin(np.arange(120.0)).astype(np.float32)
