@@ -54,9 +54,10 @@ def running(model: Callable | None) -> Iterator[Any]:
     if model is None:
         yield ()
         return
-    owner = getattr(model, "__self__", model)
+    owner = getattr(model, "__self__", model)  # bound methods are made at each access
+    which = id(owner), getattr(model, "__func__", None)
     for other, state in _RUNNING.get():
-        if other is owner:  # run by what asks for this
+        if other == which:  # run by what asks for this
             yield state
             return
     try:
@@ -65,7 +66,7 @@ def running(model: Callable | None) -> Iterator[Any]:
         aliases = {}
     now = read_beside(model)
     state = aliases.get(now, now)
-    token = _RUNNING.set((*_RUNNING.get(), (owner, state)))
+    token = _RUNNING.set((*_RUNNING.get(), (which, state)))
     try:
         yield state
     finally:

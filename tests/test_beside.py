@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_sgp as sgp
-from numpyro_sgp._beside import read_beside
+from numpyro_sgp._beside import read_beside, running
 
 SHIFT = 0.0
 WEIGHTS = np.ones(3)
@@ -247,6 +247,30 @@ def test_modules_of_the_user(tmp_path, monkeypatch):
     assert read_beside(fn) == before
     settings.scale = 2.0
     assert read_beside(fn) != before
+
+
+def test_methods_of_one_object_have_states_of_their_own():
+    class Pair:
+        def __init__(self):
+            self.one, self.other, self.calls = 1.0, 1.0, []
+
+        def first(self, x):
+            return self.one * len(self.calls)
+
+        def second(self, x):
+            return self.other
+
+    pair = Pair()
+    with running(pair.first) as first, running(pair.second) as second:
+        assert first != second
+        pair.calls.append(1)  # as a run of the model may
+        with running(pair.first) as inner:
+            assert inner == first
+    with running(pair.first) as again:
+        assert again == first
+    pair.other = 2.0
+    with running(pair.first) as same, running(pair.second) as changed:
+        assert same == first and changed != second
 
 
 def test_one_name_does_not_hide_what_others_stand_for():
