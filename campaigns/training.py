@@ -12,7 +12,8 @@ shapes. A fit has failed where it raises, has anything in its parameters, bound 
 predictions that is not finite, an sd that is not positive, a bound below that of its start,
 below the best of its own losses or other than the one at its parameters; and in regression
 one above the exact log evidence, which NumPy computes densely in float64. Data with fewer
-distinct rows than inducing points are refused, which is right.
+distinct rows than inducing points are refused, which is right; of bounds without a maximum
+(responses that are all zero, no priors) it has to be told.
 
 Beside that each block keeps the bounds, how fits ended, and how many were rescued: losses
 that were not believed, whose steps were undone, and warnings.
@@ -184,6 +185,8 @@ class Case:
 
     def _wrong_bound(self):
         fitted, bound, se = self.fitted, self.fitted.bound, self.fitted.bound_se
+        if "the bound has no maximum" in fitted.stopped:  # next to zero, of any value
+            return
         here, here_se = self.bound_at(fitted.params)
         start, start_se = self.bound_at(fitted.guide.known().starts)
         noise = 5.0 * (se + here_se)

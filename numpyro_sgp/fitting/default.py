@@ -19,10 +19,10 @@ from numpyro_sgp._checks import check_key, check_model, check_positive
 from numpyro_sgp._programs import on_data, split
 from numpyro_sgp._threads import alone
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
+from numpyro_sgp.fitting import hierarchies, still, unbounded
 from numpyro_sgp.fitting.batches import train_best
 from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.grow import grow, most_points, with_points
-from numpyro_sgp.fitting.hierarchies import told_of, vanished, warn_of
 from numpyro_sgp.fitting.problem import (
     Problem,
     as_plain_arrays,
@@ -42,9 +42,6 @@ from numpyro_sgp.fitting.starts import (
     with_narrow_q,
 )
 from numpyro_sgp.fitting.stepper import Stepper
-from numpyro_sgp.fitting.still import still
-from numpyro_sgp.fitting.still import told_of as told_of_still
-from numpyro_sgp.fitting.still import warn_of as warn_of_still
 from numpyro_sgp.fitting.whole import descent_of, train_whole
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.base import check_approximations
@@ -248,13 +245,15 @@ def fit(
         fitted = train(make(approximation))
     fitted.seconds = time.monotonic() - started
     where = fitted.guide, fitted.params, data, kwargs
-    if names := still(*where):
-        fitted.stopped = "; ".join(filter(None, (told_of_still(names), fitted.stopped)))
-        warn_of_still(names)
-    if gone := vanished(*where):
-        fitted.stopped = "; ".join(filter(None, (told_of(gone), fitted.stopped)))
-        warn_of(gone)
-    elif fitted.stopped.startswith(AT_EDGE):
+    gone = hierarchies.vanished(*where)
+    remarks = (still, still.still(*where)), (hierarchies, gone)
+    if not gone and (endless := unbounded.unbounded(fitted)):
+        fitted.stopped, remarks = "", (*remarks, (unbounded, endless))
+    for room, found in remarks:
+        if found:
+            fitted.stopped = "; ".join(filter(None, (room.told_of(found), fitted.stopped)))
+            room.warn_of(found)
+    if fitted.stopped.startswith(AT_EDGE):
         warn_of_edge()
     return fitted
 

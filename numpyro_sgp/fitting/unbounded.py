@@ -1,0 +1,56 @@
+"""Positive parameters that ran to zero, as the bound rises without end there."""
+
+import warnings
+from contextlib import suppress
+
+import jax
+import numpy as np
+
+from numpyro_sgp.fitting.problem import unconstrained
+
+# Shares of the start below which a parameter has gone to zero, and what the bound still
+# rises by, in nats, for each power of e.
+_NEXT_TO_ZERO, _RISES = 1e-9, 0.1
+
+
+def unbounded(fitted) -> dict[str, float]:
+    """
+    Hyperparameters next to zero at which the bound rises the smaller they are, as of the
+    noise of responses that are all alike: it has no maximum.
+
+    :param fitted: a fit that ended.
+    :return: by name the smallest value; none for fits on minibatches or random bounds.
+    """
+    descent, now = fitted.descent, fitted.params
+    if descent is None:
+        return {}
+    names = descent.start_params.keys() - fitted.guide.known().roles.keys()
+    tiny = {n for n in names if _gone(descent.start_params[n], now[n])}
+    if not tiny:
+        return {}
+    with suppress(ValueError):  # an end at which the gradient is not finite
+        descent.start_at(unconstrained(fitted.svi, now))
+        slopes = {n: descent.gradient[descent.index({n})] for n in tiny}
+        tiny = {n for n in tiny if np.max(slopes[n]) > _RISES}
+    return {n: min(np.min(v) for v in jax.tree.leaves(now[n])) for n in sorted(tiny)}
+
+
+def _gone(start, end) -> bool:
+    """Whether a positive number is next to zero for where it started."""
+    pairs = zip(*map(jax.tree.leaves, (start, end)), strict=True)
+    return any(np.any((s > 0.0) & (e < _NEXT_TO_ZERO * s) & (e >= 0.0)) for s, e in pairs)
+
+
+def told_of(gone: dict[str, float]) -> str:
+    """What is wrong with them."""
+    some = " and ".join(f"'{name}' ({value:.1g})" for name, value in gone.items())
+    return f"{some} ran to zero, where the bound has no maximum"
+
+
+def warn_of(gone: dict[str, float]) -> None:
+    """The same, to who called the caller, with what to do about it."""
+    warnings.warn(
+        f"{told_of(gone)}. Are all responses alike, or explained to the last digit? Give "
+        "priors with no mass at zero (dist.LogNormal, say), or fix what is known.",
+        stacklevel=4,
+    )
