@@ -246,9 +246,9 @@ def fit(
     fitted.seconds = time.monotonic() - started
     where = fitted.guide, fitted.params, data, kwargs
     gone = hierarchies.vanished(*where)
-    remarks = (still, still.still(*where)), (hierarchies, gone)
+    remarks: list[tuple[Any, Any]] = [(still, still.still(*where)), (hierarchies, gone)]
     if not gone and (endless := unbounded.unbounded(fitted)):
-        fitted.stopped, remarks = "", (*remarks, (unbounded, endless))
+        fitted.stopped, remarks = "", [*remarks, (unbounded, endless)]
     for room, found in remarks:
         if found:
             fitted.stopped = "; ".join(filter(None, (room.told_of(found), fitted.stopped)))
