@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from jax.scipy.special import log_ndtr, ndtr
+from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
@@ -194,7 +194,16 @@ def _largest_probability(mean, variance, label, num_points):
     weights = np.exp(-0.5 * nodes**2)
     nodes, weights = (jnp.asarray(x, mean.dtype) for x in (nodes, weights / weights.sum()))
     own = own_mean + jnp.sqrt(own_variance) * nodes[:, None]  # [S, N]
-    log_below = log_ndtr((own[:, None, :] - mean) / jnp.sqrt(variance))  # [S, C, N]
+    below = _ndtr((own[:, None, :] - mean) / jnp.sqrt(variance))  # [S, C, N]
     others = jnp.arange(len(mean))[:, None] != label
-    below = jnp.exp(jnp.sum(jnp.where(others, log_below, 0.0), axis=1))
-    return matmul(weights, below)
+    return matmul(weights, jnp.prod(jnp.where(others, below, 1.0), axis=1))
+
+
+def _ndtr(z):
+    """
+    The normal distribution function, to absolute digits, in a fifth of the time that JAX's
+    takes in float64; that of its logarithm takes ten times as long.
+    """
+    if z.dtype == jnp.float64:
+        return 0.5 * jax.lax.erfc(-z * np.sqrt(0.5))
+    return ndtr(z)
