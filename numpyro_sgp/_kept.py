@@ -4,8 +4,8 @@ import functools
 import weakref
 from collections import OrderedDict
 
-from numpyro_sgp._beside import running
 from numpyro_sgp._programs import FEW, forget, shared
+from numpyro_sgp.tracing.state import current
 
 _PROGRAMS = weakref.WeakKeyDictionary()
 
@@ -14,7 +14,8 @@ def program(owner, fn):
     """
     ``fn(owner, *arrays, static=...)``, traced once for each shape of the arrays and each
     ``static``, whoever asks for it and how often, and :class:`shared` with other owners;
-    anew where what the owner's model reads beside its arguments has changed.
+    anew where the owner's model computes something else, if it is called inside of
+    :func:`~numpyro_sgp.tracing.state.running`.
 
     :param owner: what the program is kept with, an SVI or a guide.
     :param fn: a function at the top of a module.
@@ -34,13 +35,13 @@ class _Kept:
         self._fn, self._programs = fn, OrderedDict()
 
     def __call__(self, *arrays, static, briefly=False):
-        with running(getattr(self._owner(), "model", None)) as state:
-            run = self._programs.pop((static, briefly, state), None)
-            if run is None:
-                run = shared(functools.partial(self._run, static), briefly)
-            found = run(*arrays)
-            self._programs[static, briefly, state] = run  # as the one used last
-            forget(self._programs, FEW)
+        key = static, briefly, current(getattr(self._owner(), "model", None))
+        run = self._programs.pop(key, None)
+        if run is None:
+            run = shared(functools.partial(self._run, static), briefly)
+        found = run(*arrays)
+        self._programs[key] = run  # as the one used last
+        forget(self._programs, FEW)
         return found
 
     def _run(self, static, *arrays):

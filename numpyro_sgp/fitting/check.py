@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 from numpyro.infer.svi import SVIState
+from numpyro.util import find_stack_level
 
 from numpyro_sgp.diagnostics.evidence import begin_bracket
 from numpyro_sgp.diagnostics.khat import NUM_DRAWS, Weighed, begin_weigh, good_k, is_cheap
@@ -32,6 +33,7 @@ from numpyro_sgp.fitting.verdict import (
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.checks import check_whole_plates
+from numpyro_sgp.tracing.state import state_of
 
 #: Sds by which a mean, and logs of a ratio by which an sd, may be off without a remark.
 FAR_MEAN, FAR_LOG_SD = 0.2, 0.15
@@ -39,6 +41,10 @@ _NO_MEAN = 1.0  # k-hat above which weights have no mean
 _ROUNDED = 20.0  # nats: sd of weights above which those of float32 are not believed
 _NUM_ERRORS = 3  # at least, that such a difference is one
 _LARGEST = 2e8  # rows times inducing points of one pass over all data
+_OTHER = (
+    "The model computes something else than when it was fitted: a number or an object that "
+    "it reads has changed. The check is of the fit's parameters in the model as it is now."
+)
 #: Further causes, from the guide, its parameters and the model's arguments; None where one
 #: does not apply.
 MORE_CAUSES: list[Callable[..., Cause | None]] = []
@@ -55,6 +61,9 @@ def check(
     given = guide, params, args, kwargs
     with data_as_arguments("svi.run(key, steps, X, group, y, num_groups=8)"):
         problem = problem_at(svi, params, args, kwargs)
+    if descent is not None and _is_other(descent.computed, svi, problem):
+        warnings.warn(_OTHER, stacklevel=find_stack_level())
+        descent = None
     points = sum(option.num_points for option in guide.approximations.values())
     small = problem.num_rows * points <= _LARGEST
     attempts = Attempts(problem, rng_key, descent)
@@ -89,6 +98,13 @@ def check(
         except Exception:  # a likelihood without derivatives, for one
             bracket = None
     return Verdict({cause.name: cause for cause in found}, bracket, bound)
+
+
+def _is_other(computed, svi, problem) -> bool:
+    """Whether a model computes something else than it did; False where it is not known."""
+    kwargs = {**svi.static_kwargs, **problem.kwargs}
+    now = state_of(svi.model, problem.args, kwargs)
+    return isinstance(now, bytes) and computed != now
 
 
 def _begun(begin, *args, **kwargs) -> Callable:

@@ -30,7 +30,7 @@ from numpyro_sgp.predictive.row_batches import count_rows
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import feeding
 from numpyro_sgp.tracing.given_rows import GivenRows
-from numpyro_sgp.tracing.row_axes import RowAxes, has_rows_apart, row_axes, site_shapes
+from numpyro_sgp.tracing.row_axes import RowAxes, row_axes, rows_apart, site_shapes
 
 
 def as_plain_arrays(model, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -359,7 +359,7 @@ def data_plates(
         if not fits:
             return none
     axes = row_axes(trace, arrays, setup.sites)
-    if axes is None or not has_rows_apart(trace, axes, arrays, setup.sites):
+    if axes is None or not rows_apart(trace, axes, setup.sites)(arrays):
         return none
     return plates, axes
 

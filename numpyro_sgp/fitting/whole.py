@@ -21,6 +21,7 @@ from numpyro_sgp.fitting.starts import (
     with_moved_latents,
     with_other_points,
 )
+from numpyro_sgp.tracing.state import state_of
 from numpyro_sgp.training.descent import Descent
 from numpyro_sgp.training.lbfgs import suits_natural
 
@@ -46,16 +47,19 @@ ANEW = 2e9
 def descent_of(problem, key) -> Descent:
     """The loss of all rows as a function of one vector, q(u) at its optimum."""
     svi = problem.svi
-    return Descent(
+    kwargs = {**svi.static_kwargs, **problem.kwargs}
+    descent = Descent(
         svi,
         SVIState(problem.state.optim_state, None, key),
         problem.args,
-        {**svi.static_kwargs, **problem.kwargs},
+        kwargs,
         natural=bool(problem.natural) or suits_natural(svi),
         families=problem.natural,
         scales=problem.scales(),
         briefly=problem.is_small,
     )
+    descent.computed = state_of(svi.model, problem.args, kwargs)
+    return descent
 
 
 def train_whole(

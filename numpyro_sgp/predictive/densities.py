@@ -36,6 +36,7 @@ from numpyro_sgp.predictive.mixture import (
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.tracing.rows import by_row, sites_on_f
+from numpyro_sgp.tracing.state import running
 
 _MAX_NODE_NUMBERS = 3e6  # of rows and nodes, held at one time
 MOST_FUNCTIONS = 20  # of which second derivatives are taken
@@ -73,8 +74,8 @@ def log_predictive_density(
     stay at the points of ``AutoDelta``), and GP sites that feed others (the inner layers of
     a deep GP), from their marginals. Rows then have the same draws.
 
-    It is compiled once for each guide, kind of arguments and rule: what a model reads
-    beside its arguments (a global number, say) is as it was then.
+    It is compiled once for each guide, kind of arguments and rule, and again where the
+    model computes something else (as a global number that it reads has changed).
 
     A row whose observations are all masked (:class:`numpyro.handlers.mask`) has NaN, and
     one of which some are masked has the density of the others. So the NLPD of the data
@@ -124,7 +125,8 @@ def log_predictive_density(
         with suppress(*NEEDS_KNOWN_DATA, NoHash):  # a model that counts groups, say
             arrays, static = split_static((args, kwargs))
             run = program(guide, _by_row)
-            found, is_fine, nan = run(params, rng_key, arrays, static=(static, *told))
+            with running(guide.model, args, kwargs):
+                found, is_fine, nan = run(params, rng_key, arrays, static=(static, *told))
             if not all(not_jax_tracer(v) for v in is_fine.values()):
                 return found
             for name, rows in nan.items():

@@ -1,11 +1,11 @@
 """Marginals of f at any number of rows, with what does not depend on them computed once."""
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from numpyro_sgp._beside import running
 from numpyro_sgp._checks import check_guide, check_whole
 from numpyro_sgp._kept import program
 from numpyro_sgp._programs import (
@@ -14,11 +14,12 @@ from numpyro_sgp._programs import (
     on_data,
     split_static,
 )
-from numpyro_sgp._threads import methods_alone
+from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions import Kept, SparsePosterior, keep
 from numpyro_sgp.distributions.arguments import has_no_numbers, refuse_sparse
 from numpyro_sgp.predictive.row_batches import by_batches, rows_of
 from numpyro_sgp.tracing.messages import known_inside_jit
+from numpyro_sgp.tracing.state import running
 
 
 class Marginals(NamedTuple):
@@ -50,7 +51,6 @@ class Marginals(NamedTuple):
     variance: np.ndarray
 
 
-@methods_alone
 class Predictor:
     r"""
     Marginal means and variances of f at new inputs, as ``guide.posterior`` has them
@@ -64,7 +64,9 @@ class Predictor:
     posteriors of :class:`~numpyro_sgp.InverseFreeSVGP` keep nothing.)
 
     What is kept is of the first call's kernel: a model that computes hyperparameters from
-    its inputs (a lengthscale by their median distance) is not for it.
+    its inputs (a lengthscale by their median distance) is not for it. It is computed again
+    where the model computes something else than in the call before, as a global number
+    that it reads has changed; the model is traced at each call to see that.
 
     :param guide: an :class:`~numpyro_sgp.AutoSparseGP` that is set up.
     :param params: its parameters.
@@ -98,7 +100,9 @@ class Predictor:
         self.guide, self.params, self.batch_size = guide, params, batch_size
         #: By GP site what does not depend on inputs; None before the first call.
         self.kept: dict | None = None
+        self._state: Hashable = None  # of the model that this is of
 
+    @alone
     def __call__(self, *args, **kwargs) -> dict[str, Marginals]:
         """
         :param args: arguments of the model, ``X_new`` most often.
@@ -118,7 +122,9 @@ class Predictor:
         self.guide.check_rows(args, kwargs)
         if any(map(has_no_numbers, leaves)):
             return self._one_by_one(args, kwargs)
-        with known_inside_jit(), running(self.guide.model):
+        with running(self.guide.model, args, kwargs) as state, known_inside_jit():
+            if state != self._state:
+                self.kept, self._state = None, state
             return self._in_batches(given)
 
     def _in_batches(self, given):

@@ -10,7 +10,6 @@ import numpy as np
 from jax import Array
 from numpyro.util import not_jax_tracer
 
-from numpyro_sgp._beside import running
 from numpyro_sgp._checks import check_guide, check_key, check_levels, check_whole
 from numpyro_sgp._kept import program
 from numpyro_sgp._programs import (
@@ -26,6 +25,7 @@ from numpyro_sgp.predictive.marginals import kept_of
 from numpyro_sgp.predictive.responses import predict_rows
 from numpyro_sgp.predictive.row_batches import by_batches, rows_of
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.state import running
 
 _SHOWN = 5  # rows in a repr
 _FEW = 128  # rows for which a program takes longer to compile than to run
@@ -188,7 +188,8 @@ def predict(
     :param batch_size: rows done at a time: where arguments of the model are arrays with
         more rows, all that have as many as the first one are cut.
     :param kept: of a :class:`~numpyro_sgp.Predictor` of the same guide and parameters,
-        ``predictor.kept``: what need not be computed again.
+        ``predictor.kept``, and of a model that computes the same as then: what need not be
+        computed again.
     :return: a :class:`Prediction` for each GP site and each response that
         depends on one.
     :raises ValueError: if the likelihood ties rows together, a response depends on another
@@ -222,8 +223,13 @@ def predict(
     guide.check_params(params)
     args, kwargs = guide.as_set_up(args, kwargs)
     refuse_sparse(guide.model, args, kwargs)
+    with running(guide.model, args, kwargs):
+        options = levels, num_draws
+        return _predict(guide, params, args, kwargs, rng_key, options, batch_size, kept)
+
+
+def _predict(guide, params, args, kwargs, rng_key, options, batch_size, kept):
     guide.check_rows(args, kwargs, of_responses=True)
-    options = levels, num_draws
     found = None
     if not any(has_no_numbers(leaf) for leaf in jax.tree.leaves((args, kwargs))):
         found = _in_batches(
@@ -279,8 +285,7 @@ def _in_batches(guide, params, rng_key, given, options, batch_size, kept):
         return program_of_rows(params, rng_key, batch, kept, **told)
 
     try:
-        with running(guide.model):
-            found = by_batches(run, arrays, batch_size, rows)
+        found = by_batches(run, arrays, batch_size, rows)
     except NEEDS_KNOWN_DATA:  # a model that counts groups, say
         return None
     absent = dict.fromkeys(k for k, v in found[0][0].items() if v is None)

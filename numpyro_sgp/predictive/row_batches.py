@@ -9,9 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.util import not_jax_tracer
 
-from numpyro_sgp._beside import running
 from numpyro_sgp._programs import join_static
 from numpyro_sgp.distributions.arguments import (
     as_arrays,
@@ -22,12 +20,13 @@ from numpyro_sgp.distributions.arguments import (
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.row_axes import (
     RowAxes,
-    has_rows_apart,
     is_number,
     row_axes,
+    rows_apart,
     site_shapes,
 )
 from numpyro_sgp.tracing.rows import sites_on_f
+from numpyro_sgp.tracing.state import kind_of, running
 
 _AS_THEY_ARE = 128  # rows that are not filled up
 _FEW = 2  # rows that do for a model to be run
@@ -64,29 +63,17 @@ def rows_of(guide, arrays: list, static: tuple, batch_size: int) -> RowAxes | No
             kinds[of, kind] = found
         return kinds[of, kind]
 
-    with running(guide.model) as state:
-        kind = static, _kind(arrays), state
+    with running(guide.model, *join_static(arrays, static)) as state:
+        kind = static, kind_of(arrays), state
         axes = look("axes", kind, lambda: row_axes(run, arrays, sites))
         if axes is None or axes.count(arrays) <= min(batch_size, _AS_THEY_ARE):
             return axes
-        seen = kind, _alike(arrays, axes)
-        apart = look("apart", seen, lambda: has_rows_apart(run, axes, arrays, sites))
+        apart = look("apart", kind, lambda: rows_apart(run, axes, sites))
         rest = look("rest", kind, lambda: _without_rows(run, arrays, sites, axes))
-        return None if apart is False or rest else axes
-
-
-def _alike(arrays, axes) -> tuple:
-    """
-    Of whole numbers with a row for each of the data whether all are one: their mean is then
-    that of any rows.
-    """
-    pairs = zip(arrays, axes.arguments, strict=True)
-    given = [(a, axis) for a, axis in pairs if axis is not None and not_jax_tracer(a)]
-    return tuple(
-        bool(np.all(np.asarray(a) == np.take(np.asarray(a), [0], axis)))
-        for a, axis in given
-        if jax.dtypes.issubdtype(jnp.result_type(a), np.integer)
-    )
+        with suppress(Exception):
+            if rest or (apart is not None and not apart(arrays)):
+                return None
+        return axes
 
 
 def _without_rows(run, arrays, gp_sites, axes) -> bool:
@@ -103,15 +90,6 @@ def _without_rows(run, arrays, gp_sites, axes) -> bool:
         }
 
     return bool(sites_on_f(made_of, f) - set(axes.sites))
-
-
-def _kind(arrays) -> tuple:
-    """Shapes but for the numbers in them: which axes are as long as which others."""
-    seen: dict[int, int] = {}
-    shapes = [(jax.dtypes.result_type(a), np.shape(a)) for a in arrays]
-    return tuple(
-        (dtype, *(seen.setdefault(n, len(seen)) for n in shape)) for dtype, shape in shapes
-    )
 
 
 def row_batches(

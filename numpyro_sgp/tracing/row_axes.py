@@ -13,7 +13,8 @@ from numpyro_sgp._programs import shared
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.given_rows import GivenRows
 
-_FEW = 16  # rows that are looked at by themselves
+_FEW = 16  # rows that are looked at by themselves,
+_MANY = 256  # of so many
 
 
 class RowAxes(NamedTuple):
@@ -113,23 +114,24 @@ def _resized(size):
     return resized
 
 
-def has_rows_apart(run: Callable[..., dict], axes: RowAxes, arrays, gp_sites) -> bool:
+def rows_apart(run: Callable[..., dict], axes: RowAxes, gp_sites) -> Callable[[list], bool]:
     """
-    Whether GP sites have the same inputs, mean and kernel at some rows where these are
-    alone, observations the same density, and what is not observed the same distribution.
-    They have others where a model computes statistics of its arguments, such as their mean,
-    numbers its rows, takes the value of the row before or rows of f in another order.
+    A function of arrays: whether GP sites have the same inputs, mean and kernel at some
+    rows where these are alone, observations the same density, and what is not observed the
+    same distribution. They have others where a model computes statistics of its arguments,
+    such as their mean, numbers its rows, takes the value of the row before or rows of f in
+    another order. It is asked for the numbers of each call: a largest value may be one that
+    the model looks at, or not. Of many rows some are looked at, among them the largest and
+    the smallest.
 
     :param run: from arrays, and what GP sites are to be (:class:`messages.AtGPSites`), to
         the model's trace.
     """
-    N = axes.count(arrays)
-    if N <= 2:
-        return True
-    drawn = np.random.default_rng(0).choice(N, min(_FEW, N - 1), replace=False)
-    rows = np.sort(drawn)[::-1]  # none of which is at its place where they are alone
 
     def agree(arrays):
+        N = axes.count(arrays)
+        drawn = np.random.default_rng(0).choice(np.arange(N // 2, N), min(_FEW, N // 2))
+        rows = np.unique(drawn)[::-1]  # none at the place that it has where they are alone
         pairs = zip(arrays, axes.arguments, strict=True)
         arrays = [_varied(a, axis, rows) for a, axis in pairs]
         whole = _of_rows(run(arrays, _at_rows_of(N)), axes, gp_sites, rows)
@@ -138,7 +140,28 @@ def has_rows_apart(run: Callable[..., dict], axes: RowAxes, arrays, gp_sites) ->
         some = _of_rows(some, axes, gp_sites, np.arange(len(rows)))
         return jnp.all(jnp.stack(list(map(_agree, whole, some))))
 
-    return bool(shared(agree, briefly=True)(list(arrays)))
+    program = shared(agree, briefly=True)
+
+    def apart(arrays):
+        few = axes.count(arrays) <= 2
+        return few or bool(program(axes.take(arrays, _largest_first(arrays, axes))))
+
+    return apart
+
+
+def _largest_first(arrays, axes) -> np.ndarray:
+    """Some of the rows, those with the largest and smallest numbers among the first."""
+    N = axes.count(arrays)
+    number = min(1 << N.bit_length() - 1, _MANY)  # a power of two, for a few programs
+    ends = [np.zeros(0, int)]
+    for array, axis in zip(arrays, axes.arguments, strict=True):
+        if axis is not None and jax.dtypes.issubdtype(array.dtype, np.number):
+            columns = np.moveaxis(np.asarray(array), axis, 0).reshape(N, -1)
+            ends += [columns.argmin(0), columns.argmax(0)]
+    first = np.unique(np.concatenate(ends))[: number // 2]
+    others = np.setdiff1d(np.arange(N), first)
+    evenly = np.linspace(0, len(others) - 1, number - len(first)).astype(int)
+    return np.concatenate([first, others[evenly]])
 
 
 def _at_rows_of(number, rows=slice(None)):

@@ -5,7 +5,6 @@ rows of, ``y[idx]``, as many as their plate, and effects, ``b[group]``, as many 
 
 import functools
 import warnings
-import weakref
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -18,7 +17,6 @@ from numpyro.infer import init_to_sample
 from numpyro.primitives import Messenger
 from numpyro.util import find_stack_level, not_jax_tracer
 
-from numpyro_sgp._beside import running
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions.arguments import has_no_numbers, is_frame, named_arguments
 from numpyro_sgp.tracing import messages
@@ -36,7 +34,6 @@ _ARITHMETIC = ("add", "sub", "mul", "min", "max", "clamp", "rem", "select_n")
 _NEVER = object()  # whether an index is negative
 _COMPUTED = object()  # an index that is computed from that of a plate, idx + 1
 _MADE = object()  # an array made of data
-_CHECKED = weakref.WeakKeyDictionary()
 
 
 class _Index(NamedTuple):
@@ -78,48 +75,18 @@ class TakenRows(NamedTuple):
     loops: bool = False
 
 
-class _Looked(NamedTuple):
-    """What was found, and the codes among the arguments: leaf, and number of entries."""
-
-    found: TakenRows
-    codes: tuple[tuple[int, int], ...]
-    of_data: bool  # the model computes with its data: look again at others
-
-
 def check_row_indices(model, args, kwargs) -> TakenRows:
     """
     JAX clamps indices: in ``y[idx]`` a y that is shorter than the plate repeats its last
     value, and of a longer one the tail is never used. So the model's program is looked at
     for arrays that are indexed by the index of a plate, as it is, and have another length;
     one may be longer that is taken by ``idx + 1`` too. So are codes of groups that are an
-    argument: ``b[group]`` with codes from 1 is without an error too. Nothing is compiled,
-    and each combination of model and shapes is looked at once; only models that compute
-    numbers from their data are at each call.
+    argument: ``b[group]`` with codes from 1 is without an error too. Nothing is compiled.
 
     :raises ValueError: naming the array, its length, the plate and its size; or the codes.
     """
-    with running(model) as state:
-        return _check_row_indices(model, args, kwargs, state)
-
-
-def _check_row_indices(model, args, kwargs, state) -> TakenRows:
-    key = _shapes(args, kwargs), state
-    try:
-        checked = _CHECKED.setdefault(model, {})
-    except TypeError:  # a model without a hash
-        checked = {}
-    looked = checked.get(key)
-    if looked is None or looked.of_data:
-        of_data = looked is not None
-        if (looked := _look(model, args, kwargs, of_data)) is None:
-            return TakenRows()
-        checked[key] = looked
-    else:
-        leaves = jax.tree.leaves((args, kwargs))
-        for leaf, size in looked.codes:
-            if (codes := _codes(leaves[leaf], leaf)) is not None:
-                _check_codes(codes, size, model, args, kwargs)
-    return looked.found
+    found = _look(model, args, kwargs)
+    return TakenRows() if found is None else found
 
 
 def check_codes(model, args, kwargs) -> None:
@@ -131,7 +98,7 @@ def check_codes(model, args, kwargs) -> None:
         check_row_indices(model, args, kwargs)
 
 
-def _look(model, args, kwargs, of_data) -> _Looked | None:
+def _look(model, args, kwargs) -> TakenRows | None:
     leaves, structure = jax.tree.flatten((args, kwargs))
     arrays = {
         i: leaf
@@ -156,12 +123,12 @@ def _look(model, args, kwargs, of_data) -> _Looked | None:
         return jax.make_jaxpr(functools.partial(run, **options))(True, arrays)
 
     inputs: set[int] = set()
-    traced_arrays = {} if of_data else {i: v for i, v in arrays.items() if i not in whole}
+    traced_arrays = {i: v for i, v in arrays.items() if i not in whole}
     try:
         try:
             closed = traced(traced_arrays)
         except NEEDS_KNOWN_DATA:  # of what it computes from its data
-            of_data, traced_arrays = True, {}
+            traced_arrays = {}
             try:
                 closed = traced(traced_arrays)
             except NEEDS_KNOWN_DATA:
@@ -188,25 +155,12 @@ def _look(model, args, kwargs, of_data) -> _Looked | None:
                 _told(index, shape, axis, _name(model, args, kwargs, array, shape))
             )
     drawn = {(i.plate, i.length, i.size) for i, *_ in of_plates if i.length < i.size}
-    found = TakenRows(
+    return TakenRows(
         any=bool(of_plates),
         drawn=(*drawn,),
         inputs=any(number in inputs for _, number, _ in drawn),
         loops=_loops(closed.jaxpr, set()),
     )
-    if not of_codes or of_data:
-        return _Looked(found, (), of_data)
-    # Whether codes are arguments as they are, and not made of data, or of what is beside.
-    try:
-        closed = traced(arrays)
-    except Exception:
-        return _Looked(found, (), True)
-    invars = zip(closed.jaxpr.invars[1:], arrays.items(), strict=True)
-    codes = {var: _codes(leaf, i) for var, (i, leaf) in invars}
-    codes = {var: value for var, value in codes.items() if value is not None}
-    taken = [t for t in _taken(closed.jaxpr, codes, {}) if isinstance(t[0], _Codes)]
-    sizes = {(index.leaf, shape[axis]) for index, _, shape, axis in taken}
-    return _Looked(found, tuple(sizes), len(taken) < len(of_codes))
 
 
 def _is_whole(leaf) -> bool:

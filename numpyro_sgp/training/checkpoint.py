@@ -2,6 +2,7 @@
 
 import os
 import warnings
+import zlib
 from pathlib import Path
 
 try:
@@ -154,3 +155,18 @@ def _locked(folder):
     except OSError:  # a file system without locks
         pass
     return handle
+
+
+def checksum(array):
+    """Of values, types and shape."""
+    array = np.asarray(array)
+    return [zlib.crc32(np.ascontiguousarray(array)), str(array.dtype), *array.shape]
+
+
+def shapes_of(tree):
+    """Shapes and dtypes of a tree of arrays, but for those that grow."""
+    leaves = jax.tree_util.tree_leaves_with_path((tree["state"], tree["best"]))
+    return [
+        [jax.tree_util.keystr(path), list(jnp.shape(leaf)), str(leaf.dtype)]
+        for path, leaf in leaves
+    ]

@@ -1,7 +1,6 @@
 """Training on minibatches from data that need not fit into memory."""
 
 import time
-import zlib
 from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,8 @@ from numpyro_sgp._threads import alone
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive.densities import batch_log_density
 from numpyro_sgp.tracing.given_rows import GivenRows
-from numpyro_sgp.training.checkpoint import Checkpoints, is_key
+from numpyro_sgp.tracing.state import running, state_of
+from numpyro_sgp.training.checkpoint import Checkpoints, checksum, is_key, shapes_of
 from numpyro_sgp.training.checks import (
     check_batch,
     check_keywords,
@@ -195,9 +195,9 @@ def train(
     folder: Any = nullcontext()
     if checkpoint is not None:
         identity = {
-            "parameters and state": _shapes(training.record()),
+            "parameters and state": shapes_of(training.record()),
             "rng_key": key_data.tolist(),
-            "held-out data": [_checksum(a) for a in validation or ()],
+            "held-out data": [checksum(a) for a in validation or ()],
             **source.identity(),
         }
         folder = Checkpoints(checkpoint, identity, writes=devices.leads)
@@ -311,6 +311,7 @@ class _Training:
         self.losses = np.zeros(0, jnp.result_type(float))
         self.nlpd, self.nlpd_steps = np.zeros(0), np.zeros(0, int)
         self.best, self._smooth = svi.get_params(state), None
+        self._computed = _computed(svi, source, *join_static(arrays, static))
 
     @property
     def step(self):
@@ -320,7 +321,7 @@ class _Training:
     def run(self, start, stop, block):
         """Steps with the batches of a block, until one is not finite."""
         train = program(self.svi, _train)
-        with self.devices.set():
+        with self.devices.set(), running(self.svi.model, state=self._computed):
             out = train(
                 self.state,
                 stop - start,
@@ -352,7 +353,7 @@ class _Training:
         density = program(self.svi, _held_out)
         totals, size = {}, self.source.batch_size
         for batch, counts in whole_batches(self.validation, size, self.devices):
-            with self.devices.set():
+            with self.devices.set(), running(self.svi.model, state=self._computed):
                 found = density(params, batch, counts, self.arrays, static=self.static)
             totals = jax.tree.map(jnp.add, totals, found) if totals else found
         if empty := [name for name, (_, rows) in totals.items() if not rows]:
@@ -392,6 +393,14 @@ class _Training:
         params = self.best if known else self.svi.get_params(self.state)
         losses, found = jax.device_put(self.losses), (self.nlpd, self.nlpd_steps)
         return TrainResult(params, self.state, losses, *found, seconds, stopped)
+
+
+@alone
+def _computed(svi, source, args, kwargs):
+    """What the model computes of a batch of the data."""
+    batch, kwargs = source.sample(source.batch_size), {**kwargs, **svi.static_kwargs}
+    with GivenRows(source.batch_size, source.total_rows):
+        return state_of(svi.model, (*batch, *args), kwargs)
 
 
 def _train(svi, state, length, block, data, arrays, *, static):
@@ -483,18 +492,3 @@ def _begin(svi, rng_key, source, init_params, init_state, rows, batch, args, kwa
     with GivenRows(source.batch_size, source.total_rows):
         state = svi.init(rng_key, *batch, *args, init_params=init_params, **kwargs)
     return state if init_state is None else init_state
-
-
-def _checksum(array):
-    """Of values, types and shape."""
-    array = np.asarray(array)
-    return [zlib.crc32(np.ascontiguousarray(array)), str(array.dtype), *array.shape]
-
-
-def _shapes(tree):
-    """Shapes and dtypes of a tree of arrays, but for those that grow."""
-    leaves = jax.tree_util.tree_leaves_with_path((tree["state"], tree["best"]))
-    return [
-        [jax.tree_util.keystr(path), list(jnp.shape(leaf)), str(leaf.dtype)]
-        for path, leaf in leaves
-    ]
