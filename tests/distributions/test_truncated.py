@@ -206,6 +206,7 @@ def test_censored_densities_are_those_of_scipy(name, mode):
 SOME = "LogNormal", "Gamma"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [b if b in SOME else slow(b) for b in BASES])
 def test_slopes_of_censored_densities_are_finite(name):
     """In float32, of infinite values too, where NumPyro's are without a slope."""
@@ -229,6 +230,7 @@ def test_slopes_of_censored_densities_are_finite(name):
             assert np.isfinite(jax.jacobian(of)(jnp.float32(m))).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [False, True])
 def test_second_derivatives_are_finite(x64):
     """Natural steps of nested inference are of these."""
@@ -291,6 +293,7 @@ def test_logs_of_incomplete_gamma_functions(shape):
         np.testing.assert_allclose(found[seen], np.log(exact[seen]), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("df", [slow(4.0), 50.0, slow(300.0)])
 def test_tails_of_student_t_have_slopes(df):
     """Where the incomplete beta function is zero in float32 too."""

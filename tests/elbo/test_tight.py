@@ -64,6 +64,7 @@ FAMILIES = {
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "tight"),
     [

@@ -489,6 +489,7 @@ def test_starts_ten_times_too_short_and_too_long_end_alike():
     assert_allclose(*bounds, atol=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [AutoDelta, AutoNormal, AutoMultivariateNormal])
 @pytest.mark.parametrize("of_logs", [False, True])
 def test_starts_have_the_lengthscales_that_are_meant_under_any_base_guide(base, of_logs):
@@ -568,6 +569,7 @@ def test_an_edge_is_told_once_however_many_attempts_end_there():
     assert_allclose(fitted.params["noise"], 0.7, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_auto_grows_until_nothing_is_lost():
     rng = np.random.default_rng(4)
     X = np.sort(rng.uniform(0.0, 30.0, (150, 1)), axis=0)

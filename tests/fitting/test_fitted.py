@@ -160,6 +160,7 @@ def test_functions_have_the_moments_of_the_posterior_anywhere(fitted, loaded):
     assert_allclose(again, f, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_copies_and_pickles_are_without_the_training(fitted):
     """As processes that share the work send them to each other."""
     expected = fitted.predict(X[:3])["y"].mean

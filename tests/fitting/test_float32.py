@@ -85,6 +85,7 @@ def test_its_first_line_does_not_call_it_converged_without_a_word(verdict):
     assert verdict.attrs["float32_loses"] == verdict.causes["float32"].nats
 
 
+@pytest.mark.slow
 def test_it_leaves_the_guide_and_what_it_computes_as_they_were(single):
     def arrays(tree, path="", seen=None):
         """What arrays there are in an object, by where they are."""
@@ -136,6 +137,7 @@ def test_points_and_kernels_that_are_known_numbers_are_of_64_bits_too():
     assert "iterations" not in row.told  # there is nothing else to train
 
 
+@pytest.mark.slow
 def test_a_jitter_of_its_own_is_not_told_to_be_smaller():
     with jax.enable_x64(False):
         points = sgp.SVGP(inducing=Z, train_inducing=False, jitter=1e-5)

@@ -34,6 +34,7 @@ def drawn(X, y=None):
         numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
 
 
+@pytest.mark.slow
 def test_predictions_of_rows_that_a_plate_draws_are_refused():
     """They were of a minibatch at random, whatever rows were given."""
     guide = sgp.AutoSparseGP(drawn, sgp.SVGP(6))
@@ -106,6 +107,7 @@ def test_a_fit_from_a_file_goes_on_in_batches(tmp_path):
     assert np.isfinite(onwards.bound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, slow({"covariance": "pseudo_data"})])
 def test_what_has_a_part_for_each_row_goes_on_with_these_rows_alone(options, tmp_path):
     first = sgp.fit(model, sgp.VGP(**options), (X[:12], Y[:12]), **QUIET)

@@ -247,6 +247,7 @@ def test_many_rows_with_few_points_settle_first(monkeypatch):
     assert fitted.bound >= -np.nanmin(early)  # L-BFGS begins where they end
 
 
+@pytest.mark.slow
 def test_where_there_is_no_race_each_start_is_trained(monkeypatch):
     rng = np.random.default_rng(0)
     X = np.linspace(0.0, 6.0, 40)[:, None]
@@ -331,6 +332,7 @@ def test_long_trainings_may_leave_all_of_the_tolerance(monkeypatch):
     assert 1_000 < counts[0] < 0.5 * counts[1]
 
 
+@pytest.mark.slow
 def test_all_rows_come_after_batches_where_they_are_affordable(monkeypatch):
     """Up to an accuracy that the noise of batches hides, and no more work than is told."""
     rng = np.random.default_rng(0)

@@ -28,6 +28,7 @@ def regression(f, y):
         numpyro.sample("y", dist.Normal(f, noise), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hours", [slow(1.0), 24.0 * 3600.0])
 def test_lengthscales_of_periodic_kernels_are_of_the_period(hours):
     """Started by the spread of the inputs, they made a constant: 100 nats and more."""
@@ -211,6 +212,7 @@ def test_what_is_positive_is_no_zero():
     np.testing.assert_array_equal(found["w"], free["w"])
 
 
+@pytest.mark.slow
 def test_linear_kernels_start_where_their_functions_have_a_variance_of_one():
     """At inputs of a million a variance of one is none that exp(f) can take."""
     X = RNG.normal(size=(30, 1)) * 1e6

@@ -43,6 +43,7 @@ def iaf(model):
     return AutoIAFNormal(model, num_flows=1, hidden_dims=[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "approximation", "batch_size"),
     [

@@ -96,6 +96,7 @@ def test_a_scoped_guide_is_set_up_and_trained_by_svi():
     assert guide.posterior(params, X)["f"].mean.shape == (6,)
 
 
+@pytest.mark.slow
 def test_a_scoped_guide_has_one_minibatch_for_all_its_parts():
     def model(X, y, batch_size):
         data = numpyro.plate("data", 6, subsample_size=batch_size)

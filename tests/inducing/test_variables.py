@@ -112,6 +112,7 @@ def test_smoothed_points_in_two_dimensions_are_those_of_each():
     assert_allclose(cross_covariance(kernel, (point,), X), kernel(Z, X), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_fourier_features_are_integrals():
     """By a quadrature in two dimensions, against batches of kernels and sums of them."""
     kernel = RBF(jnp.array([1.3, 0.4]), jnp.array([[0.7, 1.2], [2.0, 0.5]]))

@@ -22,6 +22,7 @@ from tests.integrated.dense import (
 )
 
 
+@pytest.mark.slow
 def test_two_sites_and_effects_are_exact():
     rng, X = rows(30, 0)
     day = np.arange(30) % 4
@@ -100,6 +101,7 @@ def test_a_site_and_300_groups_are_exact():
     assert_is(found["b"], means[1], covariances[1])
 
 
+@pytest.mark.slow
 def test_few_points_are_near_exact():
     """M = 25 of 300 rows: sds within 3 %, means within .05 sd."""
     rng, X = rows(300, 3)

@@ -223,6 +223,7 @@ def test_a_fit_is_told_what_sites_apart_lose(data):
         assert f"sds of 'f' are {ratio:.2f} of those under one Gaussian" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_mean", [True, False])
 def test_sds_of_a_site_have_the_level_of_its_mean(data, of_mean):
     """A level as the mean of f is in f; beside f it is not. As dense algebra has it."""

@@ -207,6 +207,7 @@ def test_a_kernel_of_ones_own_with_a_sampled_number():
     assert found.field.thetas == ("log_length",)
 
 
+@pytest.mark.slow
 def test_weights_of_outputs_are_hyperparameters():
     """Products of two latents are not linear, though their shapes share a length."""
 
@@ -234,6 +235,7 @@ def test_large_counts_in_float32():
     assert np.all(np.abs(mean - 7.0 - np.sin(X[:, 0])) < 0.1)
 
 
+@pytest.mark.slow
 def test_a_frame_of_inputs():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"x": X[:, 0]})
@@ -766,6 +768,7 @@ def test_what_no_natural_step_is_known_of_has_not_converged():
     assert not verdict.converged and "numpyro.enable_x64()" in verdict.causes["q(u)"].mend
 
 
+@pytest.mark.slow
 def test_a_node_that_starts_astray_is_found_all_the_same():
     """
     Of a Weibull response, whose expected density far away has no natural step. Such nodes

@@ -121,6 +121,7 @@ def test_of_rows_with_observations_of_their_own_they_are_of_draws():
     assert np.isfinite(found.log_score(X_NEW, np.zeros(5))["y"].rows).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["amplitude", slow("level")])
 def test_draws_of_a_field_are_beside_the_hyperparameters_of_its_node(kind):
     """
@@ -193,6 +194,7 @@ def test_hyperparameters_of_draws_have_the_quantiles_of_all():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["alike", slow("others")])
 def test_rows_are_looked_at_anew_where_whole_numbers_are_no_longer_alike(first):
     """Of numbers that are all one the mean is that of any rows, of others it is not."""

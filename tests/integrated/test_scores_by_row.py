@@ -35,6 +35,7 @@ def outputs():
     return run(model, Y + 0.02 * RNG.normal(size=Y.shape)), Y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [slow(1), slow(2), 3])
 def test_a_row_has_its_score_among_however_many(outputs, number):
     """Of one row and of as many as there are functions, by nodes and not by draws."""

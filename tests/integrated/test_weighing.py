@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 from scipy.special import gammaln, logsumexp
 
 import numpyro_sgp as sgp
@@ -37,6 +38,7 @@ def best_bound():
     return logsumexp(found) + 2 * np.log(ends[1] - ends[0])
 
 
+@pytest.mark.slow
 def test_what_points_leave_open_is_no_gain():
     """
     Of few points, which leave most rows open: 256 draws have the best bound to .01, and

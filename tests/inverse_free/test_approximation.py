@@ -223,6 +223,7 @@ def norm_logpdf(y, mean):
     return jax.scipy.stats.norm.logpdf(y, mean, NOISE)
 
 
+@pytest.mark.slow
 def test_gradients_of_T_have_no_variance_at_the_inverse():
     """Prop. 5: whatever the minibatch and the draws of f."""
     bound, _ = bound_at("bernoulli", "lc", sgp.MonteCarlo(2), batch_size=4)
@@ -311,6 +312,7 @@ def run(program, approximation, *args, num_steps=10, rule=None, lr=0.05, base=No
     return guide, svi.get_params(state), losses, found, state
 
 
+@pytest.mark.slow
 def test_relaxed_training_reaches_the_collapsed_bound():
     rng = np.random.default_rng(0)
     inputs = jnp.asarray(np.sort(rng.uniform(-3, 3, (40, 1)), axis=0))
@@ -369,6 +371,7 @@ def test_minibatches_two_functions_and_a_cold_start():
     assert draws["y"].shape == (3, N) and np.isfinite(draws["y"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", ["relaxed", "lc"])
 def test_functions_that_share_points(bound):
     """As many bounds as functions, with the kernel of both."""
@@ -436,6 +439,7 @@ def test_several_particles_keep_the_state():
     assert np.isfinite(losses).all() and found["f_auto_T"]["root"].shape == (3, M, M)
 
 
+@pytest.mark.slow
 def test_a_bound_of_classes_is_negative_in_float32():
     """
     Without jitter it was 16 nats off, and training followed such to +1e6: of one that is
@@ -497,6 +501,7 @@ def test_a_step_compiles_once_in_float32_and_lbfgs_trains():
     assert pickle.loads(pickle.dumps(approximation)).num_points == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bound", "start"), [("lc", "scaled"), ("lc", "random"), ("fr", "small")]
 )

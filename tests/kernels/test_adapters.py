@@ -60,6 +60,7 @@ class PlainKernel(Kernel):
         return jnp.ones(X.shape[:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [slow(lambda k: k), lambda k: 2.0 * k + Constant(0.5)])
 @pytest.mark.parametrize("sampled", [slow(False), True])
 def test_a_subclass_of_kernel_that_is_no_pytree_is_one_by_protocol(of, sampled):

@@ -57,6 +57,7 @@ def test_codes_that_the_model_maps_are_its_own(mapped):
         assert not check_row_indices(model, (X, given), {}).any
 
 
+@pytest.mark.slow
 def test_codes_are_looked_at_where_something_is_predicted():
     options = {"steps": 3, "progress_bar": False}
     data = X, GROUP, np.zeros(12)

@@ -241,6 +241,7 @@ def test_rows_are_split_and_only_parameters_travel(found):
         assert program["numbers"]["all-reduce"] < 7 * BATCH / 2
 
 
+@pytest.mark.slow
 def test_trainings_are_those_of_one_device(found):
     for name, value in found["trainings"].items():
         assert value < 1e-10, (name, value)

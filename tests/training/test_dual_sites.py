@@ -110,6 +110,7 @@ def test_steps_average_the_targets_of_their_slopes():
         assert jnp.array_equal(params[SITES[1]], params[SITES[1]].T)
 
 
+@pytest.mark.slow
 def test_same_optimum_as_full_and_its_fixed_point():
     X, y = classes()
     found = {}

@@ -118,6 +118,7 @@ def test_saved_state_serves_an_svi_that_never_ran(regression):
     assert_allclose(again.losses[0], result.losses[-1], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_blocks_in_turn_end_where_all_together_do():
     X, y = helpers.regression_data()
     traced = []
