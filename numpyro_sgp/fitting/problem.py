@@ -14,6 +14,7 @@ from numpyro.infer.svi import SVI, SVIState
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_sgp._checks import deviations
+from numpyro_sgp._kept import program
 from numpyro_sgp._programs import (
     NEEDS_KNOWN_DATA,
     join_static,
@@ -68,22 +69,26 @@ def constrained(svi: SVI, free: dict) -> dict:
     Constrained parameters, by one program. What is positive is no zero: where a number has
     less than the least exponent (a variance that the data want none of), it is the least.
     """
+    return program(svi, _constrained)(free, static=(), briefly=True)
 
+
+def _constrained(svi, free, *, static):
     def nearest(value, free):
         if value.shape != free.shape or not jnp.issubdtype(value.dtype, jnp.floating):
             return value
         least = jnp.finfo(value.dtype).tiny
         return jnp.where((value == 0.0) & (free < jnp.log(least)), least, value)
 
-    def constrain(free):
-        return jax.tree.map(nearest, svi.constrain_fn(free), free)
-
-    return shared(constrain, briefly=True)(free)
+    return jax.tree.map(nearest, svi.constrain_fn(free), free)
 
 
 def unconstrained(svi: SVI, params: dict) -> dict:
     """The inverse of :func:`constrained`, of some parameters."""
-    return shared(partial(svi.constrain_fn, invert=True), briefly=True)(params)
+    return program(svi, _unconstrained)(params, static=(), briefly=True)
+
+
+def _unconstrained(svi, params, *, static):
+    return svi.constrain_fn(params, invert=True)
 
 
 _NO_SHAPE = "sequences of concrete values"  # in JAX's error for a size that is traced

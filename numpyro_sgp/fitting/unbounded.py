@@ -9,8 +9,8 @@ import numpy as np
 from numpyro_sgp.fitting.problem import unconstrained
 
 # Shares of the start below which a parameter has gone to zero, and what the bound still
-# rises by, in nats, for each power of e.
-_NEXT_TO_ZERO, _RISES = 1e-9, 0.1
+# rises by, in nats, for each power of e; others are not looked at.
+_NEXT_TO_ZERO, _RISES, _SMALL = 1e-9, 0.1, 1e-4
 
 
 def unbounded(fitted) -> dict[str, float]:
@@ -24,7 +24,9 @@ def unbounded(fitted) -> dict[str, float]:
     descent, now = fitted.descent, fitted.params
     if descent is None:
         return {}
-    names = descent.start_params.keys() - fitted.guide.known().roles.keys()
+    names = now.keys() & descent.free.keys() - fitted.guide.known().roles.keys()
+    if not any(_is_small(now[n]) for n in names):  # most often, and nothing is compiled
+        return {}
     tiny = {n for n in names if _gone(descent.start_params[n], now[n])}
     if not tiny:
         return {}
@@ -35,9 +37,14 @@ def unbounded(fitted) -> dict[str, float]:
     return {n: min(np.min(v) for v in jax.tree.leaves(now[n])) for n in sorted(tiny)}
 
 
+def _is_small(values) -> bool:
+    each = map(np.asarray, jax.tree.leaves(values))
+    return any(np.any((v >= 0.0) & (v < _SMALL)) for v in each)
+
+
 def _gone(start, end) -> bool:
     """Whether a positive number is next to zero for where it started."""
-    pairs = zip(*map(jax.tree.leaves, (start, end)), strict=True)
+    pairs = zip(*(map(np.asarray, jax.tree.leaves(v)) for v in (start, end)), strict=True)
     return any(np.any((s > 0.0) & (e < _NEXT_TO_ZERO * s) & (e >= 0.0)) for s, e in pairs)
 
 
