@@ -18,8 +18,9 @@ from numpyro_sgp._programs import forget, join_static, split_static
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.row_axes import is_number
 
-_OURS = __package__.split(".")[0], "numpyro"
-# Of distributions of others, what predictions and scores ask them for.
+#: Packages whose distributions are known by their numbers and options,
+_KNOWN = __package__.split(".")[0], "numpyro", "builtins", "jax", "jaxlib", "numpy"
+# and of those of others, what predictions and scores ask for.
 _ASKED = "mean", "variance", "probs", "cdf", "icdf"
 _FIRST: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # shapes, by model
 _MOST = 128  # kinds of arguments of one model
@@ -120,26 +121,40 @@ def _parts(site, notes: list) -> list:
     found = [leaf for leaf in leaves if is_number(leaf)]
     if site["type"] != "sample":
         return found
-    notes.append(_noted(jax.tree.structure(site["fn"])))
+    beside: list = []
+    are_known = _look_beside(jax.tree.structure(site["fn"]), beside)
+    notes.append(beside)
     if messages.is_latent_gp(site):
         prior = messages.unwrap(site["fn"])[0]
         return [*found, prior.mean, prior.kernel(prior.X, prior.X), prior.variance]
+    if are_known:  # by their numbers and options
+        return found
     found.append(messages.log_prob(site))
     fn = messages.innermost(site["fn"])
-    for name in () if type(fn).__module__.split(".")[0] in _OURS else _ASKED:
+    for name in _ASKED:
         with suppress(Exception):  # which it may not have
             part = getattr(fn, name)
             found.append(part(site["value"]) if callable(part) else part)
     return found
 
 
-def _noted(structure) -> list:
-    """What a tree is made of beside its leaves: classes, and options that are plain."""
+def _look_beside(structure, notes: list) -> bool:
+    """
+    Notes what a tree is made of beside its leaves, classes and plain options; whether all
+    of it is NumPyro's or of this package, and no function.
+    """
     kind, beside = structure.node_data() or (None, None)
-    options = [
-        part for part in jax.tree.leaves(beside) if isinstance(part, bool | int | str)
-    ]
-    return [kind, options, *map(_noted, structure.children())]
+    options = jax.tree.leaves(beside)
+    notes.append((kind, [part for part in options if isinstance(part, bool | int | str)]))
+    of = getattr(kind, "__module__", "builtins").split(".")[0]
+    are_known = of in _KNOWN and not any(map(_is_others, options))
+    return all([are_known, *(_look_beside(c, notes) for c in structure.children())])
+
+
+def _is_others(part) -> bool:
+    """Whether an option is code, or an object, of a user."""
+    module = getattr(part, "__module__", None) or type(part).__module__
+    return module.split(".")[0] not in _KNOWN
 
 
 def _digest(closed: ClosedJaxpr, notes: list) -> bytes:
