@@ -5,7 +5,6 @@ import weakref
 from collections import OrderedDict
 
 from numpyro_sgp._programs import FEW, forget, shared
-from numpyro_sgp.tracing.state import current
 
 _PROGRAMS = weakref.WeakKeyDictionary()
 
@@ -14,12 +13,12 @@ def program(owner, fn):
     """
     ``fn(owner, *arrays, static=...)``, traced once for each shape of the arrays and each
     ``static``, whoever asks for it and how often, and :class:`shared` with other owners;
-    anew where the owner's model computes something else, if it is called inside of
-    :func:`~numpyro_sgp.tracing.state.running`.
+    anew for each ``state``, of the owner's model (:mod:`numpyro_sgp.tracing.state`).
 
     :param owner: what the program is kept with, an SVI or a guide.
     :param fn: a function at the top of a module.
-    :return: a function of ``*arrays, static=...``, and of ``briefly`` as ``shared``.
+    :return: a function of ``*arrays, static=...``, of ``state``, and of ``briefly`` as
+        ``shared``.
     """
     programs = _PROGRAMS.setdefault(owner, {})
     if fn not in programs:
@@ -34,8 +33,8 @@ class _Kept:
         self._owner = weakref.ref(owner)  # or the program would keep its own key alive
         self._fn, self._programs = fn, OrderedDict()
 
-    def __call__(self, *arrays, static, briefly=False):
-        key = static, briefly, current(getattr(self._owner(), "model", None))
+    def __call__(self, *arrays, static, state=None, briefly=False):
+        key = static, briefly, state
         run = self._programs.pop(key, None)
         if run is None:
             run = shared(functools.partial(self._run, static), briefly)

@@ -90,7 +90,8 @@ def test_any_number_of_rows_takes_few_programs():
     for count in (700, 300, 257, 256, 250, 200, 600):
         found = predictor(X_NEW[:count])["f"]
         assert_allclose(found.variance, whole.variance[:count], rtol=1e-12)
-    assert traced == 7 * [X_NEW.shape[0]]  # to see whether it is still the same model
+    # To see whether it is still the same model, for these rows and those of a batch.
+    assert traced == 7 * [X_NEW.shape[0], 256]
     predictor(X_NEW[:100])  # as they are
     assert traced[-1] == 100
 

@@ -27,9 +27,10 @@ def unbounded(fitted) -> dict[str, float]:
     names = now.keys() & descent.free.keys() - fitted.guide.known().roles.keys()
     if not any(_is_small(now[n]) for n in names):  # most often, and nothing is compiled
         return {}
-    tiny = {n for n in names if _gone(descent.start_params[n], now[n])}
-    if not tiny:
+    left = {n: _left(descent.start_params[n], now[n]) for n in names}
+    if not min(left.values()) < _NEXT_TO_ZERO:
         return {}
+    tiny = {n for n, share in left.items() if share < _SMALL}  # what goes with it too
     with suppress(ValueError):  # an end at which the gradient is not finite
         descent.start_at(unconstrained(fitted.svi, now))
         slopes = {n: descent.gradient[descent.index({n})] for n in tiny}
@@ -42,10 +43,14 @@ def _is_small(values) -> bool:
     return any(np.any((v >= 0.0) & (v < _SMALL)) for v in each)
 
 
-def _gone(start, end) -> bool:
-    """Whether a positive number is next to zero for where it started."""
-    pairs = zip(*(map(np.asarray, jax.tree.leaves(v)) for v in (start, end)), strict=True)
-    return any(np.any((s > 0.0) & (e < _NEXT_TO_ZERO * s) & (e >= 0.0)) for s, e in pairs)
+def _left(start, end) -> float:
+    """Of positive numbers at the start the least share that is left."""
+    shares = [np.inf]
+    for first, last in zip(*map(jax.tree.leaves, (start, end)), strict=True):
+        first, last = np.asarray(first), np.asarray(last)
+        found = (first > 0.0) & (last >= 0.0)
+        shares += [np.min(last[found] / first[found], initial=np.inf)]
+    return float(min(shares))
 
 
 def told_of(gone: dict[str, float]) -> str:

@@ -36,7 +36,7 @@ from numpyro_sgp.predictive.mixture import (
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.tracing.rows import by_row, sites_on_f
-from numpyro_sgp.tracing.state import running
+from numpyro_sgp.tracing.state import state_of
 
 _MAX_NODE_NUMBERS = 3e6  # of rows and nodes, held at one time
 MOST_FUNCTIONS = 20  # of which second derivatives are taken
@@ -125,8 +125,8 @@ def log_predictive_density(
         with suppress(*NEEDS_KNOWN_DATA, NoHash):  # a model that counts groups, say
             arrays, static = split_static((args, kwargs))
             run = program(guide, _by_row)
-            with running(guide.model, args, kwargs):
-                found, is_fine, nan = run(params, rng_key, arrays, static=(static, *told))
+            more = {"static": (static, *told), "state": state_of(guide.model, args, kwargs)}
+            found, is_fine, nan = run(params, rng_key, arrays, **more)
             if not all(not_jax_tracer(v) for v in is_fine.values()):
                 return found
             for name, rows in nan.items():

@@ -1,6 +1,5 @@
 """Marginals of f at any number of rows, with what does not depend on them computed once."""
 
-from collections.abc import Hashable
 from typing import NamedTuple
 
 import jax
@@ -19,7 +18,7 @@ from numpyro_sgp.distributions import Kept, SparsePosterior, keep
 from numpyro_sgp.distributions.arguments import has_no_numbers, refuse_sparse
 from numpyro_sgp.predictive.row_batches import by_batches, rows_of
 from numpyro_sgp.tracing.messages import known_inside_jit
-from numpyro_sgp.tracing.state import running
+from numpyro_sgp.tracing.state import FirstShapes, running
 
 
 class Marginals(NamedTuple):
@@ -100,7 +99,7 @@ class Predictor:
         self.guide, self.params, self.batch_size = guide, params, batch_size
         #: By GP site what does not depend on inputs; None before the first call.
         self.kept: dict | None = None
-        self._state: Hashable = None  # of the model that this is of
+        self._first, self._state = FirstShapes(), None  # of the model that this is of
 
     @alone
     def __call__(self, *args, **kwargs) -> dict[str, Marginals]:
@@ -122,20 +121,22 @@ class Predictor:
         self.guide.check_rows(args, kwargs)
         if any(map(has_no_numbers, leaves)):
             return self._one_by_one(args, kwargs)
-        with running(self.guide.model, args, kwargs) as state, known_inside_jit():
-            if state != self._state:
-                self.kept, self._state = None, state
-            return self._in_batches(given)
+        with running(self.guide.model) as states, known_inside_jit():
+            return self._in_batches(given, states)
 
-    def _in_batches(self, given):
+    def _in_batches(self, given, states):
         arrays, static = split_static(given)
+        state = self._first.state(states, arrays, static)
+        if state != self._state:
+            self.kept, self._state = None, state
         program_of_rows, parts = program(self.guide, _marginals), []
 
         def run(batch):
             if self.kept is None:
                 where = join_static(batch, static)
                 self.kept = kept_of(self.guide, self.params, *where)
-            return program_of_rows(self.params, batch, self.kept, static=static)
+            told = {"static": static, "state": states(batch, static)}
+            return program_of_rows(self.params, batch, self.kept, **told)
 
         try:
             rows = rows_of(self.guide, arrays, static, self.batch_size)

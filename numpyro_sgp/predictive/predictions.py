@@ -223,18 +223,17 @@ def predict(
     guide.check_params(params)
     args, kwargs = guide.as_set_up(args, kwargs)
     refuse_sparse(guide.model, args, kwargs)
-    with running(guide.model, args, kwargs):
+    with running(guide.model) as states:
         options = levels, num_draws
-        return _predict(guide, params, args, kwargs, rng_key, options, batch_size, kept)
+        more = options, batch_size, kept, states
+        return _predict(guide, params, args, kwargs, rng_key, *more)
 
 
-def _predict(guide, params, args, kwargs, rng_key, options, batch_size, kept):
+def _predict(guide, params, args, kwargs, rng_key, options, *more):
     guide.check_rows(args, kwargs, of_responses=True)
     found = None
     if not any(has_no_numbers(leaf) for leaf in jax.tree.leaves((args, kwargs))):
-        found = _in_batches(
-            guide, params, rng_key, (args, kwargs), options, batch_size, kept
-        )
+        found = _in_batches(guide, params, rng_key, (args, kwargs), options, *more)
     if found is None:
         try:
             found = _all_at_once(guide, params, rng_key, (args, kwargs), options)
@@ -265,7 +264,7 @@ def _with_reasons(guide, found, absent) -> Predictions:
     return predictions
 
 
-def _in_batches(guide, params, rng_key, given, options, batch_size, kept):
+def _in_batches(guide, params, rng_key, given, options, batch_size, kept, states):
     """By a program of so many rows; None if the model needs known data."""
     arrays, static = split_static(given)
     rows = rows_of(guide, arrays, static, batch_size)
@@ -282,7 +281,8 @@ def _in_batches(guide, params, rng_key, given, options, batch_size, kept):
             if not guide.draws_others(params, *where):
                 kept = kept_of(guide, params, *where)
         told = {"static": (static, *options), "briefly": briefly}
-        return program_of_rows(params, rng_key, batch, kept, **told)
+        state = states(batch, static)
+        return program_of_rows(params, rng_key, batch, kept, state=state, **told)
 
     try:
         found = by_batches(run, arrays, batch_size, rows)

@@ -26,12 +26,13 @@ from numpyro_sgp.tracing.row_axes import (
     site_shapes,
 )
 from numpyro_sgp.tracing.rows import sites_on_f
-from numpyro_sgp.tracing.state import kind_of, running
+from numpyro_sgp.tracing.state import FirstShapes, kind_of, running
 
 _AS_THEY_ARE = 128  # rows that are not filled up
 _FEW = 2  # rows that do for a model to be run
 _SMALL = 10_000  # numbers in arrays without rows, which are kept whole
 _KINDS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by guide
+_FIRST: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # shapes, by guide
 _MOST_KINDS = 128  # of one guide
 
 
@@ -63,17 +64,18 @@ def rows_of(guide, arrays: list, static: tuple, batch_size: int) -> RowAxes | No
             kinds[of, kind] = found
         return kinds[of, kind]
 
-    with running(guide.model, *join_static(arrays, static)) as state:
-        kind = static, kind_of(arrays), state
+    with running(guide.model) as states:
+        first = _FIRST.setdefault(guide, FirstShapes())
+        kind = static, kind_of(arrays), first.state(states, arrays, static)
         axes = look("axes", kind, lambda: row_axes(run, arrays, sites))
         if axes is None or axes.count(arrays) <= min(batch_size, _AS_THEY_ARE):
             return axes
         apart = look("apart", kind, lambda: rows_apart(run, axes, sites))
         rest = look("rest", kind, lambda: _without_rows(run, arrays, sites, axes))
-        with suppress(Exception):
-            if rest or (apart is not None and not apart(arrays)):
-                return None
-        return axes
+        with suppress(Exception):  # a model of more rows than are looked at, for one
+            if not rest and apart(arrays):
+                return axes
+        return None
 
 
 def _without_rows(run, arrays, gp_sites, axes) -> bool:

@@ -130,15 +130,10 @@ def rows_apart(run: Callable[..., dict], axes: RowAxes, gp_sites) -> Callable[[l
 
     def agree(arrays):
         N = axes.count(arrays)
-        drawn = np.random.default_rng(0).choice(np.arange(N // 2, N), min(_FEW, N // 2))
-        rows = np.unique(drawn)[::-1]  # none at the place that it has where they are alone
-        pairs = zip(arrays, axes.arguments, strict=True)
-        arrays = [_varied(a, axis, rows) for a, axis in pairs]
-        whole = _of_rows(run(arrays, _at_rows_of(N)), axes, gp_sites, rows)
-        with GivenRows(len(rows), N):
-            some = run(axes.take(arrays, rows), _at_rows_of(N, rows))
-        some = _of_rows(some, axes, gp_sites, np.arange(len(rows)))
-        return jnp.all(jnp.stack(list(map(_agree, whole, some))))
+        drawn = np.random.default_rng(0).permutation(np.arange(N // 2, N))
+        sets = drawn[:_FEW], drawn[_FEW : 2 * _FEW]  # one has not the largest of all
+        found = [_agree_at(run, axes, gp_sites, arrays, np.sort(s)[::-1]) for s in sets]
+        return jnp.all(jnp.stack(found))
 
     program = shared(agree, briefly=True)
 
@@ -147,6 +142,23 @@ def rows_apart(run: Callable[..., dict], axes: RowAxes, gp_sites) -> Callable[[l
         return few or bool(program(axes.take(arrays, _largest_first(arrays, axes))))
 
     return apart
+
+
+def _agree_at(run, axes, gp_sites, arrays, rows):
+    """
+    Whether these rows, none at the place that it has where they are alone, are there what
+    they are among all.
+    """
+    N = axes.count(arrays)
+    if not len(rows):
+        return jnp.array(True)
+    pairs = zip(arrays, axes.arguments, strict=True)
+    arrays = [_varied(a, axis, rows) for a, axis in pairs]
+    whole = _of_rows(run(arrays, _at_rows_of(N)), axes, gp_sites, rows)
+    with GivenRows(len(rows), N):
+        some = run(axes.take(arrays, rows), _at_rows_of(N, rows))
+    some = _of_rows(some, axes, gp_sites, np.arange(len(rows)))
+    return jnp.all(jnp.stack(list(map(_agree, whole, some))))
 
 
 def _largest_first(arrays, axes) -> np.ndarray:
@@ -197,17 +209,22 @@ def _of_rows(trace, axes, gp_sites: Collection[str], rows) -> list:
     for name, site in sorted(trace.items()):
         if name in gp_sites:
             prior = messages.unwrap(site["fn"])[0]
+            X = prior.X[..., rows, :]
             leaves = [v for v in jax.tree.leaves(prior.kernel) if is_number(v)]
-            found += [prior.X[..., rows, :], prior.mean[..., rows], *leaves]
+            found += [X, prior.mean[..., rows], *leaves]
+            found += [prior.kernel(X, X), prior.variance[..., rows]]
         elif site["type"] == "sample" and site["is_observed"] and name in axes.sites:
             log_prob, axis = messages.log_prob(site, scaled=False), axes.sites[name]
             if axis < log_prob.ndim:
                 found.append(log_prob[(*(slice(None),) * axis, rows)])
         elif site["type"] == "sample" and name in axes.sites:
-            leaves = [v for v in jax.tree.leaves(site["fn"]) if is_number(v)]
-            found += [
-                _at_rows(v, site["fn"].shape()[axes.sites[name]], rows) for v in leaves
-            ]
+            fn, axis = site["fn"], axes.sites[name]
+            number = fn.shape()[axis]
+            leaves = [v for v in jax.tree.leaves(fn) if is_number(v)]
+            found += [_at_rows(v, number, rows) for v in leaves]
+            with suppress(Exception):  # of one that has none
+                log_prob = fn.log_prob(jnp.ones(fn.shape(), site["value"].dtype))
+                found.append(_at_rows(log_prob, number, rows))
     return found
 
 

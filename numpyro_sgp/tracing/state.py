@@ -1,6 +1,9 @@
 """What a model computes now: whether programs that were made of it before are still its."""
 
+import dataclasses
+import functools
 import hashlib
+import inspect
 import re
 import warnings
 import weakref
@@ -8,13 +11,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import is_dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from numpyro.primitives import Messenger
 
-from numpyro_sgp._programs import forget, join_static, split_static
+from numpyro_sgp._programs import forget, join_static
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.row_axes import is_number
 
@@ -22,8 +28,10 @@ from numpyro_sgp.tracing.row_axes import is_number
 _KNOWN = __package__.split(".")[0], "numpyro", "builtins", "jax", "jaxlib", "numpy"
 # and of those of others, what predictions and scores ask for.
 _ASKED = "mean", "variance", "probs", "cdf", "icdf"
-_FIRST: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # shapes, by model
 _MOST = 128  # kinds of arguments of one model
+_PLAIN = bool, int, float, complex, str, bytes, np.generic, type(None)
+_ARRAYS = jax.Array | np.ndarray | jax.ShapeDtypeStruct
+_DEEPEST = 8  # objects inside of each other
 _RUNNING: ContextVar[tuple] = ContextVar("running", default=())
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _MANY = 10_000  # numbers of an array of JAX from which on its digest is kept
@@ -32,15 +40,14 @@ _DIGESTS: dict[int, tuple] = {}  # of such arrays, by identity, with what knows 
 
 def state_of(model: Callable, args: tuple, kwargs: dict) -> Hashable:
     """
-    Something that is another one where the model computes other things of its arguments
-    than it did before, whatever it reads beside them: globals, what it closes over, objects
-    and files. The model is traced for that, at the shapes that its first arguments of this
-    kind had, and nothing is compiled: the operations, and the numbers in them, are what
-    this is a digest of.
+    Something that is another one where the model computes other things of arguments of
+    these shapes than it did before, whatever it reads beside them: globals, what it closes
+    over, objects and files. The model is traced for that, and nothing is compiled: the
+    operations, and the numbers in them, are what this is a digest of.
 
-    :param model: a function of ``args`` and ``kwargs``.
-    :return: something that is equal to itself alone where the model cannot be traced, as it
-        asks for numbers in its arguments.
+    :param model: a function of ``args`` and ``kwargs``, whose arrays may be shapes alone.
+    :return: bytes; an object that is equal to itself alone where the model cannot be
+        traced, as it asks for numbers in its arguments.
     """
     try:
         return _digest(*_traced(model, args, kwargs))
@@ -50,53 +57,88 @@ def state_of(model: Callable, args: tuple, kwargs: dict) -> Hashable:
 
 def _traced(model, args, kwargs) -> tuple[ClosedJaxpr, list]:
     """Its program, and what tells it from others beside that."""
-    arrays, static = split_static((args, kwargs))
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    is_array = [isinstance(leaf, _ARRAYS) for leaf in leaves]
+    arrays = [leaf for leaf, known in zip(leaves, is_array, strict=True) if known]
     like = [jax.ShapeDtypeStruct(np.shape(a), jax.dtypes.result_type(a)) for a in arrays]
-    with suppress(TypeError):  # a model without a hash, or weak references
-        which, owner = _which(model), getattr(model, "__self__", model)
-        first = _FIRST.setdefault(owner, OrderedDict())
-        like = first.setdefault((which[1], static, kind_of(arrays)), like)
-        forget(first, _MOST)
     notes: list = []
 
     def computed(arrays):
         notes.clear()
+        given = iter(arrays)
+        pairs = zip(leaves, is_array, strict=True)
+        found = [next(given) if known else leaf for leaf, known in pairs]
+        given = jax.tree.unflatten(structure, found)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what runs it in earnest tells of them
-            trace = messages.trace_of(
-                model, *join_static(arrays, static), at_site=messages.at_prior_mean
-            )
+            at_site = messages.at_prior_mean
+            trace = messages.trace_of(_Drawn(model), *given, at_site=at_site)
             return [_parts(site, notes) for site in trace.values()]
 
     return jax.make_jaxpr(computed)(like), notes
 
 
-@contextmanager
-def running(
-    model: Callable | None, args: tuple = (), kwargs: dict | None = None, state=None
-) -> Iterator[Hashable]:
+class States:
     """
-    While the model may be run: its :func:`state_of`, looked at once, for all within.
+    :func:`state_of` a model at some arguments, looked at once for each of their shapes.
 
-    :param model: None for none.
-    :param state: if it is known.
+    :param model: the model.
     """
-    known = current(model)
-    if model is None or known is not None:
+
+    def __init__(self, model: Callable):
+        self._model, self._known = model, {}
+
+    def __call__(self, arrays: list, static: tuple) -> Hashable:
+        """
+        :param arrays: arrays among the model's arguments, or shapes.
+        :param static: what else there is, of
+            :func:`~numpyro_sgp._programs.split_static`.
+        """
+        shapes = tuple((np.shape(a), jax.dtypes.result_type(a)) for a in arrays)
+        found = self._known.get((shapes, static))
+        if found is None:
+            found = state_of(self._model, *join_static(arrays, static))
+            self._known[shapes, static] = found
+        return found
+
+
+@contextmanager
+def running(model: Callable) -> Iterator[States]:
+    """While a model is used by one call: its :class:`States`, the same for all within."""
+    which = id(getattr(model, "__self__", model)), getattr(model, "__func__", None)
+    known = next((states for other, states in _RUNNING.get() if other == which), None)
+    if known is not None:
         yield known
         return
-    state = state_of(model, args, kwargs or {}) if state is None else state
-    token = _RUNNING.set((*_RUNNING.get(), (_which(model), state)))
+    states = States(model)
+    token = _RUNNING.set((*_RUNNING.get(), (which, states)))
     try:
-        yield state
+        yield states
     finally:
         _RUNNING.reset(token)
 
 
-def current(model: Callable | None) -> Hashable:
-    """The state of a model that is :func:`running`; None if it is not."""
-    which = _which(model)
-    return next((state for other, state in _RUNNING.get() if other == which), None)
+class FirstShapes:
+    """
+    States of a model at the shapes that its first arguments of a kind had, whatever the
+    number of rows is now.
+    """
+
+    def __init__(self):
+        self._first = OrderedDict()
+
+    def state(self, states: States, arrays: list, static: tuple) -> Hashable:
+        """As of :class:`States`; at the shapes of these where there are no others yet."""
+        kind = static, kind_of(arrays)
+        like = self._first.get(kind, arrays)
+        found = states(like, static)
+        if not isinstance(found, bytes) and like is not arrays:
+            like, found = arrays, states(arrays, static)
+        if isinstance(found, bytes):
+            shapes = [(np.shape(a), jax.dtypes.result_type(a)) for a in like]
+            self._first[kind] = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+            forget(self._first, _MOST)
+        return found
 
 
 def kind_of(arrays) -> tuple:
@@ -108,9 +150,24 @@ def kind_of(arrays) -> tuple:
     )
 
 
-def _which(model) -> tuple:
-    """Which model that is: bound methods are made at each access."""
-    return id(getattr(model, "__self__", model)), getattr(model, "__func__", None)
+class _Drawn(Messenger):
+    """Values of what is not observed; zeros where it cannot be drawn in a program."""
+
+    def process_message(self, msg):
+        if (
+            msg["type"] != "sample"
+            or msg["value"] is not None
+            or messages.is_latent_gp(msg)
+        ):
+            return
+        fn, given = msg["fn"], {**msg["kwargs"], "rng_key": jax.random.key(0)}
+        given.pop("sample_intermediates", None)
+        try:
+            msg["value"] = fn(*msg["args"], **given)
+        except Exception:
+            is_discrete = getattr(fn.support, "is_discrete", False)
+            dtype = jnp.result_type(int if is_discrete else float)
+            msg["value"] = jnp.zeros(fn.shape(msg["kwargs"]["sample_shape"]), dtype)
 
 
 def _parts(site, notes: list) -> list:
@@ -159,15 +216,51 @@ def _is_others(part) -> bool:
 
 def _digest(closed: ClosedJaxpr, notes: list) -> bytes:
     found = hashlib.blake2b(_ADDRESS.sub("", f"{closed.jaxpr} {notes}").encode())
-    for constant in _constants(closed):
-        if jax.dtypes.issubdtype(jax.dtypes.result_type(constant), jax.dtypes.prng_key):
-            constant = jax.random.key_data(constant)
-        found.update(_digest_of(constant))
+    for part in _constants(closed):
+        if callable(part):
+            found.update(repr(_told(part)).encode())
+            continue
+        if jax.dtypes.issubdtype(jax.dtypes.result_type(part), jax.dtypes.prng_key):
+            part = jax.random.key_data(part)
+        found.update(_digest_of(part))
     return found.digest()
 
 
+def _told(part, depth=0) -> Any:
+    """
+    What tells a function that a program calls back from another one: its code and what that
+    closes over. Globals and attributes are looked up when it is called.
+
+    :raises TypeError: if that is not known.
+    """
+    if isinstance(part, _PLAIN):
+        return type(part), repr(part)
+    if isinstance(part, jax.Array | np.ndarray):
+        return _digest_of(part)
+    if depth > _DEEPEST:
+        raise TypeError
+    inside = functools.partial(_told, depth=depth + 1)
+    if isinstance(part, tuple | list):
+        return type(part), *map(inside, part)
+    if isinstance(part, dict):
+        return [(inside(key), inside(value)) for key, value in part.items()]
+    if isinstance(part, functools.partial):
+        return "partial", *map(inside, (part.func, part.args, part.keywords))
+    if inspect.ismethod(part):
+        return "method", inside(part.__func__), inside(part.__self__)
+    if inspect.isfunction(part):
+        closed = [cell.cell_contents for cell in part.__closure__ or ()]
+        code = part.__code__.co_code, part.__code__.co_consts, part.__qualname__
+        found = *map(inside, closed), inside(part.__defaults__), inside(part.__kwdefaults__)
+        return _ADDRESS.sub("", repr(code)), *found
+    if isinstance(part, jax.tree_util.PyTreeDef | type):
+        return str(part)
+    names = [field.name for field in dataclasses.fields(part)] if is_dataclass(part) else []
+    return type(part), inside({k: getattr(part, k) for k in names} or vars(part))
+
+
 def _constants(part: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
-    """Arrays that are known in a program, and in those within."""
+    """What is known in a program, and in those within: arrays, and what it calls back."""
     jaxpr = part
     if isinstance(part, ClosedJaxpr):
         jaxpr = part.jaxpr
@@ -175,6 +268,8 @@ def _constants(part: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
     literals = [*jaxpr.outvars]
     for eqn in jaxpr.eqns:
         literals += eqn.invars
+        if "callback" in eqn.primitive.name and "debug" not in eqn.primitive.name:
+            yield eqn.params["callback"]
         for within in jax.tree.leaves([*eqn.params.values()], is_leaf=_is_program):
             if _is_program(within):
                 yield from _constants(within)

@@ -21,7 +21,7 @@ from numpyro_sgp._threads import alone
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive.densities import batch_log_density
 from numpyro_sgp.tracing.given_rows import GivenRows
-from numpyro_sgp.tracing.state import running, state_of
+from numpyro_sgp.tracing.state import state_of
 from numpyro_sgp.training.checkpoint import Checkpoints, checksum, is_key, shapes_of
 from numpyro_sgp.training.checks import (
     check_batch,
@@ -321,7 +321,7 @@ class _Training:
     def run(self, start, stop, block):
         """Steps with the batches of a block, until one is not finite."""
         train = program(self.svi, _train)
-        with self.devices.set(), running(self.svi.model, state=self._computed):
+        with self.devices.set():
             out = train(
                 self.state,
                 stop - start,
@@ -329,6 +329,7 @@ class _Training:
                 self.source.on_device,
                 self.arrays,
                 static=(self.source.total_rows, self.static),
+                state=self._computed,
             )
         state, done, losses, loss, finite = out
         done = int(done)
@@ -353,8 +354,9 @@ class _Training:
         density = program(self.svi, _held_out)
         totals, size = {}, self.source.batch_size
         for batch, counts in whole_batches(self.validation, size, self.devices):
-            with self.devices.set(), running(self.svi.model, state=self._computed):
-                found = density(params, batch, counts, self.arrays, static=self.static)
+            with self.devices.set():
+                told = {"static": self.static, "state": self._computed}
+                found = density(params, batch, counts, self.arrays, **told)
             totals = jax.tree.map(jnp.add, totals, found) if totals else found
         if empty := [name for name, (_, rows) in totals.items() if not rows]:
             raise ValueError(

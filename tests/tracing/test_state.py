@@ -18,7 +18,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import numpyro_sgp as sgp
-from numpyro_sgp.tracing.state import running, state_of
+from numpyro_sgp._programs import split_static
+from numpyro_sgp.tracing.state import FirstShapes, States, running, state_of
 
 X = np.linspace(0.0, 3.0, 8)[:, None]
 Y = np.zeros(8)
@@ -199,11 +200,22 @@ def test_kernels_means_priors_likelihoods_and_sizes_are_looked_at():
     assert all(old != new for old, new in zip(before, after, strict=True))
 
 
-def test_numbers_of_rows_are_no_other_model():
-    model = model_of(lambda f: f)
-    first = state_of(model, (X, Y), {})
-    assert state_of(model, (np.zeros((30, 1)), np.zeros(30)), {}) == first
-    assert state_of(model, (X,), {}) != first
+def test_states_of_a_kind_are_at_the_shapes_of_the_first_that_could_be_traced():
+    def model(X, W, y=None):
+        b = numpyro.sample("b", dist.Normal().expand([2]).to_event(1))
+        numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X + W @ b))
+
+    first, states = FirstShapes(), States(model)
+    wrong, few, many = ([np.zeros((n, 1)), np.zeros((n, d))] for n, d in ROWS_AND_COLUMNS)
+    static = split_static(((0.0, 0.0), {}))[1]
+    static = static[0], (None, None)
+    assert not isinstance(first.state(states, wrong, static), bytes)
+    found = first.state(states, few, static)
+    assert found == states(few, static) != states(many, static)
+    assert first.state(states, many, static) == found
+
+
+ROWS_AND_COLUMNS = (5, 3), (5, 2), (9, 2)
 
 
 def test_models_that_ask_for_their_data_are_equal_to_nothing():
@@ -212,26 +224,49 @@ def test_models_that_ask_for_their_data_are_equal_to_nothing():
 
     given = X, jnp.zeros(8, int)
     assert state_of(model, given, {}) != state_of(model, given, {})
-    with running(model, given) as outer, running(model, given) as inner:
-        assert outer is inner
+    arrays, static = split_static((given, {}))
+    with running(model) as outer, running(model) as inner:
+        assert outer(arrays, static) is inner(arrays, static)
 
 
 def test_methods_of_one_object_have_states_of_their_own():
     class Pair:
-        one, other = 1.0, 1.0
-
         def first(self, X, y=None):
-            model_of(lambda f: self.one * f)(X, y)
+            model_of(lambda f: f)(X, y)
 
         def second(self, X, y=None):
-            model_of(lambda f: self.other * f)(X, y)
+            model_of(lambda f: 2.0 * f)(X, y)
 
-    pair = Pair()
-    with running(pair.first, (X, Y)) as first, running(pair.second, (X, Y)) as second:
-        assert first == second  # which do the same, and are two models
-    pair.other = 2.0
-    with running(pair.first, (X, Y)) as same, running(pair.second, (X, Y)) as changed:
-        assert same == first and changed != second
+    pair, given = Pair(), split_static(((X, Y), {}))
+    with running(pair.first) as first, running(pair.second) as second:
+        assert first(*given) != second(*given)
+        with running(pair.first) as again:
+            assert again is first
+
+
+def test_what_is_called_back_is_looked_at():
+    box = SimpleNamespace(level=0.0)
+
+    def link(f, level):
+        shape = jax.ShapeDtypeStruct(f.shape, f.dtype)
+        return f + jax.pure_callback(lambda f: np.full(f.shape, level), shape, f)
+
+    model = model_of(lambda f: link(f, box.level))
+    before = state_of(model, (X, Y), {})
+    assert isinstance(before, bytes) and state_of(model, (X, Y), {}) == before
+    box.level = 1.0
+    assert state_of(model, (X, Y), {}) != before
+
+
+def test_responses_that_cannot_be_drawn_in_a_program_are_no_obstacle():
+    def model(X, n, y=None):
+        gp = sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([3])
+        f = numpyro.sample("f", gp)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Multinomial(n, logits=f.T), obs=y)
+
+    given = X, np.full(8, 4)
+    assert isinstance(state_of(model, given, {}), bytes)
 
 
 def guide_of(model, points=3):
@@ -346,6 +381,92 @@ def test_rows_are_apart_or_not_by_the_numbers_of_each_call():
         assert_allclose(found, guide.posterior(params, rows)["f"].mean, rtol=1e-5)
         found = sgp.Predictor(guide, params, batch_size=200)(rows)["f"].mean
         assert_allclose(found, guide.posterior(params, rows)["f"].mean, rtol=1e-5)
+
+
+class Plain:
+    """A kernel that is no pytree."""
+
+    def __init__(self, lengthscale):
+        self.lengthscale = lengthscale
+
+    def __call__(self, X1, X2):
+        return jnp.exp(-0.5 * jnp.sum((X1[:, None] - X2) ** 2, -1) / self.lengthscale**2)
+
+    def diag(self, X):
+        return jnp.ones(len(X), X.dtype)
+
+
+def own_kernel(X, y=None):
+    kernel = Plain(jnp.mean(jnp.abs(X - X.mean())))
+    f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+
+def neighbours(X, y=None):
+    """Of more rows than are looked at by themselves."""
+    far = -jax.lax.top_k(-jnp.abs(X - X.T), 20)[0][:, -1:]
+    model_of(lambda f: f, lambda: sgp.kernels.RBF(1.0, 0.8))(X + far, y)
+
+
+def largest_norm(X, y=None):
+    model_of(lambda f: f)(X / jnp.max(jnp.linalg.norm(X, axis=1)), y)
+
+
+@pytest.mark.parametrize("model", [own_kernel, neighbours, largest_norm])
+@pytest.mark.parametrize("batch_size", [50, 10_000])
+def test_rows_of_these_are_not_apart(model, batch_size):
+    rows = np.sort(np.random.default_rng(0).normal(size=(200, 1)), axis=0)
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    guide.setup(rows[:40], np.zeros(40))
+    params = guide.known().starts
+    params["f_auto_qu_mu"] = jnp.linspace(1.0, -1.0, 3)
+    expected = guide.posterior(params, rows)["f"].mean
+    found = sgp.predict(guide, params, rows, quantiles=(), batch_size=batch_size)
+    assert_allclose(found["f"].mean, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_what_is_read_at_some_numbers_of_rows_is_seen():
+    box, big = SimpleNamespace(level=0.0), np.zeros(100)
+
+    def model(X, y=None):
+        shift = box.level if X.shape[0] < 8 else big[: X.shape[0]]
+        model_of(lambda f: f + shift)(X, y)
+
+    guide, params = guide_of(model)
+    few, many = X[:5], np.linspace(0.0, 3.0, 30)[:, None]
+
+    def means():
+        found = (sgp.predict(guide, params, rows, quantiles=()) for rows in (many, few))
+        return [np.asarray(p["y"].mean) for p in found]
+
+    before = means()
+    box.level = big[20:] = 1.0
+    for old, new, rows in zip(before, means(), (many, few), strict=True):
+        is_moved = np.arange(len(rows)) >= (20 if len(rows) == 30 else 0)
+        assert_allclose(new, old + is_moved, rtol=1e-6)
+
+
+def test_a_mistaken_call_does_not_make_later_ones_slow(count_compiled):
+    runs = []
+
+    def model(X, y=None):
+        runs.append(X.shape)
+        scales = numpyro.sample("scales", dist.LogNormal().expand([2]).to_event(1))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, scales), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    inputs = np.random.default_rng(0).normal(size=(8, 2))
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    guide.setup(inputs, Y)
+    params = guide.known().starts
+    with pytest.raises(ValueError):
+        sgp.predict(guide, params, np.ones((8, 3)))
+    sgp.predict(guide, params, inputs)
+    count_compiled(), runs.clear()
+    sgp.predict(guide, params, inputs)
+    assert runs == [(8, 2)] and count_compiled() == 0
 
 
 def test_predictors_of_several_threads():
