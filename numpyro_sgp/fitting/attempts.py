@@ -11,7 +11,7 @@ from numpyro_sgp.diagnostics.optimality import loss_drop
 from numpyro_sgp.fitting.progress import INTERRUPTED, Limits, Trained
 from numpyro_sgp.fitting.stepper import CHUNK, Stepper
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, OTHER_OPTIMA, Cause, unknown
-from numpyro_sgp.fitting.whole import remaining, train_whole
+from numpyro_sgp.fitting.whole import AGAIN, remaining, train_whole
 
 #: Products of all rows with M x M matrices up to which the other parameters are trained
 #: some iterations more, to see what that gains.
@@ -20,6 +20,8 @@ _FEWEST, _MOST = 5, 500  # iterations
 _DRAWS = 20  # keys over which a random bound is averaged
 _RATE = 0.03  # of Adam
 _APART = 1.0  # nats between two optima
+_LONGER = "train longer: more steps, or seconds, of sgp.fit"
+_ELSEWHERE = "sgp.fit(..., restarts=10), other keys, or more inducing points"
 
 
 class Attempts:
@@ -51,7 +53,7 @@ class Attempts:
         name, problem = "other parameters", self.problem
         if set(problem.free) == set(problem.profiled):
             return Cause(name, 0.0, told="there are none")
-        mend = "train longer: more steps, or seconds, of sgp.fit"
+        mend = _LONGER
         if self.steps:
             try:
                 with warnings.catch_warnings():
@@ -59,6 +61,9 @@ class Attempts:
                     nats, se, told = self._gain()
             except Exception as error:
                 return Cause(name, np.nan, told=unknown(error), mend=mend)
+            best = self._best
+            if best is not None and best.bound - best.own > max(0.5 * nats, 2.0 * se):
+                told, mend = f"{told}, from other inducing points", _ELSEWHERE
             wanted = nats > max(ENOUGH_NATS, 2.0 * se)
             return Cause(name, nats, se, told, mend if wanted else "")
         drop, se = (np.nan, 0.0) if losses is None else loss_drop(losses)
@@ -124,18 +129,21 @@ class Attempts:
 
     def of_optima(self) -> list[Cause]:
         """
-        Where the trainings of :meth:`of_others` from other means of q(u) ended: the row of
-        how far apart they are, empty where they ended together or there were none.
+        Where the trainings of :meth:`of_others` from other means of q(u), or other inducing
+        points, ended: the row of how far apart they are, empty where they ended together or
+        there were none.
         """
-        if self._best is None or not self._best.others:
+        best = self._best
+        apart = [] if best is None else [best.bound - bound for bound in best.others]
+        if apart and max(apart) >= _APART:
+            told = (
+                "the likelihood is not log-concave: from other means of q(u) trainings end "
+                f"{min(apart):.2g} to {max(apart):.2g} nats below the best, so that there "
+                "may be better ones"
+            )
+            mend = "sgp.fit(..., restarts=10), the best of ten starts"
+        elif best is not None and best.expected >= _APART:
+            told, mend = AGAIN.format(best.expected), _ELSEWHERE
+        else:
             return []
-        apart = [self._best.bound - bound for bound in self._best.others]
-        if max(apart) < _APART:
-            return []
-        far = f"{min(apart):.2g} to {max(apart):.2g}"
-        told = (
-            "the likelihood is not log-concave: from other means of q(u) trainings end "
-            f"{far} nats below the best, so that there may be better ones"
-        )
-        mend = "sgp.fit(..., restarts=10), the best of ten starts"
         return [Cause(OTHER_OPTIMA, np.nan, told=told, mend=mend)]

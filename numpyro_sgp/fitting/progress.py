@@ -60,6 +60,9 @@ class Trained:
     :param stopped: why it ended.
     :param descent: the :class:`~numpyro_sgp.training.descent.Descent` that went there, with
         its compiled program; None if there was none.
+    :param others: bounds at which trainings from other means of q(u) ended.
+    :param own: the bound at which that from the start ended.
+    :param expected: what as many trainings from other inducing points again would gain.
     """
 
     free: dict
@@ -70,3 +73,5 @@ class Trained:
     stopped: str
     descent: Descent | None = None
     others: tuple[float, ...] = ()
+    own: float = float("-inf")
+    expected: float = 0.0

@@ -70,7 +70,7 @@ class Verdict:
 
     :param causes: by name: ``q(u)``, ``other parameters``, ``inducing points``,
         ``family``, ``point estimates``, ``float32`` where JAX computes in it, and
-        ``other optima`` where the likelihood is not log-concave.
+        ``other optima`` where trainings from elsewhere end elsewhere.
     :param evidence: bracket of the log evidence at the fit's hyperparameters, for Gaussian
         likelihoods.
     :param bound: the bound of the fit.

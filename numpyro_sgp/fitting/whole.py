@@ -32,6 +32,8 @@ _GAIN = 0.1  # nats by such a turn for which as many are made again,
 _LEAST_HOPS, _MOST_HOPS = 3, 36  # so many
 _EVALUATIONS = 300  # of the bound, of one such training, about
 OTHERS = "other inducing points may do better: the last ones did"
+AGAIN = "trainings end apart, and other inducing points may gain {:.2g} nats or more"
+_APART, _BEST = 1.0, 4  # nats of such a gain that are told, and gaps that tell them
 _ELSEWHERE = 0.1  # nats between optima of q(u)
 _TRIES = 3  # trainings from other means of q(u), whose ends say little beforehand
 _CHEAP = 4e6  # products of all rows with M x M matrices up to which there are any
@@ -119,10 +121,13 @@ def train_whole(
         return best
     allowed = ANEW / problem.work(problem.num_rows) - _FEWEST
     most, in_vain, made = descent.work + allowed, 0, 0
+    best, ends = replace(best, own=best.bound), [best.bound]
     # A single training may take all of the work, and says little of others.
     least = _LEAST_HOPS if allowed > _EVALUATIONS else 0
     for move, is_of_means in _moves(problem, best, descent, seed):
-        enough = in_vain >= len(_HOPS) or (descent.work >= most and made >= least)
+        # Where trainings end far apart, a better one may be among more of them.
+        patience = _MOST_HOPS if expected_gain(ends) > _APART else len(_HOPS)
+        enough = in_vain >= patience or (descent.work >= most and made >= least)
         if limited or (enough and not is_of_means):
             break
         moved, before = move(best.free), descent.work
@@ -132,16 +137,40 @@ def train_whole(
         with suppress(ValueError):
             descent.start_at(moved)
             found, limited = train(-best.bound - _GAIN)
-            others = (*best.others, found.bound) if is_of_means else best.others
+            others, own = best.others, best.own
+            if is_of_means:
+                others = *others, found.bound
+            else:  # where it was left, as it was behind, the best that it could come to
+                could = found.bound + _TIMES * remaining(descent.losses)
+                ends.append(max(found.bound, min(could, best.bound)))
             in_vain *= found.bound < best.bound + _GAIN
             if found.bound > best.bound:
                 losses = np.append(best.losses, found.losses)
                 best = replace(found, first_loss=best.first_loss, losses=losses)
-            best = _told(replace(best, others=others), found)
+            best = _told(replace(best, others=others, own=own), found)
         most += (descent.work - before) * is_of_means
-    if best.stopped == CONVERGED and made and in_vain < min(_LEAST_HOPS, made):
+    best = replace(best, expected=expected_gain(ends))
+    if best.stopped != CONVERGED:
+        return best
+    if best.expected > _APART:
+        told = f"{CONVERGED}, to one of many optima: {AGAIN.format(best.expected)}"
+        return replace(best, stopped=told)
+    if made and in_vain < min(_LEAST_HOPS, made):
         return replace(best, stopped=f"{CONVERGED}, and {OTHERS}")
     return best
+
+
+def expected_gain(ends: list[float]) -> float:
+    """
+    What the best of as many trainings again would gain, about. If bounds at which they end
+    have a tail that falls off exponentially, gaps between the best of them, the i-th times
+    i, have the mean of its scale, of which the gain is log 2 times as much.
+
+    :param ends: where trainings ended; of few nothing is told.
+    """
+    best = np.sort(ends)[::-1][: _BEST + 1]
+    gaps = -np.diff(best) * np.arange(1, len(best))
+    return float(np.log(2.0) * gaps.mean()) if len(gaps) == _BEST else 0.0
 
 
 def _told(best: Trained, last: Trained) -> Trained:
