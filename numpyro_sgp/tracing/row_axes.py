@@ -138,10 +138,18 @@ def rows_apart(run: Callable[..., dict], axes: RowAxes, gp_sites) -> Callable[[l
     program = shared(agree, briefly=True)
 
     def apart(arrays):
-        few = axes.count(arrays) <= 2
-        return few or bool(program(axes.take(arrays, _largest_first(arrays, axes))))
+        if axes.count(arrays) <= 2:
+            return True
+        pairs = zip(arrays, axes.arguments, strict=True)
+        # On the host, where what is known stays so inside of another program.
+        given = [a if axis is None or _is_key(a) else np.asarray(a) for a, axis in pairs]
+        return bool(program(axes.take(given, _largest_first(given, axes))))
 
     return apart
+
+
+def _is_key(array) -> bool:
+    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def _agree_at(run, axes, gp_sites, arrays, rows):

@@ -1,7 +1,5 @@
 """Starts and steps of the default fit, in units of the data and of latents."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -201,9 +199,12 @@ def test_a_bound_is_that_of_where_training_ended():
 
 def test_what_is_positive_is_no_zero():
     """In float32 a variance that the data want none of was zero, which kernels refuse."""
-    svi = SimpleNamespace(
-        constrain_fn=lambda free: {"variance": jnp.exp(free["variance"]), "w": free["w"]}
-    )
+
+    class SVI:
+        def constrain_fn(self, free):
+            return {"variance": jnp.exp(free["variance"]), "w": free["w"]}
+
+    svi = SVI()
     with jax.enable_x64(False):
         free = {"variance": jnp.array([-200.0, 0.0]), "w": jnp.array([0.0, -200.0])}
         found = constrained(svi, free)
