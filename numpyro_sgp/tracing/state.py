@@ -30,6 +30,7 @@ _KNOWN = __package__.split(".")[0], "numpyro", "builtins", "jax", "jaxlib", "num
 _ASKED = "mean", "variance", "probs", "cdf", "icdf"
 _MOST = 128  # kinds of arguments of one model
 _PLAIN = bool, int, float, complex, str, bytes, np.generic, type(None)
+_OPTIONS = bool | int | float | str
 _ARRAYS = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 _DEEPEST = 8  # objects inside of each other
 _RUNNING: ContextVar[tuple] = ContextVar("running", default=())
@@ -154,11 +155,8 @@ class _Drawn(Messenger):
     """Values of what is not observed; zeros where it cannot be drawn in a program."""
 
     def process_message(self, msg):
-        if (
-            msg["type"] != "sample"
-            or msg["value"] is not None
-            or messages.is_latent_gp(msg)
-        ):
+        has_value = msg["type"] != "sample" or msg["value"] is not None
+        if has_value or messages.is_latent_gp(msg):
             return
         fn, given = msg["fn"], {**msg["kwargs"], "rng_key": jax.random.key(0)}
         given.pop("sample_intermediates", None)
@@ -202,7 +200,7 @@ def _look_beside(structure, notes: list) -> bool:
     """
     kind, beside = structure.node_data() or (None, None)
     options = jax.tree.leaves(beside)
-    notes.append((kind, [part for part in options if isinstance(part, bool | int | str)]))
+    notes.append((kind, [part for part in options if isinstance(part, _OPTIONS)]))
     of = getattr(kind, "__module__", "builtins").split(".")[0]
     are_known = of in _KNOWN and not any(map(_is_others, options))
     return all([are_known, *(_look_beside(c, notes) for c in structure.children())])
