@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import is_dataclass
+from types import CodeType
 from typing import Any
 
 import jax
@@ -248,9 +249,10 @@ def _told(part, depth=0) -> Any:
         return "method", inside(part.__func__), inside(part.__self__)
     if inspect.isfunction(part):
         closed = [cell.cell_contents for cell in part.__closure__ or ()]
-        code = part.__code__.co_code, part.__code__.co_consts, part.__qualname__
-        found = *map(inside, closed), inside(part.__defaults__), inside(part.__kwdefaults__)
-        return _ADDRESS.sub("", repr(code)), *found
+        given = closed, part.__defaults__, part.__kwdefaults__
+        return inside(part.__code__), inside(given)
+    if isinstance(part, CodeType):
+        return part.co_code, part.co_names, inside(part.co_consts)
     if isinstance(part, jax.tree_util.PyTreeDef | type):
         return str(part)
     names = [field.name for field in dataclasses.fields(part)] if is_dataclass(part) else []

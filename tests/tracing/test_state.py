@@ -258,6 +258,19 @@ def test_what_is_called_back_is_looked_at():
     assert state_of(model, (X, Y), {}) != before
 
 
+def test_functions_of_other_names_are_other_callbacks():
+    def model_by(function):
+        def link(f):
+            shape = jax.ShapeDtypeStruct(f.shape, f.dtype)
+            return f + jax.pure_callback(function, shape, f)
+
+        return model_of(link)
+
+    functions = [eval(f"lambda f: np.{name}(f)", {"np": np}) for name in ("sin", "cos")]
+    one, other = (state_of(model_by(fn), (X, Y), {}) for fn in functions)
+    assert isinstance(one, bytes) and one != other
+
+
 def test_responses_that_cannot_be_drawn_in_a_program_are_no_obstacle():
     def model(X, n, y=None):
         gp = sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([3])
