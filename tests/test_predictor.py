@@ -1,5 +1,7 @@
 """What a predictor keeps, its batches and its precision."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,13 @@ import numpyro_sgp as sgp
 from numpyro_sgp.distributions import keep
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.predictive.row_batches import row_batches
-from numpyro_sgp.tracing.row_axes import RowAxes
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.row_axes import (
+    RowAxes,
+    inputs_are_untouched,
+    row_axes,
+    rows_apart,
+)
 from tests.helpers import slow
 
 RNG = np.random.default_rng(0)
@@ -90,8 +98,8 @@ def test_any_number_of_rows_takes_few_programs():
     for count in (700, 300, 257, 256, 250, 200, 600):
         found = predictor(X_NEW[:count])["f"]
         assert_allclose(found.variance, whole.variance[:count], rtol=1e-12)
-    # To see whether it is still the same model, for these rows and those of a batch.
-    assert traced == 7 * [X_NEW.shape[0], 256]
+    # To see whether rows are apart among as many.
+    assert traced == [300, 257, 256, 250, 600]
     predictor(X_NEW[:100])  # as they are
     assert traced[-1] == 100
 
@@ -273,6 +281,59 @@ def test_responses_that_know_the_mean_of_their_rows_are_not_cut_or_filled_up():
             options = {"quantiles": (), "batch_size": batch_size}
             found = sgp.predict(guide, params, X, given, **options)
             assert_allclose(found["y"].mean, f * given / given.mean(), atol=1e-9)
+
+
+def of_inputs(X, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.3), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+
+def as_columns(X, y=None):
+    of_inputs(X[:, :1], y)
+
+
+def narrower_with_rows(X, y=None):
+    kernel = sgp.kernels.RBF(1.0, 1.0 / X.shape[0])
+    numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+
+
+def level_of_inputs(X, y=None):
+    mean = sgp.means.Constant(X.mean())
+    numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X, mean))
+
+
+def two_layers(X, y=None):
+    first = numpyro.sample("first", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    kernel = sgp.kernels.RBF(1.0, jnp.exp(first.mean()))
+    numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+
+
+@pytest.mark.parametrize(
+    ("model", "are_untouched", "are_apart"),
+    [
+        (of_inputs, True, True),
+        (as_columns, False, True),
+        (narrower_with_rows, True, False),
+        (level_of_inputs, False, False),
+        (two_layers, False, False),
+    ],
+)
+def test_inputs_that_are_arguments_are_apart_whatever_their_numbers(
+    model, are_untouched, are_apart
+):
+    arrays = [np.random.default_rng(0).normal(size=(300, 2))]
+
+    def run(arrays, at_site):
+        return messages.trace_of(model, tuple(arrays), {}, at_site=at_site)
+
+    sites = ["first", "f"] if model is two_layers else ["f"]
+    axes = row_axes(
+        functools.partial(run, at_site=messages.above_prior_mean), arrays, sites
+    )
+    assert axes is not None
+    assert inputs_are_untouched(run, axes, sites, arrays) == are_untouched
+    assert rows_apart(run, axes, sites)(arrays) == are_apart
 
 
 def test_rows_that_a_model_numbers_are_not_numbered_anew_in_batches():

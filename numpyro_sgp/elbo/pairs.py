@@ -10,8 +10,8 @@ from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp.tracing import messages
-from numpyro_sgp.tracing.row_axes import is_number
 from numpyro_sgp.tracing.rows import origins
+from numpyro_sgp.tracing.trees import is_number
 
 
 def check_sites(model_trace: dict, guide_trace: dict, gp_sites) -> None:

@@ -11,8 +11,8 @@ from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_sgp.fitting.hierarchies import at_points
 from numpyro_sgp.tracing import messages
-from numpyro_sgp.tracing.row_axes import is_number
 from numpyro_sgp.tracing.rows import origins
+from numpyro_sgp.tracing.trees import is_number
 
 _COPIES = "broadcast_in_dim", "convert_element_type"
 

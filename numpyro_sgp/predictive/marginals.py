@@ -1,5 +1,6 @@
 """Marginals of f at any number of rows, with what does not depend on them computed once."""
 
+from collections import OrderedDict
 from typing import NamedTuple
 
 import jax
@@ -8,7 +9,9 @@ import numpy as np
 from numpyro_sgp._checks import check_guide, check_whole
 from numpyro_sgp._kept import program
 from numpyro_sgp._programs import (
+    FEW,
     NEEDS_KNOWN_DATA,
+    forget,
     join_static,
     on_data,
     split_static,
@@ -16,9 +19,9 @@ from numpyro_sgp._programs import (
 from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions import Kept, SparsePosterior, keep
 from numpyro_sgp.distributions.arguments import has_no_numbers, refuse_sparse
-from numpyro_sgp.predictive.row_batches import by_batches, rows_of
+from numpyro_sgp.predictive.row_batches import RowPlan, by_batches, plan_of
 from numpyro_sgp.tracing.messages import known_inside_jit
-from numpyro_sgp.tracing.state import FirstShapes, running
+from numpyro_sgp.tracing.state import kind_of, running, shape_of
 
 
 class Marginals(NamedTuple):
@@ -63,16 +66,18 @@ class Predictor:
     posteriors of :class:`~numpyro_sgp.InverseFreeSVGP` keep nothing.)
 
     What is kept is of the first call's kernel: a model that computes hyperparameters from
-    its inputs (a lengthscale by their median distance) is not for it. It is computed again
-    where the model computes something else than in the call before, as a global number
-    that it reads has changed; the model is traced at each call to see that.
+    its inputs (a lengthscale by their median distance) is not for it. It is of the model as
+    it is in that call, as compiled functions of JAX are of what they read when they are
+    traced: make another one, or call ``fitted.predict``, where a global number that the
+    model reads has changed.
 
     :param guide: an :class:`~numpyro_sgp.AutoSparseGP` that is set up.
     :param params: its parameters.
     :param batch_size: rows done at a time. What a batch needs should stay below 32 MB,
         above which glibc gives memory back to the system after each: with 1024 inducing
         points in double precision 1000 rows at a time take half as long again as 512.
-    :raises ValueError: if parameters are not those of the guide.
+    :raises ValueError: if parameters are not those of the guide; in a call with rows of
+        another number or kind, if the model computes something else than in the first.
 
     **Example:**
 
@@ -99,7 +104,9 @@ class Predictor:
         self.guide, self.params, self.batch_size = guide, params, batch_size
         #: By GP site what does not depend on inputs; None before the first call.
         self.kept: dict | None = None
-        self._first, self._state = FirstShapes(), None  # of the model that this is of
+        # Of the model as it was: by kinds of arguments, and by shapes of batches.
+        self._plans: OrderedDict = OrderedDict()
+        self._states: OrderedDict = OrderedDict()
 
     @alone
     def __call__(self, *args, **kwargs) -> dict[str, Marginals]:
@@ -115,6 +122,8 @@ class Predictor:
         leaves = jax.tree.leaves(given)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             # Inside of jit, grad or vmap: a part of their program.
+            with running(self.guide.model) as states:
+                self._check_still(states)
             found, _ = self.guide.posterior_at(self.params, args, kwargs, kept=self.kept)
             return {name: Marginals(q.mean, q.variance) for name, q in found.items()}
         refuse_sparse(self.guide.model, args, kwargs)
@@ -126,20 +135,19 @@ class Predictor:
 
     def _in_batches(self, given, states):
         arrays, static = split_static(given)
-        state = self._first.state(states, arrays, static)
-        if state != self._state:
-            self.kept, self._state = None, state
         program_of_rows, parts = program(self.guide, _marginals), []
 
         def run(batch):
+            state = self._state_at(states, batch, static)
             if self.kept is None:
                 where = join_static(batch, static)
                 self.kept = kept_of(self.guide, self.params, *where)
-            told = {"static": static, "state": states(batch, static)}
+            told = {"static": static, "state": state}
             return program_of_rows(self.params, batch, self.kept, **told)
 
         try:
-            rows = rows_of(self.guide, arrays, static, self.batch_size)
+            plan = self._plan_of(arrays, static)
+            rows = plan.rows(arrays, self.batch_size, only_f=True)
             found = by_batches(run, arrays, self.batch_size, rows)
         except NEEDS_KNOWN_DATA:  # a model that counts groups, say
             return self._one_by_one(*given)
@@ -152,6 +160,44 @@ class Predictor:
             )
             for name in parts[0]
         }
+
+    def _plan_of(self, arrays, static) -> RowPlan:
+        """How rows of this kind are done apart, found out once."""
+        kind = static, kind_of(arrays)
+        if kind not in self._plans:
+            plan = plan_of(self.guide, arrays, static, self.batch_size)
+            forget(self._plans, FEW)
+            self._plans[kind] = plan
+        return self._plans[kind]
+
+    def _state_at(self, states, batch, static):
+        """
+        What the model computes of such a batch, looked at once.
+
+        :raises ValueError: as :meth:`_check_still`.
+        """
+        shapes = static, tuple(map(shape_of, batch))
+        if shapes not in self._states:
+            self._check_still(states)
+            forget(self._states, FEW)
+            self._states[shapes] = states(batch, static)
+        return self._states[shapes]
+
+    def _check_still(self, states):
+        """
+        :raises ValueError: if the model computes something else than at the shapes that
+            were new before.
+        """
+        if not self._states:
+            return
+        (static, shapes), before = next(reversed(self._states.items()))
+        now = states([jax.ShapeDtypeStruct(*shape) for shape in shapes], static)
+        if isinstance(before, bytes) and now != before:
+            raise ValueError(
+                "The model computes something else than when this predictor was first "
+                "called: a number that it reads beside its arguments has changed. Make "
+                "another predictor."
+            )
 
     def _one_by_one(self, args, kwargs):
         """Operation by operation."""

@@ -1,7 +1,9 @@
 """Rows of a model's arguments in batches of few sizes, so that few programs do for all."""
 
+import functools
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -10,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgp._programs import join_static
+from numpyro_sgp._programs import FEW, forget, join_static
 from numpyro_sgp.distributions.arguments import (
     as_arrays,
     columns_in,
@@ -20,65 +22,116 @@ from numpyro_sgp.distributions.arguments import (
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.row_axes import (
     RowAxes,
-    is_number,
+    inputs_are_untouched,
     row_axes,
     rows_apart,
     site_shapes,
 )
 from numpyro_sgp.tracing.rows import sites_on_f
-from numpyro_sgp.tracing.state import FirstShapes, kind_of, running
+from numpyro_sgp.tracing.state import Epochs, kind_of, running
+from numpyro_sgp.tracing.trees import is_number
 
 _AS_THEY_ARE = 128  # rows that are not filled up
 _FEW = 2  # rows that do for a model to be run
 _SMALL = 10_000  # numbers in arrays without rows, which are kept whole
-_KINDS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by guide
-_FIRST: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # shapes, by guide
+_PLANS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by guide
 _MOST_KINDS = 128  # of one guide
 
 
 def rows_of(guide, arrays: list, static: tuple, batch_size: int) -> RowAxes | None:
     """
-    Where the rows are, found once for each guide and kind of arguments.
+    :meth:`RowPlan.rows` of :func:`plan_of`.
 
     :param arrays: arrays among the model's arguments.
     :param static: what else there is, of
         :func:`~numpyro_sgp._programs.split_static`.
     :param batch_size: of :func:`by_batches`.
-    :return: None where the rows cannot be told, where what depends on f has none of them
-        (``f[index]`` of other numbers of rows, a total), or where GP sites have other
-        inputs in batches, as they have if a model standardises its inputs.
     """
-    kinds, sites = _KINDS.setdefault(guide, {}), guide.approximations
+    return plan_of(guide, arrays, static, batch_size).rows(arrays, batch_size)
 
-    def run(arrays, at_site=messages.above_prior_mean):
-        where = guide.model, *join_static(arrays, static)
-        return messages.trace_of(*where, at_site=at_site)
 
-    def look(of, kind, fn):
-        if (of, kind) not in kinds:
-            found = None
-            with suppress(Exception):  # which the model raises again, in earnest
-                found = fn()
-            if len(kinds) >= _MOST_KINDS:
-                kinds.clear()
-            kinds[of, kind] = found
-        return kinds[of, kind]
-
+def plan_of(guide, arrays: list, static: tuple, batch_size: int) -> "RowPlan":
+    """
+    The :class:`RowPlan` of a guide for this kind of arguments, made anew where the model
+    computes something else than before. What it computes is looked at for as many rows as
+    a batch has, so that a call traces the model once.
+    """
+    plans, epochs = _PLANS.setdefault(guide, ({}, Epochs()))
+    kind = static, kind_of(arrays)
+    plan, epoch = plans.get(kind, (None, None))
     with running(guide.model) as states:
-        first = _FIRST.setdefault(guide, FirstShapes())
-        kind = static, kind_of(arrays), first.state(states, arrays, static)
-        axes = look("axes", kind, lambda: row_axes(run, arrays, sites))
+        now = object()
+        if plan is not None and plan.axes is not None:
+            like = plan.axes.resized(arrays, _batch_of(plan.axes.count(arrays), batch_size))
+            now = epochs.at(states, like, static)
+        if now is not epoch:
+            now = epochs.at(states, arrays, static)
+        if plan is None or now is not epoch:
+            if len(plans) >= _MOST_KINDS:
+                plans.clear()
+            plan = RowPlan(guide, arrays, static)
+            plans[kind] = plan, now
+    return plan
+
+
+class RowPlan:
+    """
+    How rows of a kind of arguments may be done apart, whatever their number.
+
+    :param guide: with the model, as it is now.
+    :param arrays: of :func:`rows_of`.
+    :param static: of :func:`rows_of`.
+    """
+
+    def __init__(self, guide, arrays, static):
+        guide = weakref.ref(guide)  # which keeps the plan
+
+        def run(arrays, at_site=messages.above_prior_mean):
+            where = guide().model, *join_static(arrays, static)
+            return messages.trace_of(*where, at_site=at_site)
+
+        self._run, self._sites = run, list(guide().approximations)
+        self._found: OrderedDict = OrderedDict()
+        self._are_apart: bool | None = None
+        #: Where rows are; None where that cannot be told.
+        self.axes: RowAxes | None = None
+        with suppress(Exception):  # which the model raises again, in earnest
+            self.axes = row_axes(run, arrays, self._sites)
+
+    def rows(self, arrays: list, batch_size: int, only_f: bool = False) -> RowAxes | None:
+        """
+        :param only_f: whether marginals of f are all that is wanted.
+        :return: None where the rows cannot be told, where what depends on f has none of
+            them (``f[index]`` of other numbers of rows, a total), or where GP sites have
+            other inputs in batches, as they have if a model standardises its inputs.
+        """
+        axes = self.axes
         if axes is None or axes.count(arrays) <= min(batch_size, _AS_THEY_ARE):
             return axes
-        apart = look("apart", kind, lambda: rows_apart(run, axes, sites))
-        rest = look("rest", kind, lambda: _without_rows(run, arrays, sites, axes))
         with suppress(Exception):  # a model of more rows than are looked at, for one
-            if not rest and apart(arrays):
+            if only_f and self._once(inputs_are_untouched, arrays):
+                if self._are_apart is None:  # which no other numbers change
+                    self._are_apart = self._apart(arrays)
+                return axes if self._are_apart else None
+            if not self._once(_has_others, arrays) and self._apart(arrays):
                 return axes
         return None
 
+    @functools.cached_property
+    def _apart(self):
+        return rows_apart(self._run, self.axes, self._sites)
 
-def _without_rows(run, arrays, gp_sites, axes) -> bool:
+    def _once(self, fn, arrays):
+        """What a function of model, sites and rows found for so many rows."""
+        key = fn, self.axes.count(arrays)
+        if key not in self._found:
+            found = fn(self._run, self.axes, self._sites, arrays)
+            forget(self._found, FEW)
+            self._found[key] = found
+        return self._found[key]
+
+
+def _has_others(run, axes, gp_sites, arrays) -> bool:
     """Whether what is to be predicted depends on f, and has not its rows."""
     dtype, shapes = jnp.result_type(float), site_shapes(run, arrays)
     f = {name: jnp.zeros(shapes[name], dtype) for name in gp_sites}
@@ -104,11 +157,7 @@ def row_batches(
     :return: arrays, how many of the rows count, and how many there are.
     """
     num_rows = rows.count(arrays)
-    size = batch_size
-    if num_rows <= batch_size:
-        size = num_rows
-        if num_rows > _AS_THEY_ARE:
-            size = min(1 << (num_rows - 1).bit_length(), batch_size)
+    size = _batch_of(num_rows, batch_size)
     if size == num_rows:
         yield arrays, num_rows, num_rows
         return
@@ -120,6 +169,15 @@ def row_batches(
         if count < size:
             index = np.minimum(np.arange(start, start + size), num_rows - 1)
         yield rows.take(arrays, index), count, size
+
+
+def _batch_of(num_rows: int, batch_size: int) -> int:
+    """Rows of a batch."""
+    if num_rows > batch_size:
+        return batch_size
+    if num_rows <= _AS_THEY_ARE:
+        return num_rows
+    return min(1 << (num_rows - 1).bit_length(), batch_size)
 
 
 def _on_host(array):

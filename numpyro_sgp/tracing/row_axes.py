@@ -8,10 +8,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.ops.provenance import track_deps_jaxpr
 
 from numpyro_sgp._programs import shared
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.given_rows import GivenRows
+from numpyro_sgp.tracing.program import watched
+from numpyro_sgp.tracing.trees import is_number, is_plain
 
 _FEW = 16  # rows that are looked at by themselves,
 _MANY = 256  # of so many
@@ -33,6 +36,10 @@ class RowAxes(NamedTuple):
         """Rows of such arguments."""
         pairs = zip(arrays, self.arguments, strict=True)
         return next(np.shape(a)[axis] for a, axis in pairs if axis is not None)
+
+    def resized(self, arrays, number: int) -> list:
+        """Shapes of such arguments of another number of rows."""
+        return list(map(_resized(number), arrays, self.arguments))
 
     def take(self, arrays, index) -> list:
         """Arguments with some of their rows."""
@@ -112,6 +119,37 @@ def _resized(size):
         return jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.result_type(array))
 
     return resized
+
+
+def inputs_are_untouched(run, axes: RowAxes, gp_sites, arrays) -> bool:
+    """
+    Whether the inputs of GP sites are arguments as they are, and nothing else that these
+    are made of depends on what has rows: rows are apart then, whatever their numbers.
+
+    :param run: as of :func:`rows_apart`.
+    """
+    like = [jax.ShapeDtypeStruct(np.shape(a), jax.dtypes.result_type(a)) for a in arrays]
+    are_known = []
+
+    def at_site(site):
+        fn, value = messages.above_prior_mean(site)
+        return fn, watched("f", value)
+
+    def made_of(arrays):
+        trace = run(arrays, at_site)
+        found = [trace[name]["fn"] for name in gp_sites]
+        are_known.append(all(map(is_plain, found)))
+        return [leaf for leaf in jax.tree.leaves(found) if is_number(leaf)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as in :func:`site_shapes`
+        program = jax.make_jaxpr(made_of)(like).jaxpr
+    has_rows = [axis is not None for axis in axes.arguments]
+    labels = [frozenset([i]) if rows else frozenset() for i, rows in enumerate(has_rows)]
+    origins = track_deps_jaxpr(program, labels)
+    pairs = zip(program.outvars, origins, strict=True)
+    are_apart = all(not of or out in program.invars for out, of in pairs)
+    return all(are_known) and are_apart
 
 
 def rows_apart(run: Callable[..., dict], axes: RowAxes, gp_sites) -> Callable[[list], bool]:
@@ -241,11 +279,6 @@ def _at_rows(leaf, number, rows):
     for axis, size in enumerate(jnp.shape(leaf)):
         leaf = jnp.take(jnp.asarray(leaf), rows, axis) if size == number else leaf
     return leaf
-
-
-def is_number(leaf) -> bool:
-    """Whether a leaf of a tree is an array or a number."""
-    return isinstance(leaf, jax.Array | np.ndarray | np.number | float | int)
 
 
 def _agree(a, b):

@@ -23,15 +23,12 @@ from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import forget, join_static
 from numpyro_sgp.tracing import messages
-from numpyro_sgp.tracing.row_axes import is_number
+from numpyro_sgp.tracing.trees import is_number, is_plain
 
-#: Packages whose distributions are known by their numbers and options,
-_KNOWN = __package__.split(".")[0], "numpyro", "builtins", "jax", "jaxlib", "numpy"
-# and of those of others, what predictions and scores ask for.
+# Of distributions of others, what predictions and scores ask for.
 _ASKED = "mean", "variance", "probs", "cdf", "icdf"
-_MOST = 128  # kinds of arguments of one model
+_MOST = 128  # shapes of arguments of one model
 _PLAIN = bool, int, float, complex, str, bytes, np.generic, type(None)
-_OPTIONS = bool | int | float | str
 _ARRAYS = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 _DEEPEST = 8  # objects inside of each other
 _RUNNING: ContextVar[tuple] = ContextVar("running", default=())
@@ -62,7 +59,7 @@ def _traced(model, args, kwargs) -> tuple[ClosedJaxpr, list]:
     leaves, structure = jax.tree.flatten((args, kwargs))
     is_array = [isinstance(leaf, _ARRAYS) for leaf in leaves]
     arrays = [leaf for leaf, known in zip(leaves, is_array, strict=True) if known]
-    like = [jax.ShapeDtypeStruct(np.shape(a), jax.dtypes.result_type(a)) for a in arrays]
+    like = [jax.ShapeDtypeStruct(*shape_of(a)) for a in arrays]
     notes: list = []
 
     def computed(arrays):
@@ -96,7 +93,7 @@ class States:
         :param static: what else there is, of
             :func:`~numpyro_sgp._programs.split_static`.
         """
-        shapes = tuple((np.shape(a), jax.dtypes.result_type(a)) for a in arrays)
+        shapes = tuple(map(shape_of, arrays))
         found = self._known.get((shapes, static))
         if found is None:
             found = state_of(self._model, *join_static(arrays, static))
@@ -120,27 +117,45 @@ def running(model: Callable) -> Iterator[States]:
         _RUNNING.reset(token)
 
 
-class FirstShapes:
+class Epochs:
     """
-    States of a model at the shapes that its first arguments of a kind had, whatever the
-    number of rows is now.
+    Since when a model computes what it computes now, at shapes at which it was seen before.
     """
 
     def __init__(self):
-        self._first = OrderedDict()
+        self._seen: OrderedDict = OrderedDict()  # states since then, the last seen last
+        self._epoch = object()
 
-    def state(self, states: States, arrays: list, static: tuple) -> Hashable:
-        """As of :class:`States`; at the shapes of these where there are no others yet."""
-        kind = static, kind_of(arrays)
-        like = self._first.get(kind, arrays)
-        found = states(like, static)
-        if not isinstance(found, bytes) and like is not arrays:
-            like, found = arrays, states(arrays, static)
-        if isinstance(found, bytes):
-            shapes = [(np.shape(a), jax.dtypes.result_type(a)) for a in like]
-            self._first[kind] = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
-            forget(self._first, _MOST)
-        return found
+    def at(self, states: States, arrays: list, static: tuple) -> Hashable:
+        """
+        The same as in the call before, whatever the shapes were there, if the model
+        computes at these what it did, or, at new ones, at those seen last; else another
+        one. An object that is equal to itself alone where the model cannot be traced.
+
+        :param arrays: arrays among the model's arguments, or shapes.
+        :param static: what else there is, of
+            :func:`~numpyro_sgp._programs.split_static`.
+        """
+        found = states(arrays, static)
+        if not isinstance(found, bytes):
+            return found
+        shapes = tuple(map(shape_of, arrays))
+        before = self._seen.pop((shapes, static), None)
+        now: Hashable = found
+        if before is None and self._seen:
+            (last, beside), before = next(reversed(self._seen.items()))
+            now = states([jax.ShapeDtypeStruct(*s) for s in last], beside)
+        if before not in (None, now):
+            self._seen.clear()
+            self._epoch = object()
+        self._seen[shapes, static] = found
+        forget(self._seen, _MOST)
+        return self._epoch
+
+
+def shape_of(array) -> tuple:
+    """Shape and dtype."""
+    return np.shape(array), jax.dtypes.result_type(array)
 
 
 def kind_of(arrays) -> tuple:
@@ -153,7 +168,10 @@ def kind_of(arrays) -> tuple:
 
 
 class _Drawn(Messenger):
-    """Values of what is not observed; zeros where it cannot be drawn in a program."""
+    """
+    Values of what is not observed: of distributions of others, whose draws may read what
+    only they know, draws; zeros of those of NumPyro and of what cannot be drawn.
+    """
 
     def process_message(self, msg):
         has_value = msg["type"] != "sample" or msg["value"] is not None
@@ -161,12 +179,13 @@ class _Drawn(Messenger):
             return
         fn, given = msg["fn"], {**msg["kwargs"], "rng_key": jax.random.key(0)}
         given.pop("sample_intermediates", None)
-        try:
-            msg["value"] = fn(*msg["args"], **given)
-        except Exception:
-            is_discrete = getattr(fn.support, "is_discrete", False)
-            dtype = jnp.result_type(int if is_discrete else float)
-            msg["value"] = jnp.zeros(fn.shape(msg["kwargs"]["sample_shape"]), dtype)
+        if not is_plain(fn):
+            with suppress(Exception):
+                msg["value"] = fn(*msg["args"], **given)
+                return
+        is_discrete = getattr(fn.support, "is_discrete", False)
+        dtype = jnp.result_type(int if is_discrete else float)
+        msg["value"] = jnp.zeros(fn.shape(msg["kwargs"]["sample_shape"]), dtype)
 
 
 def _parts(site, notes: list) -> list:
@@ -178,13 +197,13 @@ def _parts(site, notes: list) -> list:
     if site["type"] != "sample":
         return found
     beside: list = []
-    are_known = _look_beside(jax.tree.structure(site["fn"]), beside)
+    are_known = is_plain(site["fn"], beside)
     notes.append(beside)
+    if are_known:  # by their numbers and options
+        return found
     if messages.is_latent_gp(site):
         prior = messages.unwrap(site["fn"])[0]
         return [*found, prior.mean, prior.kernel(prior.X, prior.X), prior.variance]
-    if are_known:  # by their numbers and options
-        return found
     found.append(messages.log_prob(site))
     fn = messages.innermost(site["fn"])
     for name in _ASKED:
@@ -192,25 +211,6 @@ def _parts(site, notes: list) -> list:
             part = getattr(fn, name)
             found.append(part(site["value"]) if callable(part) else part)
     return found
-
-
-def _look_beside(structure, notes: list) -> bool:
-    """
-    Notes what a tree is made of beside its leaves, classes and plain options; whether all
-    of it is NumPyro's or of this package, and no function.
-    """
-    kind, beside = structure.node_data() or (None, None)
-    options = jax.tree.leaves(beside)
-    notes.append((kind, [part for part in options if isinstance(part, _OPTIONS)]))
-    of = getattr(kind, "__module__", "builtins").split(".")[0]
-    are_known = of in _KNOWN and not any(map(_is_others, options))
-    return all([are_known, *(_look_beside(c, notes) for c in structure.children())])
-
-
-def _is_others(part) -> bool:
-    """Whether an option is code, or an object, of a user."""
-    module = getattr(part, "__module__", None) or type(part).__module__
-    return module.split(".")[0] not in _KNOWN
 
 
 def _digest(closed: ClosedJaxpr, notes: list) -> bytes:

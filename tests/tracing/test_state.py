@@ -15,11 +15,11 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 import numpyro_sgp as sgp
 from numpyro_sgp._programs import split_static
-from numpyro_sgp.tracing.state import FirstShapes, States, running, state_of
+from numpyro_sgp.tracing.state import Epochs, States, running, state_of
 
 X = np.linspace(0.0, 3.0, 8)[:, None]
 Y = np.zeros(8)
@@ -197,25 +197,44 @@ def test_kernels_means_priors_likelihoods_and_sizes_are_looked_at():
     assert before == [state_of(model, (X, np.zeros(8, int)), {}) for model in models]
     level.value = 2.0
     after = [state_of(model, (X, np.zeros(8, int)), {}) for model in models]
-    assert all(old != new for old, new in zip(before, after, strict=True))
+    assert [old == new for old, new in zip(before, after, strict=True)] == 5 * [False]
 
 
-def test_states_of_a_kind_are_at_the_shapes_of_the_first_that_could_be_traced():
+def test_an_epoch_ends_where_the_model_changes_whatever_the_shapes():
+    level = SimpleNamespace(value=0.0)
+
+    def model(X, y=None):
+        shift = level.value if len(X) > 5 else 0.0  # which few rows do not tell
+        numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X + shift))
+
+    epochs, static = Epochs(), split_static(((X,), {}))[1]
+
+    def at(n):
+        return epochs.at(States(model), [np.zeros((n, 1))], static)
+
+    first = at(8)
+    assert at(6) is first and at(3) is first and at(8) is first
+    level.value = 1.0
+    assert at(3) is first  # computes what it did
+    second = at(8)
+    assert second is not first
+    assert at(6) is second and at(3) is second
+
+
+def test_an_epoch_of_what_cannot_be_traced_is_its_own():
     def model(X, W, y=None):
         b = numpyro.sample("b", dist.Normal().expand([2]).to_event(1))
-        numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X + W @ b))
+        numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X + (W @ b)[:, None]))
 
-    first, states = FirstShapes(), States(model)
-    wrong, few, many = ([np.zeros((n, 1)), np.zeros((n, d))] for n, d in ROWS_AND_COLUMNS)
+    epochs, states = Epochs(), States(model)
+    wrong, few, many = (
+        [np.zeros((n, 1)), np.zeros((n, d))] for n, d in ((5, 3), (5, 2), (9, 2))
+    )
     static = split_static(((0.0, 0.0), {}))[1]
     static = static[0], (None, None)
-    assert not isinstance(first.state(states, wrong, static), bytes)
-    found = first.state(states, few, static)
-    assert found == states(few, static) != states(many, static)
-    assert first.state(states, many, static) == found
-
-
-ROWS_AND_COLUMNS = (5, 3), (5, 2), (9, 2)
+    found = epochs.at(states, few, static)
+    assert epochs.at(states, wrong, static) is not found
+    assert epochs.at(states, many, static) is found
 
 
 def test_models_that_ask_for_their_data_are_equal_to_nothing():
@@ -332,16 +351,43 @@ def test_objects_among_the_arguments_are_looked_at():
     assert_allclose(found, before)
 
 
-def test_a_predictor_is_of_one_kernel(monkeypatch):
+def test_a_predictor_is_of_one_model(monkeypatch):
+    """As it was; where that is no longer to be had, it says so."""
     monkeypatch.setitem(globals(), "SHIFT", 0.8)
     guide, params = guide_of(model_of(lambda f: f, lambda: sgp.kernels.RBF(1.0, SHIFT)))
     predictor = sgp.Predictor(guide, params)
-    predictor(X)
+    before = predictor(X)["f"]
+    predictor(X[:2])
     monkeypatch.setitem(globals(), "SHIFT", 0.4)
-    q = guide.posterior(params, X[:4])["f"]
-    found = predictor(X[:4])["f"]
+    found = predictor(X)["f"]
+    assert_array_equal(found.mean, before.mean)
+    assert_array_equal(found.variance, before.variance)
+    for other in (predictor, jax.jit(predictor), jax.vmap(predictor)):
+        with pytest.raises(ValueError, match="Make another predictor"):
+            other(X[None, :4] if other is not predictor else X[:4])
+    found, q = sgp.Predictor(guide, params)(X[:4])["f"], guide.posterior(params, X[:4])["f"]
     assert_allclose(found.mean, q.mean, rtol=1e-6)
     assert_allclose(found.variance, q.variance, rtol=1e-6)
+    monkeypatch.setitem(globals(), "SHIFT", 0.8)
+    assert_allclose(predictor(X[:4])["f"].mean, before.mean[:4], rtol=1e-6)
+
+
+def test_a_predictor_does_not_run_the_model_again(count_compiled):
+    runs = []
+
+    def link(f):
+        runs.append(f.shape)
+        return f
+
+    guide, params = guide_of(model_of(link))
+    predictor = sgp.Predictor(guide, params, batch_size=200)
+    many = np.linspace(0.0, 1.0, 500)[:, None]
+    for rows in (X, many):
+        predictor(rows)
+    count_compiled(), runs.clear()
+    for rows in (X, many):
+        predictor(rows + 0.1)
+    assert not runs and count_compiled() == 0
 
 
 def test_nothing_is_traced_again_where_nothing_changed(count_compiled):
