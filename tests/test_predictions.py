@@ -91,18 +91,73 @@ def test_a_gaussian_response_is_its_closed_form():
     total = np.sqrt(sd**2 + 0.36)
     assert_allclose(found["y"].mean, mean, rtol=1e-12)
     assert_allclose(found["y"].sd, total, rtol=1e-12)
-    # Levels by 512 values of f.
-    got = norm(mean, total).cdf(found["y"].quantiles)
-    assert_allclose(got, np.broadcast_to(levels, got.shape), atol=1e-3)
+    assert_allclose(found["y"].quantiles, norm(mean, total).ppf(levels), rtol=1e-10)
     assert found["y"].probs is None
 
 
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        lambda f: dist.Normal(jnp.abs(f), 0.1),
+        lambda f: dist.Normal(jnp.where(f > 1.0, 1.0, f), 0.3),
+        lambda f: dist.Normal(f, 0.1 + 0.01 * f**2),
+        lambda f: dist.Normal(f + 0.1 * jnp.sin(f), 0.2),
+    ],
+    ids=["abs", "kink", "scale", "sine"],
+)
+def test_a_normal_response_that_is_none_by_itself_is_a_mixture(likelihood):
+    guide = guide_of(likelihood)
+    mean, sd = moments(guide)
+    levels = [0.02, 0.5, 0.9]
+    found = sgp.predict(guide, PARAMS, X_NEW, quantiles=levels)["y"].quantiles
+    f = mean + sd * norm.ppf((np.arange(4000) + 0.5) / 4000)[:, None]
+    given = likelihood(jnp.asarray(f))
+    for level, y in zip(levels, found, strict=True):
+        # Levels by 512 values of f.
+        assert_allclose(np.mean(given.cdf(y), axis=0), level, atol=1e-3)
+
+
 def test_quantiles_of_a_response_without_noise_are_those_of_f():
-    """The hardest case: the mixture is of steps."""
+    """As a mixture the hardest case: of steps, where another function is known."""
     guide = guide_of(lambda f: dist.Normal(f, 1e-9))
+    mean, sd = moments(guide)
     found = sgp.predict(guide, PARAMS, X_NEW, quantiles=[0.05, 0.95])["y"]
-    got = norm(*moments(guide)).cdf(found.quantiles)
+    levels = np.array([0.05, 0.95])[:, None]
+    assert_allclose(found.quantiles, norm(mean, sd).ppf(levels), rtol=1e-8)
+    guide = guide_of(lambda f: dist.TruncatedNormal(f, 1e-9, low=-1e3))
+    found = sgp.predict(guide, PARAMS, X_NEW, quantiles=[0.05, 0.95])["y"]
+    got = norm(mean, sd).cdf(found.quantiles)
     assert_allclose(got, [[0.05] * 3, [0.95] * 3], atol=1.01e-3)
+
+
+def test_sums_of_functions_and_noise_that_is_one_are_mixtures_of_normals():
+    def model(X, y=None):
+        X = X[:, :1]
+        a, b, c = (
+            numpyro.sample(k, sgp.GaussianProcess(sgp.kernels.RBF(), X)) for k in "abc"
+        )
+        scale = jnp.exp(0.5 * c - 1.0) if is_scale else 0.4
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(a + 2.0 * b, scale), obs=y)
+
+    levels = np.array([0.02, 0.7])
+    for is_scale in (False, True):
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(2))
+        guide.setup(X_NEW, jnp.zeros(3))
+        params, q = guide.known().starts, {}
+        for name in "abc":
+            params[f"{name}_auto_qu_mu"] = jnp.array([0.5, -0.7])
+        q = guide.posterior(params, X_NEW)
+        mean = q["a"].mean + 2.0 * q["b"].mean
+        variance = q["a"].variance + 4.0 * q["b"].variance
+        found = sgp.predict(guide, params, X_NEW, quantiles=levels)["y"].quantiles
+        for level, y in zip(levels, found, strict=True):
+            c = q["c"].mean + jnp.sqrt(q["c"].variance) * norm.ppf(
+                (np.arange(2000)[:, None] + 0.5) / 2000
+            )
+            noise = jnp.exp(0.5 * c - 1.0) if is_scale else 0.4
+            got = np.mean(norm(mean, np.sqrt(variance + noise**2)).cdf(y), axis=0)
+            assert_allclose(got, level, atol=5e-3)
 
 
 def poisson_counts(f):

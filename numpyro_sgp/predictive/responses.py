@@ -136,10 +136,13 @@ def _points(posteriors, rule, key, given, others) -> dict:
     repeated = jax.tree.map(
         lambda v: jnp.broadcast_to(v, (len(weight), *jnp.shape(v))), (given, others)
     )
+    places = [node.reshape(len(weights), -1) for node in nodes.values()]
+    places = jnp.concatenate(places, axis=1)
     return {
         "f": {**f, **repeated[0]},
         "others": repeated[1],
         "weight": weight,
+        "z": jnp.tile(places, (len(weight) // len(weights), 1)),
         "key": jax.random.split(key, len(weight)),
     }
 
@@ -156,7 +159,7 @@ def _of_gp(weights, means, variances, levels):
         return jnp.sum(weights * ndtr((y[:, None] - means) / sds), axis=1)
 
     if len(means) == 1 or not levels.size:
-        quantiles = mean + sd * ndtri(levels).reshape(-1, *(1,) * mean.ndim)
+        quantiles = _normal(mean, sd, levels)
     else:
         quantiles = solved(cdf, levels, mean, sd)
     return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
@@ -297,7 +300,13 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
         bounds = _widest(fn_at, fn, for_quantiles)
         is_discrete = bool(fn.support.is_discrete)
         by_few = len(for_quantiles["weight"]) >= 2 * _FEW_POINTS
-        quantiles = solved(cdf, levels, mean, sd, bounds, is_discrete, by_few)
+        options = bounds, is_discrete, by_few
+        search = partial(solved, cdf, levels, mean, sd, *options)
+        if type(innermost(fn)) is dist.Normal and "z" in for_moments:
+            is_normal = _is_normal(fn_at, fn, for_moments, variance)
+            quantiles = jax.lax.cond(is_normal, lambda: _normal(mean, sd, levels), search)
+        else:
+            quantiles = search()
     else:
         order = jnp.argsort(draws, axis=0)
         reached = jnp.cumsum(weights[order], axis=0)
@@ -305,6 +314,30 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
         first = jax.vmap(lambda level: jnp.argmax(reached >= level, axis=0))(levels)
         quantiles = jnp.take_along_axis(ordered, first, axis=0)
     return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
+
+
+def _is_normal(fn_at, fn, points, variance):
+    """
+    Whether a response that is normal given f is so by itself, at all rows: the scale is the
+    same at all points, and the mean is linear in what f is placed by.
+    """
+    centre = innermost(fn).loc
+
+    def of(point):
+        inner = innermost(fn_at(point))
+        shift, scale = inner.loc - centre, inner.scale
+        return shift, shift**2, [shift * z for z in point["z"]], scale, scale**2
+
+    shift, square, slopes, scale, scale_square = _average(of, points)
+    rest = square - shift**2 - sum(slope**2 for slope in slopes)
+    rounding = max(64 * float(jnp.finfo(variance.dtype).eps), 1e-11) * variance
+    is_one = jnp.abs(scale_square - scale**2) <= rounding
+    return jnp.all(is_one & (jnp.abs(rest) <= rounding))
+
+
+def _normal(mean, sd, levels):
+    """Quantiles of a normal response."""
+    return mean + sd * ndtri(levels).reshape(-1, *(1,) * mean.ndim)
 
 
 def _probs(fn):
