@@ -136,8 +136,8 @@ def _points(posteriors, rule, key, given, others) -> dict:
     repeated = jax.tree.map(
         lambda v: jnp.broadcast_to(v, (len(weight), *jnp.shape(v))), (given, others)
     )
-    places = [node.reshape(len(weights), -1) for node in nodes.values()]
-    places = jnp.concatenate(places, axis=1)
+    flat = [node.reshape(len(weights), -1) for node in nodes.values()]
+    places = jnp.concatenate(flat, axis=1)
     return {
         "f": {**f, **repeated[0]},
         "others": repeated[1],
