@@ -333,6 +333,7 @@ def test_correlations_of_patches_are_in_the_bound_or_left_out(joint):
     assert abs(value - expected) < 5 * np.std(draws) * np.sqrt(2) * 1.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [False, True])
 def test_a_mean_that_combines_patches_is_no_likelihood_that_ties_rows(chosen):
     """Two image-valued layers: the filters of the second sum values of the first."""
@@ -380,6 +381,7 @@ def test_draws_of_layers_are_independent_of_those_of_other_latents():
     assert_allclose([noise.mean(), noise.std()], [0.0, 1.0], atol=0.25)
 
 
+@pytest.mark.slow
 def test_a_layer_that_feeds_a_mean_is_integrated_too():
     def model(X, y=None):
         f1 = numpyro.sample("f1", sgp.GaussianProcess(RBF(), X))

@@ -218,6 +218,7 @@ def test_a_model_may_take_a_frame_apart_by_its_columns():
     assert_allclose(sgp.predict(guide, params, frame)["f"].mean, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_guide_of_arrays_takes_the_matrix_of_a_frame(count_compiled):
     """Of which the mean is one number, and that of the frame one for each column."""
 

@@ -110,6 +110,7 @@ NARROW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [slow(k) if k in ("heavy tails", "kinks") else k for k in NARROW]
 )
@@ -163,6 +164,7 @@ def test_several_functions_have_their_closed_form(likelihood, number):
     assert_allclose(got, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [NOISE, 3.0])
 def test_rows_of_f_may_be_in_another_order_than_observations(noise):
     """Each value of f has an observation, but not that of its row."""
@@ -244,6 +246,7 @@ def test_rules_that_draw_depend_on_the_key(single):
         assert (np.abs(values - expected) < 5 * error + 1e-3 * error).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
 def test_a_mixture_is_the_mixture_of_its_components(covariance):
     guide = set_up(normal, sgp.MixtureSVGP(2, 2, inducing=Z, covariance=covariance))
@@ -316,6 +319,7 @@ def test_masked_rows_are_nan_and_do_not_count(single):
     assert_allclose(got, np.where(mask, known, np.nan), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plates", "event", "expanded"])
 def test_a_row_has_the_density_of_the_outputs_that_are_not_masked(kind):
     mask = jnp.array([[True, True], [True, False], [False, True], [False, False]])

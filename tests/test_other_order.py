@@ -37,6 +37,7 @@ def fitted():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number, batch_size", [(310, None), (150, None), (180, 60)])
 def test_responses_are_as_many_as_there_are_and_at_their_rows(fitted, number, batch_size):
     times = np.linspace(0.0, 5.0, 180)
@@ -72,6 +73,7 @@ def test_scores_of_sharp_likelihoods_are_those_of_their_rows(fitted):
     assert_allclose(found, norm(mean, sd).logpdf(y), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["masked", "one of two"])
 def test_scores_of_rows_in_orders_of_their_own(kind):
     """Far from the mean with little noise, where nodes of q(f) alone find nothing."""
@@ -117,6 +119,7 @@ def test_batches_of_rows_in_another_order_are_refused():
         sgp.fit(model, sgp.SVGP(4), data, batch_size=10, steps=2, progress_bar=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rows_of_many_columns_and_of_features_are_apart(dtype):
     """However products of them are rounded."""

@@ -179,6 +179,7 @@ def test_of_two_classes_the_larger_function_is_no_tie_of_nodes():
     np.testing.assert_allclose(density, np.log(exact[:, 0]), atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 3])
 def test_labels_of_masked_rows_are_no_numbers_of_the_bound(classes):
     mean, variance = jnp.zeros((classes, 2)), jnp.ones((classes, 2))
@@ -203,6 +204,7 @@ def test_the_largest_of_functions_of_unlike_variances(sds):
         assert abs(found[own] - total) < (1e-9 if len(sds) == 2 else 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exact", "fn"),
     [
@@ -233,6 +235,7 @@ def test_levels_of_large_counts_and_shapes_in_float32(exact, fn):
     np.testing.assert_allclose(found, exact.cdf(y.astype(float)), atol=6e-4)
 
 
+@pytest.mark.slow
 def test_gamma_responses_of_next_to_no_noise_in_float32():
     with jax.enable_x64(False):
         shape, level = 1e7, 0.3

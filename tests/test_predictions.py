@@ -263,6 +263,7 @@ def test_many_classes_have_probabilities_in_a_last_axis():
     assert_allclose(found.sum(axis=1), 1.0)
 
 
+@pytest.mark.slow
 def test_random_latents_are_averaged():
     def model(X, y=None):
         noise = numpyro.sample("noise", dist.LogNormal())
@@ -327,6 +328,7 @@ def of_two_parts(f):
     return dist.MixtureGeneral(halves, parts, support=dist.constraints.real)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("likelihood", "known", "observed"),
     [
@@ -606,6 +608,7 @@ VECTORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [k if k == "multinomial" else slow(k) for k in VECTORS])
 def test_entries_of_vectors_have_the_predictions_of_numbers(kind):
     """Of multinomial counts too, whose totals are an argument: NumPyro draws no such."""
@@ -631,6 +634,7 @@ def test_entries_of_vectors_have_the_predictions_of_numbers(kind):
     assert_allclose(found.quantiles[..., 0], expected.quantiles, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "likelihood",
     [

@@ -171,6 +171,7 @@ def test_layers_and_functions_and_draws():
     assert_allclose(kept["y"].sd, plain["y"].sd, rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("called", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_it_is_a_part_of_what_jax_traces(called):
     params, X = q_params(0.9, jnp.float64), jnp.asarray(X_NEW[:5])

@@ -196,6 +196,7 @@ def test_a_check_of_other_data_of_the_same_shapes_compiles_next_to_nothing(compi
     assert len(compiled) <= 1  # that of rows that the likelihood ties together
 
 
+@pytest.mark.slow
 def test_diagnostics_of_a_model_that_looks_at_its_data():
     def model(X, y=None, looks=True):
         if looks and y is not None and np.max(np.asarray(y)) > 1e6:
@@ -472,6 +473,7 @@ def test_bounds_ask_for_no_equality(approximation):
     assert not asks(jax.value_and_grad(loss), params)
 
 
+@pytest.mark.slow
 def test_guides_of_the_same_model_predict_and_score_by_the_same_programs(compiled):
     def model(X, y=None):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))

@@ -338,6 +338,7 @@ def test_it_is_computed_unasked_where_it_is_cheap():
         assert not rows(201, fixed_model, fixed)
 
 
+@pytest.mark.slow
 def test_to_arviz_and_compare_report_it():
     guide = exact_guide()
     svi = SVI(fixed_model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())

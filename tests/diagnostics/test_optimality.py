@@ -167,6 +167,7 @@ def other_model(X, y=None, likelihood="bernoulli"):
         numpyro.sample("y", fn, obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("likelihood", ["bernoulli", "poisson"])
 def test_for_other_likelihoods_they_are_close_to_what_the_bound_gains(likelihood):
     rng = np.random.default_rng(2)

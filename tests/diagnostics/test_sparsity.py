@@ -245,6 +245,7 @@ def trained(approximation, y, steps=60, loss=None, **kwargs):
     return guide, result.params, -float(evaluate(result.state, X, y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["poisson", slow("bernoulli"), slow("student")])
 def test_the_gain_is_that_of_solve_gp_and_less_than_that_of_all_points(kind):
     values = {"poisson": counts, "bernoulli": signs, "student": y}[kind]
@@ -318,6 +319,7 @@ def rbf(variance, lengthscale):
     return variance * np.exp(-0.5 * cdist(X, X, "sqeuclidean") / lengthscale**2)
 
 
+@pytest.mark.slow
 def test_inducing_variables_of_other_domains_take_further_points():
     waves = [[0.5, 0.0], [1.5, 0.0], [1.5, 1.6], [3.0, 0.0], [3.0, 1.6]]
     approximation = sgp.SVGP(
@@ -332,6 +334,7 @@ def test_inducing_variables_of_other_domains_take_further_points():
     assert lower <= evidence <= upper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tight", ["diagonal", "scalar"])
 def test_the_gain_of_a_tight_bound_is_that_of_a_tight_solve_gp(tight):
     options = {**OPTIONS, "tight": tight}
@@ -376,6 +379,7 @@ def test_random_bounds_are_scored_with_other_keys(kind):
         assert bracket.unknown == "hyperparameters are drawn by the guide"
 
 
+@pytest.mark.slow
 def test_float32_tells_the_same():
     guide, params, _ = trained(sgp.SVGP(M, **OPTIONS), y)
     known = sparsity_curve(guide, params, X, y)

@@ -159,6 +159,7 @@ class Undrawable(dist.Normal):
         raise NotImplementedError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["black box", "no sample"])
 def test_f_is_predicted_where_the_response_cannot_be_drawn(kind):
     def log_prob(y, f):

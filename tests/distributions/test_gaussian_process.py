@@ -230,6 +230,7 @@ def test_condition_takes_the_mean_function_to_the_new_inputs():
     assert_allclose(at_mean.mean, X_new @ WEIGHTS + 0.3, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rows_far_out_leave_what_is_known_of_others_as_it_is(dtype):
     """Their variance raised the jitter of all: an sd of .2 where it is next to zero."""

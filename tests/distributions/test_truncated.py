@@ -257,6 +257,7 @@ def test_other_bases_are_cut_off_far_away_too(name):
         np.testing.assert_allclose(cumulative.cdf(fn, value), level, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gammas_are_cut_off_and_censored_far_away_in_single_precision():
     """Of NumPyro they had -15.94, whatever the rate, and no slope; cut off, -inf."""
     rates = np.exp([1.0, 3.0, 4.0, 5.0])
@@ -468,6 +469,7 @@ def test_infinite_limits_are_none_where_the_scale_is_learned():
     np.testing.assert_allclose(bounds[0], bounds[1], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_censored_row_far_off_pulls():
     """In float32 1 - F is a multiple of 6e-8 in NumPyro, without a slope below."""
     with jax.enable_x64(False):
@@ -524,6 +526,7 @@ def test_degrees_of_freedom_of_censored_rows_can_be_learned(df, single):
     )
 
 
+@pytest.mark.slow
 def test_rows_near_the_start_of_their_support_keep_their_digits():
     """In float32 these were the log of the least number, without a slope."""
     with jax.enable_x64(False):

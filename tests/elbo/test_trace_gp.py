@@ -331,6 +331,7 @@ def test_mutable_state_of_a_model_is_that_of_the_likeliest_node():
     assert_allclose(result["mutable_state"]["state"]["total"], np.sum(q.mean), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_latents_of_a_branch_are_those_of_the_guide():
     """NumPyro's ``cond`` does not replay, and drew them from the prior."""
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from numpy.testing import assert_allclose
 
 import numpyro_sgp as sgp
@@ -83,6 +84,7 @@ def test_gaussian_sites_give_the_posterior_of_sparse_gp_regression():
         assert_allclose(mean[q], expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_variances_of_many_inducing_points_are_dense_ones_for_every_upper_factor():
     # Products with factors of more than 512 rows are made by blocks.
     M, rows, noise = 520, 390, 0.3

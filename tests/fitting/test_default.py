@@ -331,6 +331,7 @@ def test_time_is_kept_for_what_is_to_come():
     assert limits.reached(0, 150.0) == "the time was used up"
 
 
+@pytest.mark.slow
 def test_a_step_that_is_too_long_is_undone(poisson_fit):
     svi = poisson_fit.svi
     state = svi.init(jax.random.key(0), X, COUNTS)
@@ -518,6 +519,7 @@ def test_starts_have_the_lengthscales_that_are_meant_under_any_base_guide(base, 
         assert_allclose(logs if apart else logs.mean(), wanted if apart else wanted.mean())
 
 
+@pytest.mark.slow
 def test_a_lengthscale_of_a_tree_of_parameters_starts_where_it_is():
     def model(X, y=None):
         net = numpyro.param("net", {"scale": jnp.ones(()), "log": jnp.zeros(2)})
@@ -546,6 +548,7 @@ def test_random_bounds_have_an_error():
     assert others.error > 0.0 and "more iterations" in others.told
 
 
+@pytest.mark.slow
 def test_limits_are_kept_and_told():
     fitted = fit(poisson, sgp.SVGP(8), (X, COUNTS), steps=3, tolerance=1e-6)
     assert len(fitted.losses) <= 3 and fitted.stopped == "at the limit of 3 steps"
@@ -555,6 +558,7 @@ def test_limits_are_kept_and_told():
     assert fitted.stopped == "the time was used up"
 
 
+@pytest.mark.slow
 def test_an_edge_is_told_once_however_many_attempts_end_there():
     def model(X, y=None):
         noise = numpyro.param("noise", 1.0)
@@ -739,6 +743,7 @@ def test_batches_of_a_model_without_a_plate_are_refused():
         fit(model, sgp.SVGP(5), (X, Y), batch_size=10)
 
 
+@pytest.mark.slow
 def test_frames_are_matrices(learned_fit):
     pandas = pytest.importorskip("pandas")
     frame, series = pandas.DataFrame(X), pandas.Series(Y)

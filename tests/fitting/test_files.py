@@ -258,6 +258,7 @@ def test_what_is_ones_own_has_to_be_given_again(tmp_path):
     assert_same(found, known)
 
 
+@pytest.mark.slow
 def test_numbers_among_the_options_of_a_base_guide_come_back(tmp_path):
     rank = functools.partial(AutoLowRankMultivariateNormal, rank=1, init_scale=0.2)
 

@@ -139,6 +139,7 @@ def test_errors_of_a_model_with_lists_of_arrays_are_its_own():
         untrained(shifted, (X, [np.ones(3), np.ones(4)], np.arange(15)))
 
 
+@pytest.mark.slow
 def test_without_arguments_latents_are_at_the_training_inputs(fitted):
     draws = fitted.sample(jax.random.key(0), sample_shape=(3,))
     assert draws["f"].shape == (3, 15) and draws["lengthscale"].shape == (3,)
@@ -169,6 +170,7 @@ def test_copies_and_pickles_are_without_the_training(fitted):
         assert_array_equal(other.predict(X[:3])["y"].mean, expected)
 
 
+@pytest.mark.slow
 def test_scores_leave_out_what_a_mask_hides(fitted):
     key = jax.random.key(0)
     score = fitted.log_score(X, Y, seen=SEEN, num_draws=3, rng_key=key)["y"]
@@ -356,6 +358,7 @@ def test_without_data_the_range_is_that_of_the_inducing_points(at_points):
     assert_allclose([x[0], x[-1]], [Z.min() - 0.05 * np.ptp(Z), Z.max() + 0.05 * np.ptp(Z)])
 
 
+@pytest.mark.slow
 def test_over_two_columns_colours_are_the_mean():
     model, X, y = regression(columns=2)
     fitted = untrained(model, (X, y))

@@ -145,6 +145,7 @@ def test_a_jitter_of_its_own_is_not_told_to_be_smaller():
     assert "jitter" not in row.mend
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_32_bits_only_leaves_it_unknown():
     def narrow(X, y=None):
         if X.dtype != np.float32:

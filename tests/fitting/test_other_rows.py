@@ -54,6 +54,7 @@ def test_predictions_of_rows_that_a_plate_draws_are_refused():
     assert np.isnan(family.nats) and "minibatch" in family.told
 
 
+@pytest.mark.slow
 def test_a_guide_that_was_set_up_with_all_rows_tells_of_a_batch_too(tmp_path):
     """As one from a file, which two rows are an example for."""
 
@@ -133,6 +134,7 @@ def test_inputs_that_a_latent_scales_are_the_same_rows():
         sgp.fit(scaled, fitted, (X[:9], Y[:9]), **QUIET)
 
 
+@pytest.mark.slow
 def test_losses_that_are_not_believed_show_nothing(recwarn):
     """Of three steps none may be: NumPy warned of the mean of an empty slice."""
 

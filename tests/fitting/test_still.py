@@ -29,6 +29,7 @@ def model(X, y=None, *, smooth=False):
         numpyro.sample("y", dist.Normal(f + mean + jnp.floor(steps).sum(), 0.5), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("smooth", [False, True])
 def test_what_is_compared_with_alone_is_told(smooth):
     guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
@@ -37,6 +38,7 @@ def test_what_is_compared_with_alone_is_told(smooth):
     assert found == (["steps"] if smooth else ["steps", "tau"])
 
 
+@pytest.mark.slow
 def test_a_fit_warns_of_it():
     with pytest.warns(UserWarning, match="'steps' and 'tau' are where the prior puts them"):
         fitted = sgp.fit(model, sgp.SVGP(3), (X, Y), steps=2, progress_bar=False)

@@ -33,6 +33,7 @@ def test_noise_that_runs_to_zero_is_told():
     assert fitted.params["noise"] < 1e-12
 
 
+@pytest.mark.slow
 def test_a_component_that_is_not_needed_is_not_told():
     """Its variance may go to zero: the bound has a limit there."""
 

@@ -132,6 +132,7 @@ def test_priors_that_say_nothing_are_no_unit():
     assert batches.bound + left > whole.bound - 0.5
 
 
+@pytest.mark.slow
 def test_units_of_latents_that_depend_on_each_other_are_left_alone():
     """Effects about a mean that is a latent too: their units go together."""
 

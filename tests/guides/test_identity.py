@@ -140,6 +140,7 @@ def test_a_fingerprint_tells_another_structure(fitted, change):
     assert made(**change)[0].fingerprint() != fitted[0].fingerprint()
 
 
+@pytest.mark.slow
 def test_a_fingerprint_looks_into_kernels_of_other_classes():
     class Mine:
         def __call__(self, X1, X2):

@@ -86,6 +86,7 @@ def test_a_scoped_guide_is_the_guide(plain):
         guide.posterior(renamed, X)
 
 
+@pytest.mark.slow
 def test_a_scoped_guide_is_set_up_and_trained_by_svi():
     model = scope(poisson_model, prefix="a")
     guide = sgp.AutoSparseGP(poisson_model, sgp.SVGP(3), AutoNormal)

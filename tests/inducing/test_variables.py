@@ -57,6 +57,7 @@ def check_joint_covariance(kernel, inducing, X):
     return joint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_patches_have_the_covariances_of_double_sums(case):
     kernel, X, Z, Kff, Kuf, Kuu = problem(case)

@@ -382,6 +382,7 @@ def grouped_with(of_groups):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "of_groups",
     [
@@ -424,6 +425,7 @@ def test_slopes_of_other_groups_are_told_apart_at_any_scale(x64, few):
             assert field.groups.axes == expected
 
 
+@pytest.mark.slow
 def test_weights_that_cancel_in_some_rows_are_of_one_group(few):
     """In float32 rounding is all that there is of them."""
 
@@ -478,10 +480,12 @@ def test_later_rows_of_several_groups_are_no_rows_of_one(few):
         assert bool(np.isfinite(terms["likelihood"])) is finite
 
 
+@pytest.mark.slow
 def test_few_groups_are_dense():
     assert profile_of(intercepts, True).field.groups is None
 
 
+@pytest.mark.slow
 def test_the_size_of_a_field_is_that_of_its_rows(few, monkeypatch):
     monkeypatch.setattr(placing, "MAX_FIELD", 16)
     assert profile_of(intercepts, True).field.size == 22

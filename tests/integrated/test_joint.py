@@ -280,6 +280,7 @@ def test_a_single_site_is_told_nothing_of_it(data):
     assert sgp.integrated.sites_apart(guide, guide.known().starts, (X, y), {}) is None
 
 
+@pytest.mark.slow
 def test_hyperparameters_whose_support_another_latent_sets():
     """Beyond the support that the set-up had, of a uniform below 2.7."""
 

@@ -150,6 +150,7 @@ def test_what_combines_rows_is_drawn_alone():
     assert abs(draws.mean() - q.mean) < 0.15 * q.sd
 
 
+@pytest.mark.slow
 def test_differences_of_rows_are_drawn_alone():
     """Of any two between inducing points, whatever signs their rows happen to get."""
     pairs = [(2, 3), (5, 6), (8, 9), (17, 18), (3, 27), (1, 14)]
@@ -188,6 +189,7 @@ def test_the_dense_posterior():
     np.testing.assert_allclose(found.log_evidence, other.log_evidence, atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_kernel_of_ones_own_with_a_sampled_number():
     class Kernel:
         def __init__(self, lengthscale):
@@ -221,6 +223,7 @@ def test_weights_of_outputs_are_hyperparameters():
     assert found.field.thetas == ("w",) and found.field.layout.number == 1
 
 
+@pytest.mark.slow
 def test_large_counts_in_float32():
     y = RNG.poisson(np.exp(7.0 + np.sin(X[:, 0])))
 
@@ -270,6 +273,7 @@ def test_arviz_has_what_mcmc_has(posterior):
     np.testing.assert_allclose(data.attrs["elbo"], posterior.log_evidence)
 
 
+@pytest.mark.slow
 def test_the_verdict(posterior):
     verdict = posterior.check()
     assert verdict.converged
@@ -287,6 +291,7 @@ def test_the_verdict(posterior):
     assert verdict.causes["point estimates"].nats == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap, far", [(0.01, False), (3.0, True)])
 def test_a_large_k_alone_is_no_reason_for_mcmc(posterior, monkeypatch, gap, far):
     """Of heavy tails that hardly matter: fits with all right were sent to it."""
@@ -442,6 +447,7 @@ def test_classes():
     assert probs.shape == (4, 3) and list(np.argmax(probs, axis=1)) == [0, 0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_normal_scale_is_a_hyperparameter():
     """A latent with a normal prior on which the likelihood does not depend linearly."""
 
@@ -516,6 +522,7 @@ def test_a_deep_gp():
         run(model, (X, COUNTS))
 
 
+@pytest.mark.slow
 def test_predictors_of_several_rows():
     def model(X, y=None):
         f = site(X, sgp.kernels.Matern12())

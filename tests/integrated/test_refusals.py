@@ -95,6 +95,7 @@ def test_what_is_refused_by_name(model, approximation, match, options):
         run(model, approximation, (X, Y), progress_bar=False, **options)
 
 
+@pytest.mark.slow
 def test_a_mixture_as_the_likelihood_is_taken():
     """Mixtures are approximations that are refused; this is one in the data."""
 

@@ -702,6 +702,7 @@ def test_starts_of_T_for_each_function():
         sgp.AutoSparseGP(additive_normal, other).setup(X, y)
 
 
+@pytest.mark.slow
 def test_a_point_without_prior_variance_gets_pseudo_noise():
     """A linear kernel has none at zero, and log|S| would be infinite."""
 

@@ -187,6 +187,7 @@ def test_object_with_the_protocol_is_wrapped_without_leaves(cls):
     assert_array_equal(kernel.diag(X), theirs.diag(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [sgp.whiten, lambda m: sgp.sparsify(m, sgp.SVGP(4))])
 def test_sampled_hyperparameters_in_an_object_have_gradients(change):
     X = jnp.linspace(0.1, 2.0, 6)[:, None]

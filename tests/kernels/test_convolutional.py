@@ -172,6 +172,7 @@ def test_batches_of_kernels_weights_and_images():
         assert_allclose(a[1], b, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_sums_products_jit_and_vmap():
     kernel, X, *_ = problem("all")
     both = jax.jit(lambda k, X: ((2.0 * k + Linear()).diag(X), k.diag(X)))(kernel, X)

@@ -254,6 +254,7 @@ def test_it_starts_where_it_is_told():
     assert not feasible.init(jax.random.key(0), 0).z["f_white"].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [True, False])
 def test_float32_stays_float32(x64):
     def model():

@@ -57,6 +57,7 @@ def latent_functions(X, y):
         numpyro.sample("y", dist.Normal(f[0], jnp.exp(f[1])), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [model, latent_functions])
 @pytest.mark.parametrize("kernel", [NUTS, HMC])
 def test_hmc_on_function_values_hints_at_whitening(kernel, model):

@@ -45,6 +45,7 @@ def test_a_scope_inside_of_the_model_changes_names_alone():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_chains_of_a_scoped_model_are_arviz_data():
     mcmc = MCMC(NUTS(sgp.whiten(scoped)), num_warmup=5, num_samples=5, progress_bar=False)
     mcmc.run(jax.random.key(0), X, Y, extra_fields=("potential_energy",))

@@ -405,6 +405,7 @@ def test_nothing_is_traced_again_where_nothing_changed(count_compiled):
     assert len(runs) == 1 and count_compiled() == 0
 
 
+@pytest.mark.slow
 def test_a_check_is_not_of_two_models(monkeypatch):
     monkeypatch.setitem(globals(), "SHIFT", 0.0)
 
@@ -557,6 +558,7 @@ def test_what_is_run_without_jit_is_compiled_all_the_same():
     assert found["y"].mean.shape == (8,)
 
 
+@pytest.mark.slow
 def test_a_model_that_holds_its_fit_is_freed():
     class Own:
         def __init__(self):

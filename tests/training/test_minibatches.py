@@ -236,6 +236,7 @@ def test_schedules_count_steps(data):
     assert np.abs(five.params["w"]).min() > 0.01
 
 
+@pytest.mark.slow
 def test_second_calls_compile_nothing(svi, data, count_compiled):
     held_out = {"validation": data, "every": 10}
     first = fit(svi, data, 20, **held_out)
@@ -248,6 +249,7 @@ def test_second_calls_compile_nothing(svi, data, count_compiled):
     assert count_compiled() == 0
 
 
+@pytest.mark.slow
 def test_second_predictions_compile_nothing(svi, data, count_compiled):
     X, y = (jnp.asarray(a) for a in data)
     params = fit(svi, data, 4).params
@@ -266,6 +268,7 @@ def test_second_predictions_compile_nothing(svi, data, count_compiled):
 # ---- held-out data --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_best_parameters_are_returned(svi, data):
     """Held-out data that training moves away from."""
     held_out = (data[0][:9], -data[1][:9])

@@ -89,6 +89,7 @@ def test_lbfgs_on_the_optimal_q_finds_the_joint_optimum_in_fewer_iterations():
     assert len(a.losses) < len(b.losses) / 2
 
 
+@pytest.mark.slow
 def test_a_full_covariance_goes_to_its_optimum_before_each_evaluation():
     points = sgp.SVGP(inducing=Z, train_inducing=False)
     options = {"progress_bar": False, "max_iterations": 300}

@@ -128,6 +128,7 @@ def test_a_padded_fit_is_that_of_the_rows_that_count(fits):
     assert np.isfinite(verdict.to_dataframe().nats.iloc[0])
 
 
+@pytest.mark.slow
 def test_a_table_as_long_as_the_filled_rows_stays_whole():
     def model(X, group, table, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.8), X))
@@ -142,6 +143,7 @@ def test_a_table_as_long_as_the_filled_rows_stays_whole():
     assert_allclose(drawn["mean"] - drawn["f"], np.arange(11) + 5.0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_fit_goes_on_with_more_data_and_compiles_nothing(fits, monkeypatch, tmp_path):
     from numpyro_sgp import _programs
 
