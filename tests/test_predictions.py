@@ -117,6 +117,17 @@ def test_a_normal_response_that_is_none_by_itself_is_a_mixture(likelihood):
         assert_allclose(np.mean(given.cdf(y), axis=0), level, atol=1e-3)
 
 
+def test_quantiles_of_smooth_responses_are_those_of_fine_grids():
+    guide = guide_of(lambda f: dist.Gamma(3.0, 3.0 * jnp.exp(-f)), y=jnp.ones(4))
+    mean, sd = moments(guide)
+    levels = [0.001, 0.3, 0.99]
+    found = sgp.predict(guide, PARAMS, X_NEW, quantiles=levels)["y"].quantiles
+    f = mean[:, None] + sd[:, None] * GRID
+    for level, y in zip(levels, found, strict=True):
+        given = gamma(3.0, scale=np.exp(f) / 3.0).cdf(y[:, None])
+        assert_allclose(given @ WEIGHTS, level, atol=1e-6)
+
+
 def test_quantiles_of_a_response_without_noise_are_those_of_f():
     """As a mixture the hardest case: of steps, where another function is known."""
     guide = guide_of(lambda f: dist.Normal(f, 1e-9))

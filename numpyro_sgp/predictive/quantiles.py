@@ -7,11 +7,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.special import ndtri
 
 _MOST_DOUBLED = 64  # reaches until values are on both sides
 _MORE_THAN_DIGITS = 8  # steps inside
-_NEARBY = 0.0625  # standard deviations that few points are off by, about
-_ROUGHLY = 0.01  # of a level, by few points
+_NORMALLY = 0.25  # standard deviations that normal quantiles are off by, about,
+_NEARBY = 0.0625  # and those by few points
+_ROUGHLY = 0.01  # of a level, by few points,
+_AGREED = 1e-4  # and where others agree with them
+ROUGH, OTHERS, ALL = 0, 1, 2  #: which points: few, as many others, or all
 
 
 class _State(NamedTuple):
@@ -49,7 +53,7 @@ def solved(
     sd: Array,
     bounds: tuple = (-jnp.inf, jnp.inf),
     discrete: bool = False,
-    by_few: bool = False,
+    phases: tuple[int, ...] = (ALL,),
 ) -> Array:
     """
     Smallest y with ``cdf(y) >= level``: by bisection of whole numbers, and else by the ITP
@@ -58,63 +62,97 @@ def solved(
 
     Derivatives are those of the root, by the slope of the cdf there.
 
-    :param cdf: from values of shape ``(levels, *shape)``, and whether few points do; None
-        where derivatives are taken, by all of them.
+    :param cdf: from values of shape ``(levels, *shape)``, and which points it is averaged
+        over: a number of Python, `ROUGH` or `ALL`, where derivatives are taken.
     :param mean: where to begin to look, of shape ``shape``; where it is not finite, at 0.
     :param sd: how far at first, likewise.
     :param bounds: what values lie between.
     :param discrete: whether they are whole numbers.
-    :param by_few: whether to look by few points first, from where less is left to do.
+    :param phases: by which points it looks in turn. Where `OTHERS` find at the root of
+        `ROUGH` ones what these do there, it stays.
     :return: shape ``(levels, *shape)``; NaN where the cdf is.
     """
+    places = ndtri(levels).reshape(-1, *(1,) * mean.ndim)
     levels = levels.reshape(-1, *(1,) * mean.ndim)
     lowest = bounds[0] - 1 if discrete else bounds[0]  # where the cdf is 0
     width = jnp.where(jnp.isfinite(sd) & (sd > 0), sd, 1.0)
     near = max(16 * jnp.finfo(mean.dtype).eps, 1e-9)
+    roughly = near if OTHERS in phases else _ROUGHLY
 
-    def over(y, few):
+    def over(y, which):
         # NumPyro's cdf may be continuous between whole numbers.
-        found = cdf(y, few) - levels
+        found = cdf(y, which) - levels
         return jnp.where(y <= lowest, -levels, jnp.where(y >= bounds[1], 1 - levels, found))
 
-    def look(start, few):
-        reach = jnp.where(few, width, width * (_NEARBY if by_few else 1.0))
-        close = 0.0 if discrete else jnp.where(few, _ROUGHLY, near)
-        where = start, reach, (lowest, bounds[1]), close, discrete
-        found = _searched(partial(over, few=few), *where)
-        return jnp.where(jnp.isfinite(found), found, start), found
+    def look(state, which):
+        start, at, is_known = state
+        is_rough, is_check = which == ROUGH, which == OTHERS
+        is_first = is_rough if len(phases) > 1 else True
+        reach = width * jnp.where(is_first, _NORMALLY, _NEARBY)
+        close = 0.0 if discrete else jnp.where(is_rough, roughly, near)
+        most = jnp.where(is_check, 1, _MOST_DOUBLED + _most_inside(mean.dtype))
+        where = start, reach, (lowest, bounds[1]), close, discrete, most, is_known
+        found, at_found = _searched(partial(over, which=which), *where)
+        agrees = is_check & (jnp.abs(at_found - at) <= _AGREED)
+        found = jnp.where(is_check | is_known, start, found)
+        kept = jnp.where(jnp.isfinite(found), found, start)
+        return (kept, at_found, is_known | agrees), found
 
     def solve(_, start):
-        phases = jnp.array([True, False] if by_few else [False])
-        return jax.lax.scan(look, start, phases)[1][-1] + 0.0  # no -0
+        start, _ = start
+        nothing = jnp.full_like(start, jnp.nan), jnp.zeros(start.shape, bool)
+        last, found = jax.lax.scan(look, (start, *nothing), jnp.array(phases))
+        return found[-1] + 0.0, last[2].astype(start.dtype)  # no -0
 
-    centre = jnp.where(jnp.isfinite(mean), mean, 0.0)
-    start = jnp.clip(centre, lowest, bounds[1]) + jnp.zeros((len(levels), *mean.shape))
-    start = jax.lax.stop_gradient(start)
+    def at_root(root):
+        y, is_rough = root
+        if OTHERS not in phases:
+            return over(y, ALL), is_rough
+        return jnp.where(is_rough > 0.0, over(y, ROUGH), over(y, ALL)), is_rough
+
+    centre = jnp.where(jnp.isfinite(mean), mean, 0.0) + width * places
+    start = jax.lax.stop_gradient(jnp.clip(centre, lowest, bounds[1]))
+    first = start, jnp.zeros_like(start)
     if discrete:  # steps, whose derivatives are zero
-        return jax.lax.stop_gradient(solve(None, start))
-    return jax.lax.custom_root(partial(over, few=None), start, solve, _over_slope)
+        return jax.lax.stop_gradient(solve(None, first)[0])
+    return jax.lax.custom_root(at_root, first, solve, _over_slope)[0]
 
 
 def _over_slope(change, value):
-    """Of a function of each number by itself; zero where it is flat, as at an end."""
-    slope = change(jnp.ones_like(value))
-    return jnp.where(slope > 0.0, value / jnp.where(slope > 0.0, slope, 1.0), 0.0)
+    """
+    Of a function of each number by itself, zero where it is flat, as at an end; and of
+    what says by which points it is.
+    """
+    value, which = value
+    slope, _ = change((jnp.ones_like(value), jnp.zeros_like(which)))
+    steep = jnp.where(slope > 0.0, slope, 1.0)
+    return jnp.where(slope > 0.0, value / steep, 0.0), which
 
 
-def _searched(over, start, reach, ends, near, discrete):
-    """The least value where a function is not below zero; NaN where it is."""
-    most = jnp.finfo(start.dtype).nmant + _MORE_THAN_DIGITS
+def _most_inside(dtype) -> int:
+    """Steps with values on both sides."""
+    return jnp.finfo(dtype).nmant + _MORE_THAN_DIGITS
+
+
+def _searched(over, start, reach, ends, near, discrete, most, is_known):
+    """
+    The least value where a function is not below zero, NaN where it is; and what it is
+    there, or, where there is none on that side, at the last value.
+
+    :param most: steps in all.
+    :param is_known: where there is nothing to look for.
+    """
 
     def is_done(state):
         if discrete:
             found = state.is_between & (state.high - state.low <= 1.0)
         else:
             found = jnp.abs(state.at_high) <= near
-        return found | (state.inside > most) | jnp.isnan(state.at_high)
+        is_last = state.inside > _most_inside(start.dtype)
+        return found | is_last | jnp.isnan(state.at_high) | is_known
 
     def go_on(state):
-        return (state.step < _MOST_DOUBLED + most) & ~jnp.all(is_done(state))
+        return (state.step < most) & ~jnp.all(is_done(state))
 
     def look(state):
         found, done = over(state.y), is_done(state)
@@ -148,8 +186,10 @@ def _searched(over, start, reach, ends, near, discrete):
     unknown = zero + jnp.inf, zero - jnp.inf
     state = _State(0, start, start, start, *unknown, reach, zero, zero.astype(int))
     state = jax.lax.while_loop(go_on, look, state)
-    found = jnp.where(state.at_high > -jnp.inf, state.high, state.y)
-    return jnp.where(jnp.isnan(state.at_high), jnp.nan, found)
+    is_found = state.at_high > -jnp.inf
+    found = jnp.where(is_found, state.high, state.y)
+    found = jnp.where(jnp.isnan(state.at_high), jnp.nan, found)
+    return found, jnp.where(is_found, state.at_high, state.at_low)
 
 
 def _by_itp(state):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from numpyro_sgp.predictive.mixture import (
     components,
     shapes_and_dtype,
 )
-from numpyro_sgp.predictive.quantiles import solved
+from numpyro_sgp.predictive.quantiles import ALL, OTHERS, ROUGH, solved
 from numpyro_sgp.tracing.messages import can_draw, innermost
 from numpyro_sgp.tracing.rows import sites_on_f
 
@@ -58,19 +59,44 @@ class _Midpoints:
         return nodes, jnp.full(self.num_points, 1.0 / self.num_points, dtype)
 
 
+@dataclass(frozen=True)
+class _Trapezoids:
+    """
+    Evenly spaced values of one latent function, as an expectation rule: of functions that
+    are smooth over a fourth of its sd all digits.
+
+    :param shift: 0 or 0.5, of the spacing: as good a rule, with errors of the other sign.
+    """
+
+    shift: float
+    num_points: ClassVar[int] = 64
+
+    def nodes(self, rng_key, shapes, dtype):
+        del rng_key
+        x = (np.arange(self.num_points) + self.shift) / 4 - 8.0
+        weights = np.exp(-0.5 * x**2)
+        nodes = {
+            name: jnp.asarray(x.reshape(-1, *(1,) * len(shape)), dtype)
+            for name, shape in shapes.items()
+        }
+        return nodes, jnp.asarray(weights / weights.sum(), dtype)
+
+
 def _rules(num_functions, num_draws, shift=0.5):
     """
-    Rules for moments and for quantiles, the latter coarser where there are draws.
+    Rules for moments, for quantiles, coarser where there are draws, and two more by which
+    these are looked for first, or none.
 
     :param shift: of this draw's values.
     """
     drawn = num_draws > 1
     each = max(2048 // num_draws, 16)
     several = MonteCarlo(each, sequence="sobol")
+    if num_functions == 1 and drawn:
+        return GaussHermite(20), _Midpoints(max(1024 // num_draws, 8), shift)
     if num_functions == 1:
-        return GaussHermite(20 if drawn else 100), _Midpoints(
-            max(1024 // num_draws, 8) if drawn else 512, shift
-        )
+        first = _Trapezoids(0.0), _Trapezoids(0.5)
+        return GaussHermite(100), _Midpoints(512, shift), *first
     if num_functions == 2:
         return GaussHermite(10 if drawn else 30), several
     return several, several
@@ -170,10 +196,11 @@ def of_responses(parts, points, rng_key, levels, every: bool = False) -> dict:
     What is predicted at each response that the model has with these arguments; None for
     what cannot be.
 
+    :param points: of :func:`_rules`.
     :param every: whether at those too that do not depend on f, but on other latents; what
         cannot be predicted is not there then.
     """
-    for_moments, for_quantiles = points
+    for_moments = points[0]
 
     def run(point, values=None):
         trace = parts.run(point["f"], point["others"], point["key"], values)
@@ -198,8 +225,7 @@ def of_responses(parts, points, rng_key, levels, every: bool = False) -> dict:
             found = _of_response(
                 lambda point, name=name: cumulative.marginal(run(point)[name]["fn"]),
                 cumulative.marginal(site["fn"]),
-                for_moments,
-                for_quantiles,
+                points,
                 rng_key,
                 levels,
             )
@@ -241,7 +267,7 @@ def _check_apart(run, point, responses):
             )
 
 
-def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
+def _of_response(fn_at, fn, points, rng_key, levels):
     """
     Of a response.
 
@@ -249,6 +275,7 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
     :param fn: its distribution at some values.
     :return: a dict, or None if it can be neither integrated nor drawn.
     """
+    for_moments, for_quantiles, *first = points
     if isinstance(innermost(fn), _CLASSES):
         # Nodes of a product rule are where functions are equal, and a step has its edge.
         points = for_quantiles if isinstance(innermost(fn), RobustMax) else for_moments
@@ -293,15 +320,18 @@ def _of_response(fn_at, fn, for_moments, for_quantiles, rng_key, levels):
         quantiles = jnp.zeros((0, *mean.shape), mean.dtype)
     elif has_cdf:
 
-        def cdf(y, few):
+        def cdf(y, which):
             at = lambda point: cumulative.cdf(fn_at(point), y)  # noqa: E731
-            return _average(at, for_quantiles, few)
+            if not isinstance(which, int):
+                return _average(at, for_quantiles, which, first)
+            return _average(at, for_quantiles if which == ALL else first[which])
 
         bounds = _widest(fn_at, fn, for_quantiles)
         is_discrete = bool(fn.support.is_discrete)
-        by_few = len(for_quantiles["weight"]) >= 2 * _FEW_POINTS
-        options = bounds, is_discrete, by_few
-        search = partial(solved, cdf, levels, mean, sd, *options)
+        phases = (ROUGH, OTHERS, ALL) if first else (ROUGH, ALL)
+        if len(for_quantiles["weight"]) < 2 * _FEW_POINTS:
+            phases = (ALL,)
+        search = partial(solved, cdf, levels, mean, sd, bounds, is_discrete, phases)
         if type(innermost(fn)) is dist.Normal and "z" in for_moments:
             is_normal = _is_normal(fn_at, fn, for_moments, variance)
             quantiles = jax.lax.cond(is_normal, lambda: _normal(mean, sd, levels), search)
@@ -377,19 +407,20 @@ def _sum(weights, values):
     return einsum("s,s...->...", weights, values)
 
 
-def _average(of, points, few=None):
+def _average(of, points, which=None, first=()):
     """
     The weighted mean of ``of(point)``, a chunk of the points at a time.
 
-    :param few: a boolean, which may be traced: whether by a first few alone.
+    :param which: `ROUGH`, `OTHERS` or `ALL`, which is traced; None for all.
+    :param first: the first two of these, or none: those are a few of all then.
     """
 
     def add(total, values, weights):
         sums = jax.tree.map(partial(_sum, weights), values)
         return jax.tree.map(jnp.add, total, (sums, jnp.sum(weights)))
 
-    total, weight = _over_chunks(of, points, add, 0.0, few, weigh=True)
-    return total if few is None else jax.tree.map(lambda v: v / weight, total)
+    total, weight = _over_chunks(of, points, add, 0.0, which, first, weigh=True)
+    return total if which is None else jax.tree.map(lambda v: v / weight, total)
 
 
 def _widest(fn_at, fn, points) -> tuple:
@@ -414,24 +445,29 @@ def _widest(fn_at, fn, points) -> tuple:
     return -lower, upper
 
 
-def _over_chunks(of, points, add, start, few=None, weigh=False):
+def _over_chunks(of, points, add, start, which=None, first=(), weigh=False):
     """
     What is made of ``of(point)``, a chunk of the points at a time, each with some of all.
 
     :param add: from what there is, values of a chunk and its weights to what there is then.
     :param start: what there is at first, everywhere.
-    :param few: whether of the first chunk alone.
+    :param which: as of :func:`_average`.
+    :param first: as of :func:`_average`.
     :param weigh: whether there is a number beside, such as the sum of weights.
     """
-    weights = points["weight"]
     shapes = jax.eval_shape(of, jax.tree.map(lambda v: v[0], points))
     numbers = max(int(np.prod(s.shape)) for s in jax.tree.leaves(shapes))
-    most = len(weights) if few is None else _FEW_POINTS
+    most = len(points["weight"]) if which is None else _FEW_POINTS
     chunk = int(np.clip(_MAX_NUMBERS / numbers, 1, most))
-    num_chunks = -(-len(weights) // chunk)
-    rows = np.arange(num_chunks * chunk).reshape(chunk, num_chunks).T
-    counts = jnp.asarray(rows < len(weights))
-    rows = jnp.asarray(np.minimum(rows, len(weights) - 1))
+    sets = [len(p["weight"]) for p in (*first, points)]
+    rows, counts, ends = [], [], np.cumsum([0, *(-(-n // chunk) for n in sets)])
+    for n, before in zip(sets, np.cumsum([0, *sets]), strict=False):
+        num_chunks = -(-n // chunk)
+        spread = np.arange(num_chunks * chunk).reshape(chunk, num_chunks).T
+        counts.append(spread < n)
+        rows.append(before + np.minimum(spread, n - 1))
+    rows, counts = (jnp.asarray(np.concatenate(v)) for v in (rows, counts))
+    points = jax.tree.map(lambda *v: jnp.concatenate(v), *first, points)
 
     def go_on(i, total):
         of_chunk = jax.tree.map(lambda v: v[rows[i]], points)
@@ -439,6 +475,10 @@ def _over_chunks(of, points, add, start, few=None, weigh=False):
         return add(total, jax.vmap(of)(of_chunk), chunk_weights)
 
     total = jax.tree.map(lambda s: jnp.full(s.shape, start, s.dtype), shapes)
-    total = (total, jnp.zeros((), weights.dtype)) if weigh else total
-    number = num_chunks if few is None else jnp.where(few, 1, num_chunks)
-    return jax.lax.fori_loop(0, number, go_on, total)
+    total = (total, jnp.zeros((), points["weight"].dtype)) if weigh else total
+    begin, end = 0, len(rows)
+    if first:
+        begin, end = jnp.asarray(ends[:-1])[which], jnp.asarray(ends[1:])[which]
+    elif which is not None:
+        end = jnp.where(which == ROUGH, 1, end)
+    return jax.lax.fori_loop(begin, end, go_on, total)
