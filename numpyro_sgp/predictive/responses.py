@@ -24,7 +24,9 @@ from numpyro_sgp.predictive.mixture import (
     shapes_and_dtype,
 )
 from numpyro_sgp.predictive.quantiles import ALL, OTHERS, ROUGH, solved
+from numpyro_sgp.tracing.linear import LinearProgram
 from numpyro_sgp.tracing.messages import can_draw, innermost
+from numpyro_sgp.tracing.program import opening
 from numpyro_sgp.tracing.rows import sites_on_f
 
 _CLASSES = (
@@ -162,13 +164,10 @@ def _points(posteriors, rule, key, given, others) -> dict:
     repeated = jax.tree.map(
         lambda v: jnp.broadcast_to(v, (len(weight), *jnp.shape(v))), (given, others)
     )
-    flat = [node.reshape(len(weights), -1) for node in nodes.values()]
-    places = jnp.concatenate(flat, axis=1)
     return {
         "f": {**f, **repeated[0]},
         "others": repeated[1],
         "weight": weight,
-        "z": jnp.tile(places, (len(weight) // len(weights), 1)),
         "key": jax.random.split(key, len(weight)),
     }
 
@@ -219,6 +218,9 @@ def of_responses(parts, points, rng_key, levels, every: bool = False) -> dict:
     if not every:
         on_f = sites_on_f(made_of, {name: q.mean for name, q in parts.posteriors.items()})
     _check_apart(run, middle, {name: known[name] for name in known if name in on_f})
+    normal = set()
+    if parts.is_one_gaussian:
+        normal = _linear_in_f(run, middle, parts.posteriors, sorted(on_f))
     out = {}
     for name, site in known.items():
         if name in on_f:
@@ -228,10 +230,28 @@ def of_responses(parts, points, rng_key, levels, every: bool = False) -> dict:
                 points,
                 rng_key,
                 levels,
+                name in normal,
             )
             if found is not None or not every:
                 out[name] = found
     return out
+
+
+def _linear_in_f(run, point, posteriors, names) -> set[str]:
+    """Normal responses whose mean is linear in f, and whose scale does not depend on it."""
+
+    def made_of():
+        f = {k: opening(k, q.mean.shape, q.mean.dtype) for k, q in posteriors.items()}
+        found = run({**point, "f": {**point["f"], **f}})
+        fns = {name: innermost(cumulative.marginal(found[name]["fn"])) for name in names}
+        return {k: (fn.loc, fn.scale) for k, fn in fns.items() if type(fn) is dist.Normal}
+
+    program = LinearProgram(made_of, posteriors)
+    return {
+        name
+        for name, (loc, scale) in program.outputs.items()
+        if program.kind(loc).is_linear and not program.labels(scale)
+    }
 
 
 def _made_of(site):
@@ -267,12 +287,13 @@ def _check_apart(run, point, responses):
             )
 
 
-def _of_response(fn_at, fn, points, rng_key, levels):
+def _of_response(fn_at, fn, points, rng_key, levels, is_normal):
     """
     Of a response.
 
     :param fn_at: from values of all latents to its distribution.
     :param fn: its distribution at some values.
+    :param is_normal: whether it is normal, whatever f is.
     :return: a dict, or None if it can be neither integrated nor drawn.
     """
     for_moments, for_quantiles, *first = points
@@ -318,6 +339,8 @@ def _of_response(fn_at, fn, points, rng_key, levels):
     sd = jnp.where(jnp.isinf(mean), jnp.inf, jnp.sqrt(jnp.maximum(variance, 0.0)))
     if not levels.size:
         quantiles = jnp.zeros((0, *mean.shape), mean.dtype)
+    elif is_normal:
+        quantiles = _normal(mean, sd, levels)
     elif has_cdf:
 
         def cdf(y, which):
@@ -331,12 +354,7 @@ def _of_response(fn_at, fn, points, rng_key, levels):
         phases = (ROUGH, OTHERS, ALL) if first else (ROUGH, ALL)
         if len(for_quantiles["weight"]) < 2 * _FEW_POINTS:
             phases = (ALL,)
-        search = partial(solved, cdf, levels, mean, sd, bounds, is_discrete, phases)
-        if type(innermost(fn)) is dist.Normal and "z" in for_moments:
-            is_normal = _is_normal(fn_at, fn, for_moments, variance)
-            quantiles = jax.lax.cond(is_normal, lambda: _normal(mean, sd, levels), search)
-        else:
-            quantiles = search()
+        quantiles = solved(cdf, levels, mean, sd, bounds, is_discrete, phases)
     else:
         order = jnp.argsort(draws, axis=0)
         reached = jnp.cumsum(weights[order], axis=0)
@@ -344,25 +362,6 @@ def _of_response(fn_at, fn, points, rng_key, levels):
         first = jax.vmap(lambda level: jnp.argmax(reached >= level, axis=0))(levels)
         quantiles = jnp.take_along_axis(ordered, first, axis=0)
     return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
-
-
-def _is_normal(fn_at, fn, points, variance):
-    """
-    Whether a response that is normal given f is so by itself, at all rows: the scale is the
-    same at all points, and the mean is linear in what f is placed by.
-    """
-    centre = innermost(fn).loc
-
-    def of(point):
-        inner = innermost(fn_at(point))
-        shift, scale = inner.loc - centre, inner.scale
-        return shift, shift**2, [shift * z for z in point["z"]], scale, scale**2
-
-    shift, square, slopes, scale, scale_square = _average(of, points)
-    rest = square - shift**2 - sum(slope**2 for slope in slopes)
-    rounding = max(64 * float(jnp.finfo(variance.dtype).eps), 1e-11) * variance
-    is_one = jnp.abs(scale_square - scale**2) <= rounding
-    return jnp.all(is_one & (jnp.abs(rest) <= rounding))
 
 
 def _normal(mean, sd, levels):
