@@ -28,8 +28,6 @@ class Shown:
 class Parts(MixtureParts):
     """What predictions of responses ask of draws of all latents."""
 
-    is_one_gaussian = False
-
     def __init__(self, field, values, free, args, kwargs):
         self.field, self.args, self.kwargs = field, args, kwargs
         self.responses = list(field.responses)

@@ -64,13 +64,6 @@ class MixtureParts:
         #: Draws done at a time.
         self.chunk = int(np.clip(_MAX_NUMBERS / numbers, 1, len(self.keys)))
 
-    @property
-    def is_one_gaussian(self) -> bool:
-        """Whether all of f is Gaussian, and nothing else is averaged over."""
-        return not self.drawn and all(
-            q.num_components == 1 for q in self.posteriors.values()
-        )
-
     def at(self, keys):
         """
         One draw.

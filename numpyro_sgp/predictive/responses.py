@@ -137,7 +137,8 @@ def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
         for name, (weights, *moments) in marginals.items()
     }
     points = [{**p, "weight": p["weight"] / total} for p in points]
-    return out | of_responses(parts, points, rng_key, levels)
+    each = sum(1 for _ in components({name: parts.posteriors[name] for name in parts.last}))
+    return out | of_responses(parts, points, rng_key, levels, gaussians=each * total)
 
 
 def _components(q):
@@ -190,7 +191,7 @@ def _of_gp(weights, means, variances, levels):
     return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
 
 
-def of_responses(parts, points, rng_key, levels, every: bool = False) -> dict:
+def of_responses(parts, points, rng_key, levels, every=False, gaussians=0) -> dict:
     """
     What is predicted at each response that the model has with these arguments; None for
     what cannot be.
@@ -198,6 +199,8 @@ def of_responses(parts, points, rng_key, levels, every: bool = False) -> dict:
     :param points: of :func:`_rules`.
     :param every: whether at those too that do not depend on f, but on other latents; what
         cannot be predicted is not there then.
+    :param gaussians: of how many Gaussians in turn the points are, as many of each; 0 where
+        they are of something else.
     """
     for_moments = points[0]
 
@@ -219,8 +222,9 @@ def of_responses(parts, points, rng_key, levels, every: bool = False) -> dict:
         on_f = sites_on_f(made_of, {name: q.mean for name, q in parts.posteriors.items()})
     _check_apart(run, middle, {name: known[name] for name in known if name in on_f})
     normal = set()
-    if parts.is_one_gaussian:
-        normal = _linear_in_f(run, middle, parts.posteriors, sorted(on_f))
+    if gaussians:
+        last = {name: parts.posteriors[name] for name in parts.last}
+        normal = _linear_in_f(run, middle, last, sorted(on_f))
     out = {}
     for name, site in known.items():
         if name in on_f:
@@ -230,7 +234,7 @@ def of_responses(parts, points, rng_key, levels, every: bool = False) -> dict:
                 points,
                 rng_key,
                 levels,
-                name in normal,
+                gaussians if name in normal else 0,
             )
             if found is not None or not every:
                 out[name] = found
@@ -287,13 +291,13 @@ def _check_apart(run, point, responses):
             )
 
 
-def _of_response(fn_at, fn, points, rng_key, levels, is_normal):
+def _of_response(fn_at, fn, points, rng_key, levels, normals):
     """
     Of a response.
 
     :param fn_at: from values of all latents to its distribution.
     :param fn: its distribution at some values.
-    :param is_normal: whether it is normal, whatever f is.
+    :param normals: how many normal distributions it is a mixture of; 0 for others.
     :return: a dict, or None if it can be neither integrated nor drawn.
     """
     for_moments, for_quantiles, *first = points
@@ -339,8 +343,9 @@ def _of_response(fn_at, fn, points, rng_key, levels, is_normal):
     sd = jnp.where(jnp.isinf(mean), jnp.inf, jnp.sqrt(jnp.maximum(variance, 0.0)))
     if not levels.size:
         quantiles = jnp.zeros((0, *mean.shape), mean.dtype)
-    elif is_normal:
-        quantiles = _normal(mean, sd, levels)
+    elif normals:
+        parts = _moments_of_parts(moments, centre, for_moments, normals)
+        quantiles = _of_gp(*parts, levels)["quantiles"]
     elif has_cdf:
 
         def cdf(y, which):
@@ -362,6 +367,18 @@ def _of_response(fn_at, fn, points, rng_key, levels, is_normal):
         first = jax.vmap(lambda level: jnp.argmax(reached >= level, axis=0))(levels)
         quantiles = jnp.take_along_axis(ordered, first, axis=0)
     return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
+
+
+def _moments_of_parts(moments, centre, points, number):
+    """Weights, means and variances, each by as many of the points."""
+
+    def of_part(part):
+        weight = jnp.sum(part["weight"])
+        shift, square = _average(moments, {**part, "weight": part["weight"] / weight})
+        return weight, centre + shift, square - shift**2
+
+    parts = jax.tree.map(lambda v: v.reshape(number, -1, *v.shape[1:]), points)
+    return jax.lax.map(of_part, parts)
 
 
 def _normal(mean, sd, levels):
