@@ -141,34 +141,70 @@ def test_quantiles_of_a_response_without_noise_are_those_of_f():
     assert_allclose(got, [[0.05] * 3, [0.95] * 3], atol=1.01e-3)
 
 
-def test_sums_of_functions_and_noise_that_is_one_are_mixtures_of_normals():
+def three_functions(is_scale):
     def model(X, y=None):
         X = X[:, :1]
         a, b, c = (
             numpyro.sample(k, sgp.GaussianProcess(sgp.kernels.RBF(), X)) for k in "abc"
         )
         scale = jnp.exp(0.5 * c - 1.0) if is_scale else 0.4
+        mean = a + 2.0 * b if is_scale else a + 2.0 * b - c
         with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", dist.Normal(a + 2.0 * b, scale), obs=y)
+            numpyro.sample("y", dist.Normal(mean, scale), obs=y)
 
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(2))
+    guide.setup(X_NEW, jnp.zeros(3))
+    params = guide.known().starts
+    for name in "abc":
+        params[f"{name}_auto_qu_mu"] = jnp.array([0.5, -0.7])
+    return guide, params
+
+
+def test_a_sum_of_functions_is_normal_however_many_there_are():
+    guide, params = three_functions(is_scale=False)
+    q = guide.posterior(params, X_NEW)
+    mean = q["a"].mean + 2.0 * q["b"].mean - q["c"].mean
+    variance = q["a"].variance + 4.0 * q["b"].variance + q["c"].variance + 0.16
     levels = np.array([0.02, 0.7])
-    for is_scale in (False, True):
-        guide = sgp.AutoSparseGP(model, sgp.SVGP(2))
-        guide.setup(X_NEW, jnp.zeros(3))
-        params, q = guide.known().starts, {}
-        for name in "abc":
-            params[f"{name}_auto_qu_mu"] = jnp.array([0.5, -0.7])
-        q = guide.posterior(params, X_NEW)
-        mean = q["a"].mean + 2.0 * q["b"].mean
-        variance = q["a"].variance + 4.0 * q["b"].variance
-        found = sgp.predict(guide, params, X_NEW, quantiles=levels)["y"].quantiles
-        for level, y in zip(levels, found, strict=True):
-            c = q["c"].mean + jnp.sqrt(q["c"].variance) * norm.ppf(
-                (np.arange(2000)[:, None] + 0.5) / 2000
-            )
-            noise = jnp.exp(0.5 * c - 1.0) if is_scale else 0.4
-            got = np.mean(norm(mean, np.sqrt(variance + noise**2)).cdf(y), axis=0)
-            assert_allclose(got, level, atol=5e-3)
+    found = sgp.predict(guide, params, X_NEW, quantiles=levels)["y"]
+    assert_allclose(found.mean, mean, rtol=1e-10)
+    assert_allclose(found.sd, np.sqrt(variance), rtol=1e-10)
+    known = norm(mean, np.sqrt(variance)).ppf(levels[:, None])
+    assert_allclose(found.quantiles, known, rtol=1e-10)
+
+
+def test_noise_that_is_a_function_is_averaged_over():
+    guide, params = three_functions(is_scale=True)
+    q, levels = guide.posterior(params, X_NEW), np.array([0.02, 0.7])
+    mean = q["a"].mean + 2.0 * q["b"].mean
+    variance = q["a"].variance + 4.0 * q["b"].variance
+    c = q["c"].mean + jnp.sqrt(q["c"].variance) * GRID[:, None]
+    total = np.sqrt(variance + jnp.exp(0.5 * c - 1.0) ** 2)
+    found = sgp.predict(guide, params, X_NEW, quantiles=levels)["y"].quantiles
+    for level, y in zip(levels, found, strict=True):
+        # Levels by 2048 values of the functions.
+        assert_allclose(WEIGHTS @ norm(mean, total).cdf(y), level, atol=5e-3)
+
+
+def test_draws_of_hyperparameters_are_of_a_mixture_of_normals():
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + level, 0.1), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z), AutoNormal)
+    guide.setup(X, jnp.zeros(4))
+    params = guide.known().starts | PARAMS
+    params |= {"level_auto_loc": jnp.array(0.7), "level_auto_scale": jnp.array(0.5)}
+    mean, sd = moments(guide, params)
+    levels = np.array([0.05, 0.5, 0.95])
+    found = sgp.predict(guide, params, X_NEW, quantiles=levels, num_draws=2000)["y"]
+    # Of 2000 draws: five standard errors of their mean, and of a level.
+    total = np.sqrt(sd**2 + 0.01 + 0.25)
+    assert_allclose(found.mean, mean + 0.7, atol=5 * 0.5 / 2000**0.5)
+    got = norm(mean + 0.7, total).cdf(found.quantiles)
+    assert_allclose(got, np.broadcast_to(levels[:, None], got.shape), atol=5 * 0.5 / 45)
 
 
 def poisson_counts(f):

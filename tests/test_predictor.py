@@ -284,6 +284,55 @@ def test_responses_that_know_the_mean_of_their_rows_are_not_cut_or_filled_up():
             assert_allclose(found["y"].mean, f * given / given.mean(), atol=1e-9)
 
 
+class Ornstein:
+    """A kernel by protocol, in which JAX sees no numbers."""
+
+    def __init__(self, lengthscale):
+        self.lengthscale = lengthscale
+
+    def __call__(self, X1, X2):
+        return jnp.exp(-jnp.abs(X1 - X2.T) / self.lengthscale)
+
+    def diag(self, X):
+        return jnp.ones(len(X), X.dtype)
+
+
+def an_argument(X, lengthscale):
+    return sgp.kernels.RBF(1.0, lengthscale)
+
+
+def of_ones_own(X, lengthscale):
+    return Ornstein(lengthscale)
+
+
+def of_rows(X, lengthscale):
+    return sgp.kernels.RBF(1.0, lengthscale + 0.05 * X.shape[0])
+
+
+@pytest.mark.parametrize("kernel", [an_argument, of_ones_own, of_rows])
+def test_another_kernel_has_not_what_the_first_one_kept(kernel):
+    def model(X, lengthscale, y=None):
+        gp = sgp.GaussianProcess(kernel(X, lengthscale), X)
+        f = numpyro.sample("f", gp)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+    X = np.linspace(0.0, 5.0, 30)[:, None]
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(6))
+    guide.setup(X, 1.0, X[:, 0])
+    params = {**guide.known().starts, "f_auto_qu_mu": jnp.arange(6.0) - 2.0}
+    predictor = sgp.Predictor(guide, params)
+    for n, lengthscale in ((3, 1.0), (3, 2.0), (5, jnp.array(0.5)), (3, 1.0)):
+        found = predictor(X[:n], lengthscale)["f"]
+        q = guide.posterior(params, X[:n], lengthscale)["f"]
+        assert_allclose(found.mean, q.mean, rtol=1e-8)
+        assert_allclose(found.variance, q.variance, rtol=1e-6)
+    scales = jnp.array([1.0, 2.0])
+    found = jax.vmap(lambda scale: predictor(X[:3], scale)["f"].mean)(scales)
+    wanted = [guide.posterior(params, X[:3], scale)["f"].mean for scale in scales]
+    assert_allclose(found, wanted, rtol=1e-8)
+
+
 def of_inputs(X, y=None):
     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.3), X))
     with numpyro.plate("data", X.shape[0]):

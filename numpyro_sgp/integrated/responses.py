@@ -78,7 +78,7 @@ def predicted(
             "key": jax.random.split(rng_key, number),
         }
         found = jnp.asarray(levels, field.dtype)
-        return of_responses(parts, (points, points), rng_key, found, every=True)
+        return of_responses(parts, (points, points, points), rng_key, found, every=True)
 
     found = at_draws(field, run, free, values, args, kwargs, rng_key)
     return read_rows(found, field.sites, num_rows, 1.0, levels)

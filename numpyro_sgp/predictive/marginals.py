@@ -1,9 +1,11 @@
 """Marginals of f at any number of rows, with what does not depend on them computed once."""
 
+import functools
 from collections import OrderedDict
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgp._checks import check_guide, check_whole
@@ -19,9 +21,11 @@ from numpyro_sgp._programs import (
 from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions import Kept, SparsePosterior, keep
 from numpyro_sgp.distributions.arguments import has_no_numbers, refuse_sparse
+from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.predictive.row_batches import RowPlan, by_batches, plan_of
-from numpyro_sgp.tracing.messages import known_inside_jit
+from numpyro_sgp.tracing.messages import is_inside_jit, known_inside_jit
 from numpyro_sgp.tracing.state import kind_of, running, shape_of
+from numpyro_sgp.tracing.trees import is_number, is_plain
 
 
 class Marginals(NamedTuple):
@@ -65,11 +69,12 @@ class Predictor:
     a Gaussian without coupling and smaller than the prior; else two products. (The
     posteriors of :class:`~numpyro_sgp.InverseFreeSVGP` keep nothing.)
 
-    What is kept is of the first call's kernel: a model that computes hyperparameters from
-    its inputs (a lengthscale by their median distance) is not for it. It is of the model as
-    it is in that call, as compiled functions of JAX are of what they read when they are
-    traced: make another one, or call ``fitted.predict``, where a global number that the
-    model reads has changed.
+    What is kept is of the first call's kernel. A call whose kernel is another one, as the
+    model computes hyperparameters from its inputs or has them as arguments, is right and
+    keeps nothing: as slow as ``guide.posterior``. It is of the model as it is in the first
+    call, as compiled functions of JAX are of what they read when they are traced: make
+    another one, or call ``fitted.predict``, where a global number that the model reads has
+    changed.
 
     :param guide: an :class:`~numpyro_sgp.AutoSparseGP` that is set up.
     :param params: its parameters.
@@ -104,6 +109,7 @@ class Predictor:
         self.guide, self.params, self.batch_size = guide, params, batch_size
         #: By GP site what does not depend on inputs; None before the first call.
         self.kept: dict | None = None
+        self._made_of: dict = {}  # which is for the same kernels alone
         # Of the model as it was: by kinds of arguments, and by shapes of batches.
         self._plans: OrderedDict = OrderedDict()
         self._states: OrderedDict = OrderedDict()
@@ -123,35 +129,44 @@ class Predictor:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             # Inside of jit, grad or vmap: a part of their program.
             with running(self.guide.model) as states:
-                self._check_still(states)
-            found, _ = self.guide.posterior_at(self.params, args, kwargs, kept=self.kept)
-            return {name: Marginals(q.mean, q.variance) for name, q in found.items()}
+                self._check_still(states, False)
+            at = functools.partial(_moments, self.guide, self.params, args, kwargs)
+            found, is_same = at(self.kept, self._made_of)
+            if self.kept:
+                found = jax.lax.cond(is_same, lambda: found, lambda: at({}, {})[0])
+            return {name: Marginals(*moments) for name, moments in found.items()}
         refuse_sparse(self.guide.model, args, kwargs)
         self.guide.check_rows(args, kwargs)
         if any(map(has_no_numbers, leaves)):
             return self._one_by_one(args, kwargs)
+        # Programs look another way where what is known in them is computed at once.
+        is_inside = is_inside_jit()
         with running(self.guide.model) as states, known_inside_jit():
-            return self._in_batches(given, states)
+            return self._in_batches(given, states, is_inside)
 
-    def _in_batches(self, given, states):
+    def _in_batches(self, given, states, is_inside):
         arrays, static = split_static(given)
         program_of_rows, parts = program(self.guide, _marginals), []
 
         def run(batch):
-            state = self._state_at(states, batch, static)
+            state = self._state_at(states, batch, static, is_inside)
             if self.kept is None:
                 where = join_static(batch, static)
-                self.kept = kept_of(self.guide, self.params, *where)
+                self.kept, self._made_of = kept_of(self.guide, self.params, *where)
+            kept = ({}, {}) if is_other else (self.kept, self._made_of)
             told = {"static": static, "state": state}
-            return program_of_rows(self.params, batch, self.kept, **told)
+            return program_of_rows(self.params, batch, *kept, **told)
 
         try:
-            plan = self._plan_of(arrays, static)
+            plan, is_other = self._plan_of(arrays, static), False
             rows = plan.rows(arrays, self.batch_size, only_f=True)
             found = by_batches(run, arrays, self.batch_size, rows)
+            if not all(is_same for (_, is_same), *_ in found):
+                is_other = True
+                found = by_batches(run, arrays, self.batch_size, rows)
         except NEEDS_KNOWN_DATA:  # a model that counts groups, say
             return self._one_by_one(*given)
-        for each, count, size in found:
+        for (each, _), count, size in found:
             share = count / max(size, 1)
             parts.append({k: [_first(v, share) for v in m] for k, m in each.items()})
         return {
@@ -170,27 +185,29 @@ class Predictor:
             self._plans[kind] = plan
         return self._plans[kind]
 
-    def _state_at(self, states, batch, static):
+    def _state_at(self, states, batch, static, is_inside):
         """
         What the model computes of such a batch, looked at once.
 
         :raises ValueError: as :meth:`_check_still`.
         """
-        shapes = static, tuple(map(shape_of, batch))
-        if shapes not in self._states:
-            self._check_still(states)
+        key = is_inside, static, tuple(map(shape_of, batch))
+        if key not in self._states:
+            self._check_still(states, is_inside)
             forget(self._states, FEW)
-            self._states[shapes] = states(batch, static)
-        return self._states[shapes]
+            self._states[key] = states(batch, static)
+        return self._states[key]
 
-    def _check_still(self, states):
+    def _check_still(self, states, is_inside):
         """
         :raises ValueError: if the model computes something else than at the shapes that
             were new before.
         """
-        if not self._states:
+        seen = (key for key in reversed(self._states) if key[0] == is_inside)
+        if (last := next(seen, None)) is None:
             return
-        (static, shapes), before = next(reversed(self._states.items()))
+        _, static, shapes = last
+        before = self._states[last]
         now = states([jax.ShapeDtypeStruct(*shape) for shape in shapes], static)
         if isinstance(before, bytes) and now != before:
             raise ValueError(
@@ -208,10 +225,36 @@ class Predictor:
         }
 
 
-def _marginals(guide, params, arrays, kept, *, static):
-    args, kwargs = join_static(arrays, static)
+def _marginals(guide, params, arrays, kept, made_of, *, static):
+    return _moments(guide, params, *join_static(arrays, static), kept, made_of)
+
+
+def _moments(guide, params, args, kwargs, kept, made_of):
+    """Means and variances; and whether kernels are those that what is kept was made of."""
     found, _ = guide.posterior_at(params, args, kwargs, kept=kept)
-    return {name: (q.mean, q.variance) for name, q in found.items()}
+    pairs = [(made_of[name], _kernel_at(found[name])) for name in made_of]
+    moments = {name: (q.mean, q.variance) for name, q in found.items()}
+    return moments, jnp.all(jnp.array([_are_close(*pair) for pair in pairs], bool))
+
+
+def _kernel_at(q: SparsePosterior) -> list:
+    """What says all of a kernel that a factor of K_uu depends on."""
+    kernel = q.prior.kernel
+    if is_plain(kernel):
+        return [leaf for leaf in jax.tree.leaves(kernel) if is_number(leaf)]
+    return [inducing_covariance(kernel, q.inducing)]
+
+
+def _are_close(before, now):
+    """Whether arrays are the same but for rounding in another program."""
+    if [jnp.shape(a) for a in before] != [jnp.shape(a) for a in now]:
+        return False
+    pairs = [(jnp.asarray(a), jnp.asarray(b)) for a, b in zip(before, now, strict=True)]
+    found = [
+        jnp.abs(a - b) <= 64 * jnp.finfo(jnp.result_type(float)).eps * jnp.abs(a).max()
+        for a, b in pairs
+    ]
+    return jnp.all(jnp.array([jnp.all(part) for part in found], bool))
 
 
 def _first(values, share) -> np.ndarray:
@@ -220,9 +263,10 @@ def _first(values, share) -> np.ndarray:
     return values[..., : round(share * values.shape[-1])]
 
 
-def kept_of(guide, params: dict, args, kwargs) -> dict:
+def kept_of(guide, params: dict, args, kwargs) -> tuple[dict, dict]:
     """
-    By GP site what its marginals have in common at all inputs, where it is kept.
+    By GP site what its marginals have in common at all inputs, where it is kept; and what
+    the kernels are that this is for.
 
     :param args: tuple of arguments of the model, with some inputs.
     :param kwargs: dict of its keyword arguments.
@@ -231,16 +275,16 @@ def kept_of(guide, params: dict, args, kwargs) -> dict:
     def run(args, kwargs, params):
         found, _ = guide.posterior_at(params, args, kwargs)
         return {
-            name: (q.chol, q.jitter_used, q.q)
+            name: ((q.chol, q.jitter_used, q.q), _kernel_at(q))
             for name, q in found.items()
             if type(q) is SparsePosterior
         }
 
     found = on_data(run, args, kwargs, params)
     kept: dict[str, Kept] = {}
-    for name, factors in found.items():
+    for name, (factors, _) in found.items():
         if np.isfinite(factors[0]).all():
             kept[name] = keep(*factors)
         else:
             guide.posterior(params, *args, **kwargs)  # which says why
-    return kept
+    return kept, {name: found[name][1] for name in kept}

@@ -279,7 +279,7 @@ def _in_batches(guide, params, rng_key, given, options, batch_size, kept, states
         if several and kept is None:
             where, kept = join_static(batch, static), {}
             if not guide.draws_others(params, *where):
-                kept = kept_of(guide, params, *where)
+                kept = kept_of(guide, params, *where)[0]
         told = {"static": (static, *options), "briefly": briefly}
         state = states(batch, static)
         return program_of_rows(params, rng_key, batch, kept, state=state, **told)

@@ -1,19 +1,15 @@
 """Moments, quantiles and class probabilities of responses, in one compiled program."""
 
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import ndtr, ndtri
-from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._programs import join_static
-from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.linalg import einsum
 from numpyro_sgp.predictive import cumulative
@@ -21,8 +17,8 @@ from numpyro_sgp.predictive.mixture import (
     MixtureParts,
     NoMarginals,
     components,
-    shapes_and_dtype,
 )
+from numpyro_sgp.predictive.nodes import points_of, rules
 from numpyro_sgp.predictive.quantiles import ALL, OTHERS, ROUGH, solved
 from numpyro_sgp.tracing.linear import LinearProgram
 from numpyro_sgp.tracing.messages import can_draw, innermost
@@ -39,69 +35,6 @@ _CLASSES = (
 _MAX_NUMBERS = 3e6  # of rows, quantiles and nodes held at one time
 _FEW_POINTS = 64  # by which quantiles are looked for first
 _DRAWS = 4  # of a response that has no cdf, at each value of f
-
-
-@dataclass(frozen=True)
-class _Midpoints:
-    """
-    Values of one latent function of equal probability, as an expectation rule.
-
-    :param shift: where they are in intervals of equal probability, between 0 and 1. Those
-        of several draws are at other places, so that tails have as many as all together.
-    """
-
-    num_points: int
-    shift: ArrayLike = 0.5
-
-    def nodes(self, rng_key, shapes, dtype):
-        del rng_key
-        shift = jnp.asarray(self.shift, dtype)
-        x = ndtri((jnp.arange(self.num_points, dtype=dtype) + shift) / self.num_points)
-        nodes = {name: x.reshape(-1, *(1,) * len(shape)) for name, shape in shapes.items()}
-        return nodes, jnp.full(self.num_points, 1.0 / self.num_points, dtype)
-
-
-@dataclass(frozen=True)
-class _Trapezoids:
-    """
-    Evenly spaced values of one latent function, as an expectation rule: of functions that
-    are smooth over a fourth of its sd all digits.
-
-    :param shift: 0 or 0.5, of the spacing: as good a rule, with errors of the other sign.
-    """
-
-    shift: float
-    num_points: ClassVar[int] = 64
-
-    def nodes(self, rng_key, shapes, dtype):
-        del rng_key
-        x = (np.arange(self.num_points) + self.shift) / 4 - 8.0
-        weights = np.exp(-0.5 * x**2)
-        nodes = {
-            name: jnp.asarray(x.reshape(-1, *(1,) * len(shape)), dtype)
-            for name, shape in shapes.items()
-        }
-        return nodes, jnp.asarray(weights / weights.sum(), dtype)
-
-
-def _rules(num_functions, num_draws, shift=0.5):
-    """
-    Rules for moments, for quantiles, coarser where there are draws, and two more by which
-    these are looked for first, or none.
-
-    :param shift: of this draw's values.
-    """
-    drawn = num_draws > 1
-    each = max(2048 // num_draws, 16)
-    several = MonteCarlo(each, sequence="sobol")
-    if num_functions == 1 and drawn:
-        return GaussHermite(20), _Midpoints(max(1024 // num_draws, 8), shift)
-    if num_functions == 1:
-        first = _Trapezoids(0.0), _Trapezoids(0.5)
-        return GaussHermite(100), _Midpoints(512, shift), *first
-    if num_functions == 2:
-        return GaussHermite(10 if drawn else 30), several
-    return several, several
 
 
 def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
@@ -123,8 +56,8 @@ def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
         found, given, others = parts.at(keys)
         marginals = {name: _components(q) for name, q in found.items()}
         ends = {name: found[name] for name in parts.last}
-        rules = _rules(functions, total, shift)
-        points = [_points(ends, rule, keys[2], given, others) for rule in rules]
+        chosen = rules(functions, total, shift)
+        points = [points_of(ends, rule, keys[2], given, others) for rule in chosen]
         return marginals, points
 
     shifts = (np.arange(total) + 0.5) / total
@@ -146,31 +79,6 @@ def _components(q):
     moments = [q.marginals(k) for k in range(q.num_components)]
     means, variances = (jnp.stack(v) for v in zip(*moments, strict=True))
     return jnp.exp(q.log_weights), means, variances
-
-
-def _points(posteriors, rule, key, given, others) -> dict:
-    """Weighted values of all GP sites and other latents, under one draw."""
-    nodes, weights = rule.nodes(key, *shapes_and_dtype(posteriors))
-    values, all_weights = [], []
-    for component, log_weight in components(posteriors):
-        values.append(
-            {
-                name: jax.vmap(partial(q.place, component=component[name]))(nodes[name])
-                for name, q in posteriors.items()
-            }
-        )
-        all_weights.append(weights * jnp.exp(log_weight))
-    f = jax.tree.map(lambda *v: jnp.concatenate(v), *values)
-    weight = jnp.concatenate(all_weights)
-    repeated = jax.tree.map(
-        lambda v: jnp.broadcast_to(v, (len(weight), *jnp.shape(v))), (given, others)
-    )
-    return {
-        "f": {**f, **repeated[0]},
-        "others": repeated[1],
-        "weight": weight,
-        "key": jax.random.split(key, len(weight)),
-    }
 
 
 def _of_gp(weights, means, variances, levels):
@@ -196,7 +104,7 @@ def of_responses(parts, points, rng_key, levels, every=False, gaussians=0) -> di
     What is predicted at each response that the model has with these arguments; None for
     what cannot be.
 
-    :param points: of :func:`_rules`.
+    :param points: of :func:`~numpyro_sgp.predictive.nodes.rules`.
     :param every: whether at those too that do not depend on f, but on other latents; what
         cannot be predicted is not there then.
     :param gaussians: of how many Gaussians in turn the points are, as many of each; 0 where
@@ -300,7 +208,9 @@ def _of_response(fn_at, fn, points, rng_key, levels, normals):
     :param normals: how many normal distributions it is a mixture of; 0 for others.
     :return: a dict, or None if it can be neither integrated nor drawn.
     """
-    for_moments, for_quantiles, *first = points
+    for_moments, units, for_quantiles, *first = points
+    if normals:
+        return _of_gp(*_normal_parts(fn_at, units, normals), levels)
     if isinstance(innermost(fn), _CLASSES):
         # Nodes of a product rule are where functions are equal, and a step has its edge.
         points = for_quantiles if isinstance(innermost(fn), RobustMax) else for_moments
@@ -343,9 +253,6 @@ def _of_response(fn_at, fn, points, rng_key, levels, normals):
     sd = jnp.where(jnp.isinf(mean), jnp.inf, jnp.sqrt(jnp.maximum(variance, 0.0)))
     if not levels.size:
         quantiles = jnp.zeros((0, *mean.shape), mean.dtype)
-    elif normals:
-        parts = _moments_of_parts(moments, centre, for_moments, normals)
-        quantiles = _of_gp(*parts, levels)["quantiles"]
     elif has_cdf:
 
         def cdf(y, which):
@@ -369,15 +276,20 @@ def _of_response(fn_at, fn, points, rng_key, levels, normals):
     return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
 
 
-def _moments_of_parts(moments, centre, points, number):
-    """Weights, means and variances, each by as many of the points."""
+def _normal_parts(fn_at, units, number):
+    """Weights, means and variances of the normal distributions, each by its units."""
+
+    def at(point):
+        fn = fn_at(point)
+        shape = fn.shape()
+        return tuple(jnp.broadcast_to(v, shape) for v in (innermost(fn).loc, fn.variance))
 
     def of_part(part):
-        weight = jnp.sum(part["weight"])
-        shift, square = _average(moments, {**part, "weight": part["weight"] / weight})
-        return weight, centre + shift, square - shift**2
+        locs, variances = jax.lax.map(at, part, batch_size=_FEW_POINTS)
+        variance = variances[0] + jnp.sum((locs[1:] - locs[0]) ** 2, axis=0)
+        return jnp.sum(part["weight"]), locs[0], variance
 
-    parts = jax.tree.map(lambda v: v.reshape(number, -1, *v.shape[1:]), points)
+    parts = jax.tree.map(lambda v: v.reshape(number, -1, *v.shape[1:]), units)
     return jax.lax.map(of_part, parts)
 
 

@@ -160,10 +160,14 @@ def prior_mean(site):
     return jnp.reshape(prior.mean, site["fn"].shape())
 
 
+def is_inside_jit() -> bool:
+    """Whether what is computed now becomes part of a program."""
+    return not not_jax_tracer(jnp.zeros(()))
+
+
 def known_inside_jit():
     """Keeps known arrays known inside of jit; outside, it would only cost compilations."""
-    inside_jit = not not_jax_tracer(jnp.zeros(()))
-    return jax.ensure_compile_time_eval() if inside_jit else nullcontext()
+    return jax.ensure_compile_time_eval() if is_inside_jit() else nullcontext()
 
 
 class AtGPSites(Messenger):

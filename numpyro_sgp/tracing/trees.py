@@ -41,6 +41,10 @@ def _look(structure, notes):
 
 
 def _is_others(part):
-    """Whether an option is code, or an object, of a user, or may be."""
+    """Whether an option is code, or an object, of a user, or may be; or numbers."""
+    if isinstance(part, jax.Array | np.ndarray):
+        return True
+    if callable(part) and not isinstance(part, type):  # np.vectorize(...), jnp.add
+        return True
     module = getattr(part, "__module__", None) or type(part).__module__
     return module.split(".")[0] not in _PLAIN

@@ -290,6 +290,22 @@ def test_functions_of_other_names_are_other_callbacks():
     assert isinstance(one, bytes) and one != other
 
 
+def test_functions_of_other_libraries_are_no_options():
+    def model_by(function):
+        def model(X, y=None):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+            with numpyro.plate("data", X.shape[0]):
+                numpyro.sample("y", sgp.BlackBox(function, f), obs=y)
+
+        return model
+
+    wide = np.vectorize(lambda y, f: -0.5 * (y - f) ** 2)
+    narrow = np.vectorize(lambda y, f: -5.0 * (y - f) ** 2)
+    found = [state_of(model_by(fn), (X, Y), {}) for fn in (wide, narrow)]
+    found += [state_of(model_by(fn), (X, Y), {}) for fn in (jnp.add, jnp.hypot)]
+    assert len(set(found)) == 4
+
+
 def test_responses_that_cannot_be_drawn_in_a_program_are_no_obstacle():
     def model(X, n, y=None):
         gp = sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([3])
