@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpyro.infer.svi import SVIState
+from numpyro.primitives import Messenger
 
 from numpyro_sgp.distributions.arguments import in_float64
 from numpyro_sgp.fitting.problem import Problem
@@ -65,6 +67,23 @@ def begin_float32(problem: Problem, steps: int) -> Callable[..., Cause] | None:
     return finish
 
 
+class _Wide(Messenger):
+    """
+    Distributions of 64 bits where a model made them, outside of itself, of arrays of 32:
+    their arithmetic may not mix the two.
+    """
+
+    def process_message(self, msg):
+        if msg["type"] == "sample":
+            msg["fn"] = jax.tree.map(_wide, msg["fn"])
+
+
+def _wide(leaf):
+    if not isinstance(leaf, jax.core.Tracer):
+        return in_float64(leaf)
+    return leaf.astype(jnp.float64) if leaf.dtype == jnp.float32 else leaf
+
+
 @contextmanager
 def _float64():
     """JAX in 64 bits, in this thread; what a model warns of it has warned of before."""
@@ -81,6 +100,7 @@ def _in_float64(problem: Problem) -> Descent:
     """The loss of the same model, data and guide, of 64 bits."""
     svi = copy.copy(problem.svi)
     svi.guide = guide_in_float64(problem.guide)
+    svi.model, svi.guide.model = _Wide(svi.model), _Wide(svi.guide.model)
     svi.optim = SimpleNamespace(get_params=lambda free: free)
     kwargs = {**svi.static_kwargs, **problem.kwargs}
     free, args, kwargs = in_float64((problem.free, problem.args, kwargs))

@@ -138,6 +138,22 @@ def test_points_and_kernels_that_are_known_numbers_are_of_64_bits_too():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("outside", [jnp.zeros(1, np.float32), np.zeros(1)])
+def test_distributions_that_a_model_closes_over_are_of_64_bits_too(outside):
+    with jax.enable_x64(False):
+        prior = dist.LogNormal(outside, 1.0).to_event(1)
+
+        def closed(X, y=None):
+            scales = numpyro.sample("scales", prior)
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, scales), X))
+            with numpyro.plate("data", len(X)):
+                numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+        row = sgp.fit(closed, sgp.SVGP(4), (X, Y), progress_bar=False).check()
+    assert np.isfinite(row.causes["float32"].nats)
+
+
+@pytest.mark.slow
 def test_a_jitter_of_its_own_is_not_told_to_be_smaller():
     with jax.enable_x64(False):
         points = sgp.SVGP(inducing=Z, train_inducing=False, jitter=1e-5)
