@@ -170,7 +170,7 @@ def to_arviz(
     """
     import arviz
     import arviz_base
-    from arviz_base.io_numpyro import NumPyroConverter
+    from arviz_base import io_numpyro
     from xarray import DataTree
 
     rng_key = jax.random.key(0) if rng_key is None else rng_key
@@ -249,7 +249,10 @@ def to_arviz(
         groups["log_likelihood"] = at_places(whole, seen)
     if isinstance(fit, MCMC):
         # Not from_numpyro, whose tree takes no names with "/" in them.
-        converter = NumPyroConverter(posterior=fit, dims={}, log_likelihood=False)
+        adapted = getattr(io_numpyro, "MCMCAdapter", lambda mcmc: mcmc)  # of ArviZ 1
+        converter = io_numpyro.NumPyroConverter(
+            posterior=adapted(fit), dims={}, log_likelihood=False
+        )
         groups["sample_stats"] = converter.sample_stats_to_xarray()
     elif result is not None and result.losses is not None:
         loss = {"loss": np.asarray(result.losses)}

@@ -363,7 +363,7 @@ def with_other_points(problem, free: dict, rng, share: float) -> dict | None:
     The same with some inducing points at rows of the inputs that are drawn at random.
 
     :param rng: a NumPy generator.
-    :param share: how many of the points.
+    :param share: how many of the points; one at least.
     :return: None where no inducing points are trained.
     """
     guide, found = problem.guide, {}

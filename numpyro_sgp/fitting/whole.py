@@ -21,6 +21,7 @@ from numpyro_sgp.fitting.starts import (
     with_moved_latents,
     with_other_points,
 )
+from numpyro_sgp.fitting.swaps import swapped
 from numpyro_sgp.tracing.state import state_of
 from numpyro_sgp.training.descent import Descent
 from numpyro_sgp.training.lbfgs import suits_natural
@@ -28,6 +29,7 @@ from numpyro_sgp.training.lbfgs import suits_natural
 _ROUNDS = 6  # of L-BFGS, each with a fresh memory
 _HOPS = 4 * (0.1, 0.3, 0.6)  # shares of the inducing points drawn anew, in turns
 _MOVED = 0.25  # how far other latents are moved, in steps of a usual size
+_RUGGED = 5.0  # times as much work, where swaps of single points raise the bound
 _GAIN = 0.1  # nats by such a turn for which as many are made again,
 _LEAST_HOPS, _MOST_HOPS = 3, 36  # so many
 _EVALUATIONS = 300  # of the bound, of one such training, about
@@ -104,7 +106,12 @@ def train_whole(
         limited = limited or bool(limits.reached(0))
         return Trained(*place, -float(losses[-1]), 0.0, stopped, descent), limited
 
-    starts = _begin(descent, starts)
+    def swap(most: float) -> bool:
+        gained = swapped(descent, problem, swap_rng, most)
+        descent.start_at(descent.free_now())
+        return gained > _GAIN
+
+    starts, swap_rng = _begin(descent, starts), np.random.default_rng((seed or 0, 2))
     best, limited = train()
     # One that has more than twice as far to go as the first one went will not overtake it.
     near = -best.bound + 2.0 * (best.first_loss + best.bound)
@@ -120,8 +127,14 @@ def train_whole(
     if limited or seed is None or not problem.all_natural:
         return best
     allowed = ANEW / problem.work(problem.num_rows) - _FEWEST
+    own = best.bound
+    descent.start_at(best.free)
+    if helps := swap(descent.work + allowed):
+        allowed *= _RUGGED
+        found, limited = train()
+        best = max(best, found, key=lambda trained: trained.bound)
     most, in_vain, made = descent.work + allowed, 0, 0
-    best, ends = replace(best, own=best.bound), [best.bound]
+    best, ends = replace(best, own=own), [best.bound]
     # A single training may take all of the work, and says little of others.
     least = _LEAST_HOPS if allowed > _EVALUATIONS else 0
     for move, is_of_means in _moves(problem, best, descent, seed):
@@ -136,6 +149,8 @@ def train_whole(
         in_vain, made = in_vain + (not is_of_means), made + (not is_of_means)
         with suppress(ValueError):
             descent.start_at(moved)
+            if helps and not is_of_means:
+                swap(descent.work + allowed / _RUGGED)
             found, limited = train(-best.bound - _GAIN)
             others, own = best.others, best.own
             if is_of_means:

@@ -199,6 +199,10 @@ class Descent:
         self.loss, self.gradient, self.losses = np.inf, None, []
         self.start()
 
+    def look_at(self, free: dict):
+        """Evaluates another place, which is the best one then if it is better."""
+        self.evaluate(self._ravelled(free))
+
     def evaluate(self, x):
         """Loss and gradient; where both are finite, perhaps the best point."""
         with np.errstate(over="ignore"):
