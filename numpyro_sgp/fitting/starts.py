@@ -358,18 +358,23 @@ def random_starts(problem, key, number: int) -> list[dict]:
     return found
 
 
-def with_other_points(problem, free: dict, rng, share: float) -> dict | None:
+def with_other_points(
+    problem, free: dict, rng, share: float, weights: dict | None = None
+) -> dict | None:
     """
     The same with some inducing points at rows of the inputs that are drawn at random.
 
     :param rng: a NumPy generator.
     :param share: how many of the points; one at least.
+    :param weights: of the rows by site, ``(N,)``; None for all alike.
     :return: None where no inducing points are trained.
     """
     guide, found = problem.guide, {}
     roles = guide.roles()
-    for site in guide.known().sites.values():
-        X = site.X
+    for site_name, site in guide.known().sites.items():
+        X, drawn = site.X, {}
+        if weights is not None and weights[site_name].sum() > 0.0:
+            drawn["p"] = weights[site_name] / weights[site_name].sum()
         for full in site.names.values():
             if roles.get(full) != "inducing" or full not in free:
                 continue
@@ -377,7 +382,7 @@ def with_other_points(problem, free: dict, rng, share: float) -> dict | None:
                 continue
             Z = np.array(free[full]).reshape(-1, X.shape[1])
             moved = rng.choice(len(Z), max(1, round(share * len(Z))), replace=False)
-            Z[moved] = X[rng.integers(len(X), size=len(moved))]
+            Z[moved] = X[rng.choice(len(X), size=len(moved), **drawn)]
             found[full] = jnp.asarray(Z.reshape(free[full].shape), free[full].dtype)
     return {**free, **found} if found else None
 

@@ -21,7 +21,7 @@ from numpyro_sgp.fitting.starts import (
     with_moved_latents,
     with_other_points,
 )
-from numpyro_sgp.fitting.swaps import swapped
+from numpyro_sgp.fitting.swaps import Swaps
 from numpyro_sgp.tracing.state import state_of
 from numpyro_sgp.training.descent import Descent
 from numpyro_sgp.training.lbfgs import suits_natural
@@ -106,12 +106,7 @@ def train_whole(
         limited = limited or bool(limits.reached(0))
         return Trained(*place, -float(losses[-1]), 0.0, stopped, descent), limited
 
-    def swap(most: float) -> bool:
-        gained = swapped(descent, problem, swap_rng, most)
-        descent.start_at(descent.free_now())
-        return gained > _GAIN
-
-    starts, swap_rng = _begin(descent, starts), np.random.default_rng((seed or 0, 2))
+    starts = _begin(descent, starts)
     best, limited = train()
     # One that has more than twice as far to go as the first one went will not overtake it.
     near = -best.bound + 2.0 * (best.first_loss + best.bound)
@@ -127,12 +122,18 @@ def train_whole(
     if limited or seed is None or not problem.all_natural:
         return best
     allowed = ANEW / problem.work(problem.num_rows) - _FEWEST
-    own = best.bound
-    descent.start_at(best.free)
-    if helps := swap(descent.work + allowed):
+    own, helps, swaps = best.bound, False, Swaps(problem, descent, seed)
+
+    def search(work: float) -> float:
+        return swaps.search(descent.work + work, lambda: bool(limits.reached(0)))
+
+    if allowed > 0.0:
+        descent.start_at(best.free)
+        helps = search(allowed) > _GAIN
+    if helps and not swaps.interrupted:
         allowed *= _RUGGED
         found, limited = train()
-        best = max(best, found, key=lambda trained: trained.bound)
+        best = _told(_better(best, found), found)
     most, in_vain, made = descent.work + allowed, 0, 0
     best, ends = replace(best, own=own), [best.bound]
     # A single training may take all of the work, and says little of others.
@@ -141,7 +142,7 @@ def train_whole(
         # Where trainings end far apart, a better one may be among more of them.
         patience = _MOST_HOPS if expected_gain(ends) > _APART else len(_HOPS)
         enough = in_vain >= patience or (descent.work >= most and made >= least)
-        if limited or (enough and not is_of_means):
+        if limited or swaps.interrupted or (enough and not is_of_means):
             break
         moved, before = move(best.free), descent.work
         if moved is None:  # inducing points that are not trained
@@ -150,7 +151,9 @@ def train_whole(
         with suppress(ValueError):
             descent.start_at(moved)
             if helps and not is_of_means:
-                swap(descent.work + allowed / _RUGGED)
+                search(allowed / _RUGGED)
+            if swaps.interrupted:
+                break
             found, limited = train(-best.bound - _GAIN)
             others, own = best.others, best.own
             if is_of_means:
@@ -159,11 +162,10 @@ def train_whole(
                 could = found.bound + _TIMES * remaining(descent.losses)
                 ends.append(max(found.bound, min(could, best.bound)))
             in_vain *= found.bound < best.bound + _GAIN
-            if found.bound > best.bound:
-                losses = np.append(best.losses, found.losses)
-                best = replace(found, first_loss=best.first_loss, losses=losses)
-            best = _told(replace(best, others=others, own=own), found)
+            best = _told(replace(_better(best, found), others=others, own=own), found)
         most += (descent.work - before) * is_of_means
+    if swaps.interrupted:
+        return replace(best, stopped=INTERRUPTED)
     best = replace(best, expected=expected_gain(ends))
     if best.stopped != CONVERGED:
         return best
@@ -173,6 +175,14 @@ def train_whole(
     if made and in_vain < min(_LEAST_HOPS, made):
         return replace(best, stopped=f"{CONVERGED}, and {OTHERS}")
     return best
+
+
+def _better(best: Trained, found: Trained) -> Trained:
+    """The one whose bound is higher, with all that was trained so far."""
+    if found.bound <= best.bound:
+        return best
+    losses = np.append(best.losses, found.losses)
+    return replace(found, first_loss=best.first_loss, losses=losses)
 
 
 def expected_gain(ends: list[float]) -> float:

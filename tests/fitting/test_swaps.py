@@ -1,0 +1,104 @@
+"""Inducing points that change places with rows, where trainings do not find them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpy.testing import assert_allclose
+
+import numpyro_sgp as sgp
+from numpyro_sgp.fitting.problem import Problem
+from numpyro_sgp.fitting.swaps import Swaps
+from numpyro_sgp.fitting.whole import descent_of
+
+N, KEY = 60, jax.random.key(0)
+X = np.arange(float(N))[:, None]
+RNG = np.random.default_rng(3)
+LARGE = np.sort(RNG.choice(N, 4, replace=False))
+COUNTS = RNG.poisson(1.0, N)
+COUNTS[LARGE] = [30, 50, 80, 150]
+
+
+def counts(X, y=None):
+    """Of a function that has forgotten a day on the next one."""
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(4.0, 0.3), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+def smooth(X, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(4.0, 15.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+def begun(model, points, optimised):
+    """Swaps for a training that begins, or that has arrived."""
+    guide = sgp.AutoSparseGP(model, points)
+    elbo = sgp.TraceGP_ELBO(sgp.GaussHermite(20))
+    svi = numpyro.infer.SVI(model, guide, numpyro.optim.Adam(0.01), elbo)
+    given = Problem(svi, svi.init(KEY, X, COUNTS), (X, COUNTS), {})
+    descent = descent_of(given, KEY)
+    descent.start()
+    if optimised:
+        index = descent.index(set(descent.free) - set(descent.profiled))
+        descent.run(index, 200, 1e-12, lambda loss: None)
+    return descent, Swaps(given, descent, seed=0)
+
+
+def test_points_go_to_rows_that_need_one():
+    fitted = sgp.fit(counts, sgp.SVGP(4), (X, COUNTS), progress_bar=False)
+    Z = np.sort(np.asarray(fitted.params["f_auto_Z"])[:, 0])
+    assert_allclose(Z, LARGE, atol=0.1)
+
+
+def test_each_swap_raises_the_bound_and_work_is_limited():
+    descent, swaps = begun(counts, sgp.SVGP(4), optimised=False)
+    first = descent.loss
+    gained = swaps.search(descent.work + 100)
+    assert gained > 1.0 and abs(first - descent.loss - gained) < 1e-6
+    work, at = descent.work, descent.loss
+    assert swaps.search(descent.work) == 0.0 and descent.loss <= at
+    assert descent.work < work + 100  # but for the evaluation that begins anew
+    assert swaps.search(np.inf, lambda: True) == 0.0
+
+
+def test_trained_points_of_a_smooth_function_stay():
+    descent, swaps = begun(smooth, sgp.SVGP(5), optimised=True)
+    before, work = np.array(descent.x), descent.work
+    assert swaps.search(np.inf) < 0.02
+    assert_allclose(descent.x, before, atol=1e-4)  # q(u) to a part of a nat
+    assert descent.work < work + 60 * 31  # thirty swaps and a new beginning
+
+
+def test_points_that_are_not_trained_stay():
+    points = sgp.SVGP(inducing=X[::15], train_inducing=False)
+    _, swaps = begun(counts, points, optimised=False)
+    assert swaps.search(np.inf) == 0.0
+
+
+def test_ctrl_c_ends_the_search_and_keeps_what_was_found(monkeypatch):
+    descent, swaps = begun(counts, sgp.SVGP(4), optimised=False)
+    looked, look_at = [], descent.look_at
+
+    def look(free):
+        looked.append(free)
+        if len(looked) == 40:
+            raise KeyboardInterrupt
+        look_at(free)
+
+    monkeypatch.setattr(descent, "look_at", look)
+    assert swaps.search(np.inf) > 0.0 and swaps.interrupted
+
+
+@pytest.mark.slow
+def test_keys_end_near_each_other():
+    """Where they ended a hundred nats apart, each far below."""
+    ends = [
+        sgp.fit(counts, sgp.SVGP(6), (X, COUNTS), jax.random.key(k), progress_bar=False)
+        for k in range(3)
+    ]
+    bounds = [fitted.bound for fitted in ends]
+    assert max(bounds) - min(bounds) < 1.0
