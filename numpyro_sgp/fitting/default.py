@@ -22,6 +22,7 @@ from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting import hierarchies, still, unbounded
 from numpyro_sgp.fitting.batches import train_best
 from numpyro_sgp.fitting.fitted import Fitted
+from numpyro_sgp.fitting.float32 import stopped_as
 from numpyro_sgp.fitting.grow import grow, most_points, with_points
 from numpyro_sgp.fitting.problem import (
     Problem,
@@ -349,7 +350,7 @@ def _train(
         losses=np.append(early, found.losses),
         bound=found.bound,
         bound_se=found.bound_se,
-        stopped=found.stopped,
+        stopped=stopped_as(found, problem),
         svi=svi,
         descent=found.descent,
     )

@@ -73,6 +73,22 @@ def test_the_row_is_the_bound_of_float64_at_the_same_parameters(single, verdict)
     assert "numpyro.enable_x64()" in row.mend and "SVGP(..., jitter=1e-6)" in row.mend
 
 
+def test_a_bound_that_rounding_moves_is_not_converged_without_a_word(single):
+    assert "as far as float32 goes: rounding moves the bound by" in single.stopped
+    assert "numpyro.enable_x64()" in single.stopped
+
+
+def test_a_bound_that_rounding_hardly_moves_is_converged():
+    def noisy(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    with jax.enable_x64(False):
+        fitted = sgp.fit(noisy, sgp.SVGP(5), (X, Y), progress_bar=False)
+    assert fitted.stopped == "converged"
+
+
 @pytest.mark.slow
 def test_what_more_iterations_gain_there_is_told_up_to_the_optimum(single, verdict):
     wide = sgp.fit(model, sgp.SVGP(6), (X.astype(float), Y), progress_bar=False)
