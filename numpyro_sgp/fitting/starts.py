@@ -373,8 +373,9 @@ def with_other_points(
     roles = guide.roles()
     for site_name, site in guide.known().sites.items():
         X, drawn = site.X, {}
-        if weights is not None and weights[site_name].sum() > 0.0:
-            drawn["p"] = weights[site_name] / weights[site_name].sum()
+        wanted = (weights or {}).get(site_name, np.zeros(0))
+        if len(wanted) == len(X) and 0.0 < wanted.sum() < np.inf:
+            drawn["p"] = wanted / wanted.sum()
         for full in site.names.values():
             if roles.get(full) != "inducing" or full not in free:
                 continue

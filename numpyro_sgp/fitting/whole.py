@@ -122,16 +122,19 @@ def train_whole(
     if limited or seed is None or not problem.all_natural:
         return best
     allowed = ANEW / problem.work(problem.num_rows) - _FEWEST
-    own, helps, swaps = best.bound, False, Swaps(problem, descent, seed)
+    own, helps, share = best.bound, False, 0.0
+    swaps = Swaps(problem, descent, seed)
 
     def search(work: float) -> float:
         return swaps.search(descent.work + work, lambda: bool(limits.reached(0)))
 
     if allowed > 0.0:
         descent.start_at(best.free)
-        helps = search(allowed) > _GAIN
+        gained = search(allowed)
+        helps = gained > _GAIN
+        share = allowed
+        allowed *= _RUGGED if gained > _APART else 1.0
     if helps and not swaps.interrupted:
-        allowed *= _RUGGED
         found, limited = train()
         best = _told(_better(best, found), found)
     most, in_vain, made = descent.work + allowed, 0, 0
@@ -151,7 +154,7 @@ def train_whole(
         with suppress(ValueError):
             descent.start_at(moved)
             if helps and not is_of_means:
-                search(allowed / _RUGGED)
+                search(share)
             if swaps.interrupted:
                 break
             found, limited = train(-best.bound - _GAIN)
