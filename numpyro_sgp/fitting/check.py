@@ -102,9 +102,10 @@ def check(
 
 def _is_other(computed, svi, problem) -> bool:
     """Whether a model computes something else than it did; False where it is not known."""
-    kwargs = {**svi.static_kwargs, **problem.kwargs}
-    now = state_of(svi.model, problem.args, kwargs)
-    return isinstance(now, bytes) and computed != now
+    kwargs, (has_64_bits, before) = {**svi.static_kwargs, **problem.kwargs}, computed
+    with jax.enable_x64(has_64_bits):  # as it had then
+        now = state_of(svi.model, problem.args, kwargs)
+    return isinstance(now, bytes) and before not in (None, now)
 
 
 def _begun(begin, *args, **kwargs) -> Callable:

@@ -4,6 +4,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+import jax
 import numpy as np
 from numpyro.infer.svi import SVIState
 
@@ -62,7 +63,9 @@ def descent_of(problem, key) -> Descent:
         scales=problem.scales(),
         briefly=problem.is_small,
     )
-    descent.computed = state_of(svi.model, problem.args, kwargs)
+    computed = state_of(svi.model, problem.args, kwargs)
+    has_64_bits = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    descent.computed = has_64_bits, computed
     return descent
 
 

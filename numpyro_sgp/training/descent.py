@@ -69,8 +69,8 @@ class Descent:
         #: Number of evaluations, those in natural steps counted.
         self.work = 0
         self._rejected = False
-        #: What the model computed, where it is known.
-        self.computed: Any = None
+        #: Whether JAX had 64 bits, and what the model computed, where that is known.
+        self.computed: tuple[bool, Any] = False, None
         #: Whether L-BFGS ended next to parameters at which the loss is not finite.
         self.at_edge = False
         ones = jax.tree.map(lambda p: np.ones(p.shape, p.dtype), self.free)
