@@ -159,10 +159,13 @@ def predict(
     The marginals of f at each row are integrated out of the moments, the probabilities and
     the cdf that the response's distribution has in the model's code. Moments and
     probabilities are by Gauss-Hermite quadrature for one or two latent functions, and by
-    2048 quasi-random numbers for more. Quantiles solve :math:`E[F(y \mid f)] = p`, with
-    512 values of f of equal probability (2048 quasi-random ones for several functions), so
-    that levels are right to about 0.001; of a discrete response they are the smallest
-    values that reach the level. A response whose distribution has no cdf (or no moments) is
+    2048 quasi-random numbers for more. Quantiles solve :math:`E[F(y \mid f)] = p`, with 64
+    evenly spaced values of f where as many others agree, and levels are right to about
+    0.0001; with 512 values of equal probability where they do not (2048 quasi-random ones
+    for several functions), and to about 0.001. Of a discrete response they are the smallest
+    values that reach the level. A response that is normal whatever f is (a mean that is
+    linear in f, a scale that is not of f) has those of a normal distribution, or of a
+    mixture of such, and exact moments. One whose distribution has no cdf (or no moments) is
     drawn instead. One that has no cdf and cannot be drawn is left out, with a warning but
     for a :class:`~numpyro_sgp.BlackBox` without ``sample``.
 
