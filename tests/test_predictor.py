@@ -309,7 +309,11 @@ def of_rows(X, lengthscale):
     return sgp.kernels.RBF(1.0, lengthscale + 0.05 * X.shape[0])
 
 
-@pytest.mark.parametrize("kernel", [an_argument, of_ones_own, of_rows])
+def of_columns(X, lengthscale):
+    return sgp.kernels.RBF(1.0, jnp.stack([lengthscale * 1e-6, 1e6]))
+
+
+@pytest.mark.parametrize("kernel", [an_argument, of_ones_own, of_rows, of_columns])
 def test_another_kernel_has_not_what_the_first_one_kept(kernel):
     def model(X, lengthscale, y=None):
         gp = sgp.GaussianProcess(kernel(X, lengthscale), X)
@@ -318,6 +322,8 @@ def test_another_kernel_has_not_what_the_first_one_kept(kernel):
             numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
 
     X = np.linspace(0.0, 5.0, 30)[:, None]
+    if kernel is of_columns:
+        X = np.hstack([1e-6 * X, np.zeros_like(X)])
     guide = sgp.AutoSparseGP(model, sgp.SVGP(6))
     guide.setup(X, 1.0, X[:, 0])
     params = {**guide.known().starts, "f_auto_qu_mu": jnp.arange(6.0) - 2.0}

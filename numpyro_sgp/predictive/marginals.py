@@ -237,24 +237,27 @@ def _moments(guide, params, args, kwargs, kept, made_of):
     return moments, jnp.all(jnp.array([_are_close(*pair) for pair in pairs], bool))
 
 
-def _kernel_at(q: SparsePosterior) -> list:
-    """What says all of a kernel that a factor of K_uu depends on."""
+def _kernel_at(q: SparsePosterior) -> dict:
+    """What says all of a kernel that a factor of K_uu depends on: its numbers, or K_uu."""
     kernel = q.prior.kernel
     if is_plain(kernel):
-        return [leaf for leaf in jax.tree.leaves(kernel) if is_number(leaf)]
-    return [inducing_covariance(kernel, q.inducing)]
+        return {"numbers": [v for v in jax.tree.leaves(kernel) if is_number(v)]}
+    return {"K_uu": [inducing_covariance(kernel, q.inducing)]}
 
 
-def _are_close(before, now):
-    """Whether arrays are the same but for rounding in another program."""
-    if [jnp.shape(a) for a in before] != [jnp.shape(a) for a in now]:
+def _are_close(before: dict, now: dict):
+    """Whether they are the same but for rounding in another program."""
+    shapes = [{k: [jnp.shape(a) for a in v] for k, v in d.items()} for d in (before, now)]
+    if shapes[0] != shapes[1]:
         return False
-    pairs = [(jnp.asarray(a), jnp.asarray(b)) for a, b in zip(before, now, strict=True)]
-    found = [
-        jnp.abs(a - b) <= 64 * jnp.finfo(jnp.result_type(float)).eps * jnp.abs(a).max()
-        for a, b in pairs
-    ]
-    return jnp.all(jnp.array([jnp.all(part) for part in found], bool))
+    found = []
+    for kind, arrays in before.items():
+        for a, b in zip(arrays, now[kind], strict=True):
+            size = jnp.maximum(jnp.abs(a), jnp.abs(b))  # of each hyperparameter
+            size = size if kind == "numbers" else size.max()
+            rounding = 64 * jnp.finfo(jnp.result_type(float)).eps
+            found.append(jnp.all(jnp.abs(a - b) <= rounding * size))
+    return jnp.all(jnp.array(found, bool))
 
 
 def _first(values, share) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import ndtr, ndtri
 from numpyro.util import not_jax_tracer
 
-from numpyro_sgp._programs import join_static
+from numpyro_sgp._programs import join_static, mapped
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.linalg import einsum
 from numpyro_sgp.predictive import cumulative
@@ -285,12 +285,12 @@ def _normal_parts(fn_at, units, number):
         return tuple(jnp.broadcast_to(v, shape) for v in (innermost(fn).loc, fn.variance))
 
     def of_part(part):
-        locs, variances = jax.lax.map(at, part, batch_size=_FEW_POINTS)
+        locs, variances = mapped(at, part, _FEW_POINTS)
         variance = variances[0] + jnp.sum((locs[1:] - locs[0]) ** 2, axis=0)
         return jnp.sum(part["weight"]), locs[0], variance
 
     parts = jax.tree.map(lambda v: v.reshape(number, -1, *v.shape[1:]), units)
-    return jax.lax.map(of_part, parts)
+    return mapped(of_part, parts, 1)
 
 
 def _normal(mean, sd, levels):
