@@ -250,9 +250,8 @@ def to_arviz(
     if isinstance(fit, MCMC):
         # Not from_numpyro, whose tree takes no names with "/" in them.
         adapted = getattr(io_numpyro, "MCMCAdapter", lambda mcmc: mcmc)  # of ArviZ 1
-        converter = io_numpyro.NumPyroConverter(
-            posterior=adapted(fit), dims={}, log_likelihood=False
-        )
+        options = {"dims": {}, "log_likelihood": False}
+        converter = io_numpyro.NumPyroConverter(posterior=adapted(fit), **options)
         groups["sample_stats"] = converter.sample_stats_to_xarray()
     elif result is not None and result.losses is not None:
         loss = {"loss": np.asarray(result.losses)}
