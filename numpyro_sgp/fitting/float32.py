@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import jax
@@ -96,8 +96,10 @@ def stopped_as(found: Trained, problem: Problem) -> str:
         return found.stopped
     if descent.dtype == np.float64 or problem.work(problem.num_rows) > _DEAR:
         return found.stopped
-    descent.start_at(found.free)
-    moved = descent.rounding()
+    moved = 0.0
+    with suppress(ValueError):  # not finite any more
+        descent.start_at(found.free)
+        moved = descent.rounding()
     if not moved > _ROUNDED:
         return found.stopped
     return (
