@@ -388,14 +388,19 @@ def test_a_predictor_is_of_one_model(monkeypatch):
     assert_allclose(predictor(X[:4])["f"].mean, before.mean[:4], rtol=1e-6)
 
 
-def test_a_predictor_does_not_run_the_model_again(count_compiled):
+def guide_that_counts_runs():
+    """With its parameters, and a list that is longer by one after each run of its model."""
     runs = []
 
     def link(f):
         runs.append(f.shape)
         return f
 
-    guide, params = guide_of(model_of(link))
+    return *guide_of(model_of(link)), runs
+
+
+def test_a_predictor_does_not_run_the_model_again(count_compiled):
+    guide, params, runs = guide_that_counts_runs()
     predictor = sgp.Predictor(guide, params, batch_size=200)
     many = np.linspace(0.0, 1.0, 500)[:, None]
     for rows in (X, many):
@@ -408,13 +413,7 @@ def test_a_predictor_does_not_run_the_model_again(count_compiled):
 
 def test_nothing_is_traced_again_where_nothing_changed(count_compiled):
     """But the model itself, once for each call."""
-    runs = []
-
-    def link(f):
-        runs.append(f.shape)
-        return f
-
-    guide, params = guide_of(model_of(link))
+    guide, params, runs = guide_that_counts_runs()
     sgp.predict(guide, params, X)
     count_compiled(), runs.clear()
     sgp.predict(guide, params, X + 1.0)
