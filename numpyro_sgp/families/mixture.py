@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.scipy.special import logsumexp
 
@@ -283,6 +284,33 @@ class Mixture(Family):
             noise = einsum("...mk,...k->...m", L, noise)
         params["qu_mu"] = Param(mu + levels[..., None] * shift[..., 0] + noise)
         return params
+
+    def around(self, modes: list[dict], bounds: list[float]) -> dict:
+        """
+        Parameters of a mixture of Gaussians at modes of their own, with weights by their
+        bounds; components beyond these share the first, with means around its own, about
+        half of :attr:`spread` of its standard deviations away.
+
+        :param modes: parameters of the Gaussians, NumPy arrays by name.
+        :param bounds: that of each.
+        """
+        own = [0] * (self.num_components - len(modes)) + [*range(len(modes))]
+        mu, sqrt = (np.stack([modes[k][n] for k in own]) for n in ("qu_mu", "qu_sqrt"))
+        same = np.asarray(own) == 0
+        noise = np.random.default_rng(self.seed).normal(size=mu[same].shape)
+        noise = (noise - noise.mean(axis=0)) * np.sqrt(len(noise) / max(len(noise) - 1, 1))
+        full = sqrt.ndim > mu.ndim
+        steps = (
+            einsum("...mk,...k->...m", sqrt[same], noise) if full else sqrt[same] * noise
+        )
+        mu[same] += 0.5 * self.spread * np.asarray(steps)
+        logits = np.asarray(bounds)[own] - bounds[0] - np.log(np.where(same, same.sum(), 1))
+        return {
+            **modes[0],
+            "qu_mu": mu,
+            "qu_sqrt": sqrt,
+            "qu_logits": logits.astype(mu.dtype),
+        }
 
     def build(self, params: dict, whiten: bool) -> MixtureGaussian:
         """See :meth:`Family.build`."""

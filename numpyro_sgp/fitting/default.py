@@ -1,7 +1,6 @@
 """From a model, an approximation and data to a trained guide, with nothing to tune."""
 
 import functools
-import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +14,22 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.svi import SVIState
 from tqdm import tqdm
 
-from numpyro_sgp._checks import check_key, check_model, check_positive
 from numpyro_sgp._programs import on_data, split
 from numpyro_sgp._threads import alone
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting import hierarchies, still, unbounded
+from numpyro_sgp.fitting.arguments import (
+    JOINT_GUIDES,
+    check_arguments,
+    check_joint,
+    check_numbers,
+    guide_of,
+    joint_kinds,
+)
 from numpyro_sgp.fitting.batches import train_best
 from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.float32 import stopped_as
+from numpyro_sgp.fitting.gaussian_first import train_from_gaussian
 from numpyro_sgp.fitting.grow import grow, most_points, with_points
 from numpyro_sgp.fitting.problem import (
     Problem,
@@ -57,10 +64,6 @@ WHOLE = 4e8
 SEVERAL = 4e6
 #: Rows of a batch above that.
 BATCH = 1024
-_MOST_STARTS = 1000
-#: Guides of ``joint=True``, of a room above this one, as a class; their results are those
-#: of their method ``fitted``.
-JOINT_GUIDES: list[Callable] = []
 
 
 @alone
@@ -97,8 +100,13 @@ def fit(
       than 2048. Their rates go down, over two thirds of all steps, once the loss falls no
       more than its noise (or 1e-4 nats a row), and after 1000 steps (20 epochs, if more) at
       the latest; up to 2e9 and 200,000 rows as many evaluations of all follow, by L-BFGS.
-      What natural gradients do not train (mixtures, inverse-free ones, means of ODVGP,
-      inner layers of a deep GP) goes with the other parameters.
+      What natural gradients do not train (means of ODVGP, inner layers of a deep GP) goes
+      with the other parameters.
+
+    What natural gradients do not train at all (mixtures, inverse-free ones, pseudo-data)
+    begins at a Gaussian that they trained, with half of the ``steps`` and ``seconds``:
+    components of a mixture at its modes, where it has several (as where f and -f explain
+    the data alike), and else around it.
 
     Latents beside GP sites are at points (``AutoDelta``: their posterior mode given the
     bound), unless ``base_guide`` is a distribution of them.
@@ -137,9 +145,9 @@ def fit(
         :class:`~numpyro_sgp.JointFit`.
     :param restarts: number of starts that are drawn at random, the first one excepted.
         Where training is cheap and has no number of ``steps``, the best three after the
-        race are trained to the end. Where natural gradients train nothing (mixtures,
-        inverse-free ones) there is no race: training on all rows goes on from each to the
-        end, and on batches from the first alone.
+        race are trained to the end (of a mixture, those of the Gaussian that it begins
+        at). A guide that is set up and that natural gradients train nothing of has no race:
+        training on all rows goes on from each to the end, on batches from the first alone.
     :param tolerance: nats that may be left.
     :param pad: whether to fill the data up to a power of two by rows that do not count, so
         that nothing is compiled anew for most of the rounds where data grow. Not for
@@ -180,20 +188,22 @@ def fit(
     """
     started = time.monotonic()
     rng_key = jax.random.key(0) if rng_key is None else rng_key
-    is_joint = isinstance(_guide_of(approximation), _joint_kinds())
+    is_joint = isinstance(guide_of(approximation), joint_kinds())
     of_nodes = hasattr(approximation, "field")  # a result without a guide for each site
     if joint or is_joint or of_nodes:
-        _check_joint(approximation, is_joint, expectation, pad)
-    _check(model, approximation, data, rng_key, base_guide)
+        check_joint(approximation, is_joint, expectation, pad)
+    check_arguments(model, approximation, data, rng_key, base_guide)
     check_keywords(model, kwargs, "fit")
-    _check_numbers(steps, seconds, batch_size, restarts, tolerance)
+    check_numbers(steps, seconds, batch_size, restarts, tolerance)
     until = None if seconds is None else started + seconds
     data, kwargs = as_plain_arrays(model, tuple(data), kwargs)
     if pad:
         model = _padded(model, approximation)
         data, kwargs = model.fill(data, kwargs)
 
-    def train(guide, start=None, before=None, descent=None, steps=steps):
+    limits = Limits(tolerance, steps, until)
+
+    def train(guide, start=None, before=None, descent=None, limits=limits):
         call = "fit(model, approximation, (X, group, y), num_groups=8)"
         with data_as_arguments(call):
             return _train(
@@ -202,7 +212,7 @@ def fit(
                 kwargs,
                 rng_key,
                 loss=TraceGP_ELBO(expectation),
-                limits=Limits(tolerance, steps, until),
+                limits=limits,
                 batch_size=batch_size,
                 restarts=restarts,
                 start=start,
@@ -215,10 +225,27 @@ def fit(
         kind = JOINT_GUIDES[0] if joint else AutoSparseGP
         return kind(model, approximation, base_guide or AutoDelta)
 
-    check_same_rows(_guide_of(approximation), data, kwargs)
+    def train_option(approximation, limits=limits):
+        if not any(option.is_auto for option in check_approximations(approximation)):
+            return train(make(approximation), limits=limits)
+        first = make(with_points(approximation, 1))
+        first.setup(*data, **kwargs)
+        allowed = most_points(approximation, first)
+
+        def begin(number, start, few):
+            guide = make(with_points(approximation, number, allowed))
+            return train(guide, start, limits=limits.at_most(few))
+
+        def go_on(fitted):
+            return train(fitted.guide, before=fitted, descent=fitted.descent, limits=limits)
+
+        most, until = max(allowed.values()), limits.until
+        return grow(begin, go_on, most, data, kwargs, until, progress_bar)
+
+    check_same_rows(guide_of(approximation), data, kwargs)
     if is_joint:
-        before = None if approximation is _guide_of(approximation) else approximation
-        fitted = train(_guide_of(approximation), before=before)
+        before = None if approximation is guide_of(approximation) else approximation
+        fitted = train(guide_of(approximation), before=before)
     elif isinstance(approximation, Fitted):
         # Its own programs serve where they have the bound that is asked for.
         loss = getattr(approximation.svi, "loss", None)
@@ -227,23 +254,18 @@ def fit(
         else:
             fitted = train(approximation.guide, start=approximation.params)
     elif isinstance(approximation, AutoSparseGP):
-        fitted = train(approximation)
-    elif any(option.is_auto for option in check_approximations(approximation)):
-        first = make(with_points(approximation, 1))
-        first.setup(*data, **kwargs)
-        allowed = most_points(approximation, first)
+        guide = approximation
 
-        def begin(number, start, few):
-            guide = make(with_points(approximation, number, allowed))
-            return train(guide, start, steps=few if steps is None else min(few, steps))
+        def train_other(option, limits):
+            return train(guide.instead(option), limits=limits)
 
-        def go_on(fitted):
-            return train(fitted.guide, before=fitted, descent=fitted.descent)
-
-        most = max(allowed.values())
-        fitted = grow(begin, go_on, most, data, kwargs, until, progress_bar)
+        given = None if guide.is_set_up else guide.approximation
+        fitted = train_from_gaussian(given, train_other, lambda _: guide, train, limits)
+        fitted = fitted or train(guide)
     else:
-        fitted = train(make(approximation))
+        given = None if joint else approximation
+        fitted = train_from_gaussian(given, train_option, make, train, limits)
+        fitted = fitted or train_option(approximation)
     fitted.seconds = time.monotonic() - started
     where = fitted.guide, fitted.params, data, kwargs
     gone = hierarchies.vanished(*where)
@@ -411,90 +433,3 @@ def _batch_size(problem, batch_size) -> int | None:
     if N <= 2 * BATCH or not problem.plates:
         return None
     return BATCH if problem.random or problem.work(N) > WHOLE else None
-
-
-def _joint_kinds() -> tuple[type, ...]:
-    return tuple(kind for kind in JOINT_GUIDES if isinstance(kind, type))
-
-
-def _guide_of(approximation):
-    """A guide, or that of a fit; else what there is."""
-    svi = getattr(approximation, "svi", None)
-    if isinstance(getattr(svi, "guide", None), _joint_kinds()):
-        return svi.guide
-    return getattr(approximation, "guide", approximation)
-
-
-def _check_joint(approximation, is_joint, expectation, pad):
-    """What one Gaussian over all sites does not go with."""
-    if expectation is not None:
-        raise ValueError(
-            "joint=True integrates the likelihood over linear predictors, by quadrature "
-            "where there are up to three in a row. Leave the expectation out."
-        )
-    if pad:
-        raise ValueError("joint=True is not for pad=True. Leave pad out.")
-    if is_joint:
-        return
-    others = isinstance(approximation, AutoSparseGP) or hasattr(approximation, "field")
-    if others or hasattr(approximation, "guide"):
-        raise ValueError(
-            "joint=True goes on from fits with joint=True of this process only, not from "
-            "others, copies, files or a guide with a q for each site: give fit the "
-            "approximation, such as SVGP(50)."
-        )
-    if any(option.is_auto for option in check_approximations(approximation)):
-        raise ValueError(
-            "joint=True needs the number of inducing points, as in SVGP(50), in the place "
-            "of 'auto'."
-        )
-
-
-def _check(model, approximation, data, rng_key, base_guide):
-    check_model(model)
-    guide = _guide_of(approximation)
-    if isinstance(guide, (AutoSparseGP, *_joint_kinds())):
-        if base_guide is not None:
-            raise ValueError(
-                "A guide has its base guide: leave out base_guide, or give fit the "
-                "approximation in place of the guide."
-            )
-        own = guide.model.model if isinstance(guide.model, Padded) else guide.model
-        # A bound method is another object each time that it is asked for.
-        if own is not model and not (inspect.ismethod(own) and own == model):
-            raise ValueError(
-                "The guide is of another model than the one that is fitted. Make it of "
-                "this one: AutoSparseGP(model, SVGP(50))."
-            )
-    check_data(data)
-    check_key(rng_key)
-    if not (base_guide is None or callable(base_guide)):
-        raise TypeError(
-            "base_guide must be a class such as AutoNormal, or a function from a model to "
-            f"a guide, got {base_guide!r}."
-        )
-
-
-def check_data(data) -> None:
-    """
-    :raises TypeError: if data are no tuple.
-    """
-    if not isinstance(data, tuple | list):
-        raise TypeError(
-            "data must be a tuple of the model's arguments, such as (X, y), got "
-            f"{type(data).__name__}."
-        )
-
-
-def _check_numbers(steps, seconds, batch_size, restarts, tolerance):
-    whole: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "restarts": restarts}
-    for name, value in whole.items():
-        if value is None and name != "restarts":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} must be a positive whole number, got {value!r}.")
-    if restarts > _MOST_STARTS:
-        raise ValueError(f"restarts must be at most {_MOST_STARTS}, got {restarts}.")
-    for name, value in {"seconds": seconds, "tolerance": tolerance}.items():
-        if value is not None or name == "tolerance":
-            check_positive(value, name)

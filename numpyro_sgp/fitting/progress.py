@@ -46,6 +46,17 @@ class Limits:
         """The same, of which so many steps more are made."""
         return replace(self, taken=self.taken + steps) if self.in_all else self
 
+    def at_most(self, steps: int) -> "Limits":
+        """The same with no more steps than that."""
+        return replace(self, steps=steps if self.steps is None else min(steps, self.steps))
+
+    def half(self) -> "Limits":
+        """The same with half of the steps and of the time that is left."""
+        now = time.monotonic()
+        steps = None if self.steps is None else self.steps // 2
+        until = None if self.until is None else 0.5 * (now + self.until)
+        return replace(self, steps=steps, until=until)
+
 
 @dataclass(frozen=True, eq=False)
 class Trained:

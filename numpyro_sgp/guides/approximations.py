@@ -1,7 +1,7 @@
 """What a guide does at a GP site: sets of inducing points, a family, a relaxation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgp._checks import shown
-from numpyro_sgp.families import Decoupled, PriorAfterFirst
+from numpyro_sgp.families import Decoupled, PriorAfterFirst, PseudoData
 from numpyro_sgp.guides.base import Approximation, Inducing, check_blocks
 from numpyro_sgp.inducing import InducingStart, InducingVariables
 
@@ -101,6 +101,12 @@ class SVGP(Approximation):
     num_inducing: int | Literal["auto"] | None = None
     inducing: Inducing = "kmeans"
 
+    @property
+    def gaussian(self) -> "SVGP | None":
+        """The same q(u) without a part for each row, where it has one."""
+        has_rows = isinstance(self.family, PseudoData)
+        return replace(self, covariance="full") if has_rows else None
+
 
 class VGP(SVGP):
     """
@@ -130,6 +136,7 @@ class VGP(SVGP):
 
     _covariances = ("full", "diagonal", "coupled", "pseudo_data")
     needs_all_rows = True
+    gaussian = None  # whose points stay where they are
 
     def __init__(
         self,

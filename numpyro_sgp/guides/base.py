@@ -182,6 +182,29 @@ class Approximation:
         return max((rows - sum(known)) // max(len(sizes) - len(known), 1), 1)
 
     @property
+    def gaussian(self) -> "Approximation | None":
+        """
+        For a q(u) without natural gradients, one with the same inducing points that has
+        them, where :func:`~numpyro_sgp.fit` begins; None for no such one.
+        """
+        return None
+
+    def at_gaussian(
+        self, modes: list[dict], bounds: list[float], factor: Callable[[], np.ndarray]
+    ) -> dict:
+        """
+        Parameters at (or near) a :attr:`gaussian`, as far as they are not those of another
+        start.
+
+        :param modes: values of the Gaussian by name, NumPy arrays; and those of others that
+            were found for the same hyperparameters, the best first.
+        :param bounds: of each of these.
+        :param factor: function that returns the lower factor of K_uu.
+        """
+        del bounds, factor
+        return dict(modes[0])
+
+    @property
     def inter_domain(self) -> bool:
         """Whether a set is of inducing variables that are not values of f."""
         return any(isinstance(start, InducingVariables) for _, start in self._sets())

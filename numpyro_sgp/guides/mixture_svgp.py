@@ -1,6 +1,7 @@
 """A mixture of Gaussians at a GP site."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from numpyro_sgp.distributions.relaxation import Scalar
 from numpyro_sgp.families import Mixture
 from numpyro_sgp.families.mixture import ENTROPIES
+from numpyro_sgp.guides.approximations import SVGP
 from numpyro_sgp.guides.base import Approximation, Inducing, check_blocks
 
 
@@ -33,7 +35,8 @@ class MixtureSVGP(Approximation):
         exact for K = 1. See :func:`~numpyro_sgp.families.mixture.mixture_kl`.
     :param spread: how far apart components start: their means are the prior mean shifted by
         constants of about this many prior standard deviations (and some noise). Equal
-        components would stay equal.
+        components would stay equal. (:func:`~numpyro_sgp.fit` has them start around a
+        Gaussian that was trained, at about half as many of its standard deviations.)
     :param whiten: as in :class:`SVGP`; the paper's is ``False``.
     :param train_inducing: as in :class:`SVGP`.
     :param share_inducing: as in :class:`SVGP`.
@@ -84,6 +87,17 @@ class MixtureSVGP(Approximation):
                 "start equal stay equal."
             )
         super().__post_init__()
+
+    @property
+    def gaussian(self) -> SVGP:
+        """A component for itself."""
+        return SVGP(**{f.name: getattr(self, f.name) for f in fields(SVGP)})
+
+    def at_gaussian(
+        self, modes: list[dict], bounds: list[float], factor: Callable[[], np.ndarray]
+    ) -> dict:
+        """See the base class; components at its modes or around it."""
+        return self.family.around(modes, bounds)
 
     def _family(self, name, covariance):
         each = super()._family(name, covariance)

@@ -87,6 +87,21 @@ class PreparedGuide(autoguide.AutoGuide):
         if self._setup is None:
             self._keep(self._prepare_alone(args, kwargs))
 
+    @property
+    def is_set_up(self) -> bool:
+        """Whether it has been set up."""
+        return self._setup is not None
+
+    def instead(self, approximation):
+        """
+        The same guide with another approximation, not set up.
+
+        :param approximation: one, or a dict of them by site.
+        """
+        other = copy.copy(self)
+        other.approximation, other._setup = approximation, None
+        return other
+
     def starts(self, rng_key, args, kwargs) -> dict:
         """
         Starting values of the guide's parameters, constrained, by name; it is set up if it

@@ -23,7 +23,7 @@ from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.families import Full
 from numpyro_sgp.families.blocks import Block
 from numpyro_sgp.families.constraint import lower_triangular
-from numpyro_sgp.fitting.default import JOINT_GUIDES
+from numpyro_sgp.fitting.arguments import JOINT_GUIDES
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.messengers import FirstRows, Params, Plates, WithoutGPs
 from numpyro_sgp.guides.point_guide import by_one_program

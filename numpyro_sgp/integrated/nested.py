@@ -16,7 +16,7 @@ from numpyro_sgp._checks import check_key, check_positive, check_whole
 from numpyro_sgp._checks import check_model as check_callable
 from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import warn_of_rounded_arguments
-from numpyro_sgp.fitting.default import check_data
+from numpyro_sgp.fitting.arguments import check_data
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.integrated.field import Field

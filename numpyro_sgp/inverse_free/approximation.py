@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Literal
 
@@ -21,6 +21,11 @@ from numpyro_sgp.families.constraint import lower_triangular
 from numpyro_sgp.guides.approximations import SVGP
 from numpyro_sgp.guides.points import points_of
 from numpyro_sgp.inducing.covariances import inducing_covariance
+from numpyro_sgp.inverse_free.at_gaussian import (
+    precisions,
+    pseudo_observations,
+    with_diagonal_noise,
+)
 from numpyro_sgp.inverse_free.iterations import inverse_root
 from numpyro_sgp.inverse_free.log_concave import check_log_concave
 from numpyro_sgp.inverse_free.posterior import BOUNDS, InverseFreePosterior
@@ -157,6 +162,30 @@ class InverseFreeSVGP(SVGP):
             covariance in ("full", "diagonal"), "covariance", "one of ('full', 'diagonal')"
         )
         return PseudoNoise()
+
+    @property
+    def gaussian(self) -> SVGP:
+        """A q(u) of any covariance, by factors of K."""
+        own = {f.name: getattr(self, f.name) for f in fields(SVGP)}
+        return SVGP(**own | {"covariance": "full", "whiten": True})
+
+    def at_gaussian(
+        self, modes: list[dict], bounds: list[float], factor: Callable[[], np.ndarray]
+    ) -> dict:
+        """See the base class; at that Gaussian, or as near as pseudo-noise comes."""
+        params = modes[0]
+        found = {name: value for name, value in params.items() if name[:3] != "qu_"}
+        mu, sqrt = params["qu_mu"], params["qu_sqrt"]
+        if self.bound == "relaxed":
+            noise, observed, weights = pseudo_observations(factor(), mu, sqrt)
+            if self.covariance == "diagonal":
+                noise, observed = with_diagonal_noise(factor(), noise, weights)
+            found["qu_noise"] = noise
+            found[self._mean_name] = observed if self.precondition else weights
+        else:
+            weights, found["qu_root"], found["qu_T"] = precisions(factor(), mu, sqrt)
+            found[self._mean_name] = weights
+        return {name: value.astype(mu.dtype) for name, value in found.items()}
 
     @property
     def _mean_name(self):

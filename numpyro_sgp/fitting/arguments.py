@@ -1,0 +1,104 @@
+"""What :func:`~numpyro_sgp.fit` takes, and what is wrong with it."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from numpyro_sgp._checks import check_key, check_model, check_positive
+from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.guides.base import check_approximations
+from numpyro_sgp.training.padding import Padded
+
+_MOST_STARTS = 1000
+#: Guides of ``joint=True``, of a room above this one, as a class; their results are those
+#: of their method ``fitted``.
+JOINT_GUIDES: list[Callable] = []
+
+
+def joint_kinds() -> tuple[type, ...]:
+    return tuple(kind for kind in JOINT_GUIDES if isinstance(kind, type))
+
+
+def guide_of(approximation):
+    """A guide, or that of a fit; else what there is."""
+    svi = getattr(approximation, "svi", None)
+    if isinstance(getattr(svi, "guide", None), joint_kinds()):
+        return svi.guide
+    return getattr(approximation, "guide", approximation)
+
+
+def check_joint(approximation, is_joint, expectation, pad):
+    """What one Gaussian over all sites does not go with."""
+    if expectation is not None:
+        raise ValueError(
+            "joint=True integrates the likelihood over linear predictors, by quadrature "
+            "where there are up to three in a row. Leave the expectation out."
+        )
+    if pad:
+        raise ValueError("joint=True is not for pad=True. Leave pad out.")
+    if is_joint:
+        return
+    others = isinstance(approximation, AutoSparseGP) or hasattr(approximation, "field")
+    if others or hasattr(approximation, "guide"):
+        raise ValueError(
+            "joint=True goes on from fits with joint=True of this process only, not from "
+            "others, copies, files or a guide with a q for each site: give fit the "
+            "approximation, such as SVGP(50)."
+        )
+    if any(option.is_auto for option in check_approximations(approximation)):
+        raise ValueError(
+            "joint=True needs the number of inducing points, as in SVGP(50), in the place "
+            "of 'auto'."
+        )
+
+
+def check_arguments(model, approximation, data, rng_key, base_guide):
+    check_model(model)
+    guide = guide_of(approximation)
+    if isinstance(guide, (AutoSparseGP, *joint_kinds())):
+        if base_guide is not None:
+            raise ValueError(
+                "A guide has its base guide: leave out base_guide, or give fit the "
+                "approximation in place of the guide."
+            )
+        own = guide.model.model if isinstance(guide.model, Padded) else guide.model
+        # A bound method is another object each time that it is asked for.
+        if own is not model and not (inspect.ismethod(own) and own == model):
+            raise ValueError(
+                "The guide is of another model than the one that is fitted. Make it of "
+                "this one: AutoSparseGP(model, SVGP(50))."
+            )
+    check_data(data)
+    check_key(rng_key)
+    if not (base_guide is None or callable(base_guide)):
+        raise TypeError(
+            "base_guide must be a class such as AutoNormal, or a function from a model to "
+            f"a guide, got {base_guide!r}."
+        )
+
+
+def check_data(data) -> None:
+    """
+    :raises TypeError: if data are no tuple.
+    """
+    if not isinstance(data, tuple | list):
+        raise TypeError(
+            "data must be a tuple of the model's arguments, such as (X, y), got "
+            f"{type(data).__name__}."
+        )
+
+
+def check_numbers(steps, seconds, batch_size, restarts, tolerance):
+    whole: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "restarts": restarts}
+    for name, value in whole.items():
+        if value is None and name != "restarts":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name} must be a positive whole number, got {value!r}.")
+    if restarts > _MOST_STARTS:
+        raise ValueError(f"restarts must be at most {_MOST_STARTS}, got {restarts}.")
+    for name, value in {"seconds": seconds, "tolerance": tolerance}.items():
+        if value is not None or name == "tolerance":
+            check_positive(value, name)

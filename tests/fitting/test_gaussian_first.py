@@ -1,0 +1,211 @@
+"""What natural gradients do not train begins at a Gaussian that they trained."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpy.testing import assert_allclose
+
+import numpyro_sgp as sgp
+from numpyro_sgp.fitting.default import train_from_gaussian
+from numpyro_sgp.fitting.gaussian_first import gaussian_of
+from numpyro_sgp.fitting.progress import INTERRUPTED, Limits
+
+N, KEY = 60, jax.random.key(0)
+X = np.arange(float(N))[:, None]
+RNG = np.random.default_rng(3)
+LARGE = np.sort(RNG.choice(N, 4, replace=False))
+COUNTS = RNG.poisson(1.0, N)
+COUNTS[LARGE] = [30, 50, 80, 150]
+
+APPROXIMATIONS = {
+    "mixture": sgp.MixtureSVGP(4, 2),
+    "full mixture": sgp.MixtureSVGP(4, 3, covariance="full", whiten=False),
+    "relaxed": sgp.InverseFreeSVGP(4),
+    "fr": sgp.InverseFreeSVGP(4, bound="fr"),
+    "lc": sgp.InverseFreeSVGP(4, bound="lc"),
+    "pseudo-data": sgp.SVGP(4, covariance="pseudo_data"),
+}
+
+
+def counts(X, y=None):
+    """Of a function that has forgotten a day on the next one."""
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(4.0, 0.3), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+def groups(X, y=None):
+    """Two functions, of which a site each."""
+    kernel = sgp.kernels.RBF(1.0, 8.0)
+    f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+    g = numpyro.sample("g", sgp.GaussianProcess(kernel, X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(f), jnp.exp(g)), obs=y)
+
+
+def smooth(X, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 8.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+def fitted(model, approximation, **options):
+    return sgp.fit(model, approximation, (X, COUNTS), progress_bar=False, **options)
+
+
+@pytest.fixture(scope="module")
+def gaussian():
+    return fitted(counts, sgp.SVGP(4, covariance="diagonal"))
+
+
+def test_points_of_a_mixture_go_where_those_of_a_gaussian_go(gaussian):
+    """A mixture by itself ended 900 nats below."""
+    mixture = fitted(counts, APPROXIMATIONS["mixture"])
+    Z = np.sort(np.asarray(mixture.params["f_auto_Z"])[:, 0])
+    assert_allclose(Z, LARGE, atol=0.1)
+    assert mixture.bound > gaussian.bound - 0.1  # the tolerance of fit
+    assert len(mixture.losses) and mixture.stopped == "converged"
+    assert sum(np.diff(mixture.losses) > 1.0) == 0  # one training goes on from the other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["full mixture", "relaxed", "fr", "lc", "pseudo-data"])
+def test_points_of_others_go_there_too(name, gaussian):
+    found = fitted(counts, APPROXIMATIONS[name])
+    Z = np.sort(np.asarray(found.params["f_auto_Z"])[:, 0])
+    assert_allclose(Z, LARGE, atol=0.2)
+    assert found.bound > gaussian.bound - 0.1
+
+
+@pytest.mark.parametrize("name", ["mixture", "full mixture", "relaxed", "fr", "lc"])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_q_is_that_of_the_gaussian(name, batch):
+    """Moments at the data, where q(u) has less variance than the prior, as here."""
+    option = APPROXIMATIONS[name]
+    gaussian, rng = option.gaussian, np.random.default_rng(0)
+    prior = sgp.GaussianProcess(sgp.kernels.RBF(jnp.ones(batch) * 1.3, 9.0), jnp.asarray(X))
+    Z = jnp.asarray(X[5::16])
+    full = gaussian.covariance == "full"
+    root = np.tril(0.1 * rng.normal(size=(*batch, 4, 4))) + 0.5 * np.eye(4)
+    sqrt = root if full else np.diagonal(root, axis1=-2, axis2=-1)
+    values = {"Z": np.asarray(Z), "qu_mu": rng.normal(size=(*batch, 4)), "qu_sqrt": sqrt}
+
+    def factor():
+        return np.asarray(gaussian.inducing_factor(prior.kernel, (Z,)))
+
+    expected = gaussian.posterior(prior, jax.tree.map(jnp.asarray, values))
+    start = jax.tree.map(jnp.asarray, option.at_gaussian([values], [0.0], factor))
+    assert start.keys() == option.start(prior, (Z,)).keys()
+    found = option.posterior(prior, start)
+    sd = jnp.sqrt(expected.variance)
+    # Components are around it; pseudo-noise leaves out jitter, and its T has a tolerance.
+    close = 0.5 if "mixture" in name else 1e-3
+    assert float(jnp.abs((found.mean - expected.mean) / sd).max()) < close
+    assert float(jnp.abs(jnp.log(found.variance / expected.variance)).max()) < close
+
+
+def test_diagonal_noise_keeps_the_mean():
+    option = sgp.InverseFreeSVGP(4, covariance="diagonal")
+    prior = sgp.GaussianProcess(sgp.kernels.RBF(1.3, 9.0), jnp.asarray(X))
+    Z = jnp.asarray(X[5::16])
+    values = {"Z": np.asarray(Z), "qu_mu": np.arange(4.0), "qu_sqrt": 0.3 * np.eye(4)}
+    gaussian = option.gaussian
+    factor = np.asarray(gaussian.inducing_factor(prior.kernel, (Z,)))
+    expected = gaussian.posterior(prior, jax.tree.map(jnp.asarray, values))
+    found = option.posterior(
+        prior,
+        jax.tree.map(jnp.asarray, option.at_gaussian([values], [0.0], lambda: factor)),
+    )
+    assert_allclose(found.mean, expected.mean, atol=2e-3)
+
+
+def squares(X, y=None):
+    """Which f and -f explain alike."""
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 15.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f**2, 0.3), obs=y)
+
+
+def test_components_are_at_modes_of_their_own():
+    """The other one has as much of the posterior, which the bound knows by log 2."""
+    y = (1.5 + 0.3 * np.sin(0.2 * X[:, 0])) ** 2 + 0.3 * RNG.normal(size=N)
+    given = (X, y)
+    one, two, three = (
+        sgp.fit(squares, option, given, progress_bar=False)
+        for option in (
+            sgp.SVGP(6),
+            sgp.MixtureSVGP(6, 2, covariance="full"),
+            sgp.MixtureSVGP(6, 3, covariance="full"),
+        )
+    )
+    # Where modes are far apart; a tolerance for each of the trainings.
+    assert_allclose(two.bound - one.bound, np.log(2.0), atol=0.1)
+    assert three.bound > two.bound - 0.1
+    means = np.asarray(two.params["f_auto_qu_mu"])
+    assert np.sum(means[0] * means[1]) < 0.0
+    weights = jax.nn.softmax(two.params["f_auto_qu_logits"])
+    assert_allclose(weights, 0.5, atol=0.02)
+
+
+def test_a_guide_in_the_place_of_the_approximation_begins_there_too():
+    guide = sgp.AutoSparseGP(smooth, sgp.MixtureSVGP(4, 2), prefix="own")
+    found, other = fitted(smooth, guide), fitted(smooth, sgp.MixtureSVGP(4, 2))
+    assert found.guide is guide and abs(found.bound - other.bound) < 1e-6
+    again = fitted(smooth, guide)  # which is set up, and begins where it does
+    assert len(again.losses) != len(found.losses)
+
+
+def test_vgp_has_points_where_they_are():
+    assert gaussian_of(sgp.VGP(covariance="pseudo_data")) is None
+    assert gaussian_of(sgp.SVGP(4)) is None
+
+
+def test_steps_are_of_both_trainings_together():
+    assert len(fitted(smooth, sgp.MixtureSVGP(4, 2), steps=12).losses) <= 12
+    assert len(fitted(smooth, sgp.MixtureSVGP(4, 2), steps=1).losses) == 1
+
+
+def test_a_site_may_have_a_mixture_beside_another_one():
+    options = {"f": sgp.MixtureSVGP(4, 2), "g": sgp.SVGP(3)}
+    assert gaussian_of({"f": sgp.SVGP(4), "g": sgp.SVGP(3)}) is None
+    assert gaussian_of(options)["g"] is options["g"]
+    found = fitted(groups, options, steps=40)
+    assert type(found.guide.approximations["f"]).__name__ == "MixtureSVGP"
+    assert np.isfinite(found.bound) and len(found.losses) <= 40
+
+
+def test_auto_chooses_the_number_by_the_gaussian():
+    found = fitted(smooth, sgp.MixtureSVGP("auto", 2), steps=40)
+    assert (
+        found.grown and found.guide.approximations["f"].num_inducing == found.grown[-1][0]
+    )
+
+
+def test_ctrl_c_in_the_first_training_keeps_what_it_found(gaussian):
+    def train(guide, start, limits):
+        assert limits.reached(0)
+        return sgp.fit(counts, guide, (X, COUNTS), steps=1, progress_bar=False)
+
+    def train_gaussian(approximation, limits):
+        found = fitted(counts, approximation, steps=3)
+        found.stopped = INTERRUPTED
+        return found
+
+    def make(options):
+        return sgp.AutoSparseGP(counts, options)
+
+    option = APPROXIMATIONS["mixture"]
+    limits = Limits(0.1, None, None)
+    found = train_from_gaussian(option, train_gaussian, make, train, limits)
+    assert found.stopped == INTERRUPTED
+
+
+def test_without_a_gaussian_it_begins_by_itself():
+    def refuse(approximation, limits):
+        raise ValueError("not for this likelihood")
+
+    option, limits = APPROXIMATIONS["mixture"], Limits(0.1, None, None)
+    assert train_from_gaussian(option, refuse, None, None, limits) is None
