@@ -95,7 +95,8 @@ def fit(
     * on all rows, where the bound is not random and there are few (N M (M + D) up to 4e8,
       D columns of the inputs): every Gaussian q(u) is at its optimum for the other
       parameters, by natural gradients [1], and L-BFGS goes over those (time after time
-      where that is cheap, from the best starts and with some inducing points drawn anew);
+      where that is cheap, from the best starts, from other lengthscales with all else where
+      it suits these, and with some inducing points drawn anew);
     * else by natural gradients beside Adam, on batches of 1024 rows where there are more
       than 2048. Their rates go down, over two thirds of all steps, once the loss falls no
       more than its noise (or 1e-4 nats a row), and after 1000 steps (20 epochs, if more) at
@@ -327,20 +328,22 @@ def _train(
     if whole and descent is None:  # in the order in which they are needed
         descent = descent_of(problem, for_training)
         descent.prepare()
+    held = {}
     if before is not None:
         starts = [problem.free]
     elif start is not None:
         known = {name: v for name, v in start.items() if name in problem.free}
         starts = [{**problem.free, **unconstrained(svi, known)}]
     else:
-        starts = lengthscale_starts(problem)
+        starts, held = lengthscale_starts(problem)
         starts += random_starts(problem, for_starts, restarts - 1)
         if race is not None:
             starts.append(with_drawn_means(problem, problem.free, generator(for_race)))
     affordable = SEVERAL / problem.work(problem.num_rows)
     few = int(np.clip(affordable, 1, 3))
     if race is not None:
-        starts = race(starts, for_race, 2 if affordable < 1 else len(starts), limits)
+        keep = 2 if affordable < 1 else len(starts)
+        starts = race(starts, for_race, keep, limits, held)
     elif restarts > 1:  # that nothing else chooses from
         few = len(starts)
     early = np.zeros(0)

@@ -27,6 +27,8 @@ from numpyro_sgp.tracing.rows import origins, union
 
 #: Lengthscales that are tried, in units of the columns' standard deviations times sqrt(D).
 SCALES = (1.0, 0.4, 2.5, 0.15)
+#: Those that are held at first, while noise and all else become what suits them.
+HELD = (0.15, 0.05)
 _RATE = 0.1  # of Adam
 _ROWS = 1_000  # that the race is on, where batches have fewer or training is on all
 _CHUNKS = 6  # of steps, at most
@@ -63,11 +65,19 @@ class Race:
         """Begins to compile beside what else is done."""
         self.stepper.prepare(self.stepper.start(self.stepper.problem.free, key))
 
-    def __call__(self, starts: list[dict], key, keep: int, limits: Limits) -> list[dict]:
+    def __call__(
+        self,
+        starts: list[dict],
+        key,
+        keep: int,
+        limits: Limits,
+        held: dict[int, tuple[str, ...]] | None = None,
+    ) -> list[dict]:
         """
         Where unconstrained starting values end, the best first; those without a finite loss
         are left out, unless there are no others.
 
+        :param held: parameters that stay in the first round, by the number of the start.
         :param keep: how many go all the way; of the others the worse half is left behind
             in each round.
         :param limits: when to stop; each start has its first steps all the same.
@@ -78,7 +88,8 @@ class Race:
         rounds, gone = self._counts(len(starts)), np.zeros(len(starts), int)
         for count in rounds:
             for i in going:
-                states[i], losses[i] = self._some(states[i], count)
+                still = () if gone[i] else (held or {}).get(i, ())
+                states[i], losses[i] = self._some(states[i], count, still)
                 gone[i] += 1
             finite = [i for i in going if np.isfinite(losses[i])]
             going = sorted(finite, key=lambda i: losses[i])
@@ -109,13 +120,13 @@ class Race:
         size = min(CHUNK, (count + 1) // 2)
         return [size] * (count // size)
 
-    def _some(self, state, count) -> tuple[State, float]:
+    def _some(self, state, count, held=()) -> tuple[State, float]:
         """So many steps, and the loss after them."""
         # One after another: side by side costs as much, and batches of LAPACK's calls can
         # block each other on two cores (jaxlib 0.10).
         rows = None if self._rows is None else self._rows[:count]
-        rates = (np.full(count, rate) for rate in (self._natural, _RATE))
-        state, found = self.stepper(state, rows, *rates)
+        natural, others = np.full(count, self._natural), np.full(count, _RATE)
+        state, found = self.stepper(state, rows, natural, others, held)
         last = found[-5:]
         return state, np.nan if np.isnan(last).all() else float(np.nanmean(last))
 
@@ -158,42 +169,50 @@ class Settling:
         return state.good.free, losses
 
 
-def lengthscale_starts(problem) -> list[dict]:
+def lengthscale_starts(problem) -> tuple[list[dict], dict[int, tuple[str, ...]]]:
     """
     The start with the lengthscales of stationary kernels (of linear ones, how far away
-    their functions have a variance of one) at each of :data:`SCALES`, as far as they are
-    parameters of their own; beside the start itself, which is the first. Where priors of
-    latents are wide they start at their means.
+    their functions have a variance of one) at each of :data:`SCALES` and :data:`HELD`, as
+    far as they are parameters of their own; beside the start itself, which is the first.
+    Where priors of latents are wide they start at their means.
+
+    :return: these, and the names of what is held at first, by the number of the start.
     """
     free = {**problem.free, **jax.device_put(problem.units.means)}
     names = [n for n in free if n not in problem.guide.roles()]
-    fed = _lengthscales(problem, names)
-    found = [free]
+    fed = lengthscales_of(problem, names)
+    found, held = [free], {}
     if not fed:
-        return found
-    params = problem.params  # of lengthscales, which are no real latents
-    for scale in SCALES:
-        moved, stepped = {}, {}
-        for name, (lengthscale, sd, slope) in fed.items():
-            active = sd[sd > 0.0]
-            target = scale * np.sqrt(len(active)) * np.where(sd > 0.0, sd, 1.0)
-            value = np.asarray(params[name])
-            if value.shape[-1:] == sd.shape and lengthscale.shape[-1:] == sd.shape:
-                ratio = target / lengthscale
-            else:
-                ratio = np.exp(np.mean(np.log(target)) - np.mean(np.log(lengthscale)))
-            if slope is None:
-                moved[name] = np.asarray(value * ratio, free[name].dtype)
-            else:
-                step = _newton(slope, np.log(ratio), lengthscale.size)
-                stepped[name] = np.asarray(free[name] + step, free[name].dtype)
-        start = {**free, **unconstrained(problem.svi, moved), **stepped}
+        return found, held
+    for scale in SCALES + HELD:
+        start = {**free, **_at_scale(problem, free, fed, scale)}
         if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(start)):
+            if len(found) > len(SCALES):
+                held[len(found)] = (*fed,)
             found.append(start)
-    return found
+    return found, held
 
 
-def _newton(slope, change, number: int):
+def _at_scale(problem, free, fed, scale) -> dict:
+    """What lengthscales are made of, where they are so many deviations of the columns."""
+    moved, stepped = {}, {}
+    for name, (lengthscale, sd, slope) in fed.items():
+        active = sd[sd > 0.0]
+        target = scale * np.sqrt(len(active)) * np.where(sd > 0.0, sd, 1.0)
+        value = np.asarray(problem.params[name])  # of lengthscales, no real latents
+        if value.shape[-1:] == sd.shape and lengthscale.shape[-1:] == sd.shape:
+            ratio = target / lengthscale
+        else:
+            ratio = np.exp(np.mean(np.log(target)) - np.mean(np.log(lengthscale)))
+        if slope is None:
+            moved[name] = np.asarray(value * ratio, free[name].dtype)
+        else:
+            step = newton(slope, np.log(ratio), lengthscale.size)
+            stepped[name] = np.asarray(free[name] + step, free[name].dtype)
+    return {**unconstrained(problem.svi, moved), **stepped}
+
+
+def newton(slope, change, number: int):
     """
     What to add to a parameter so that logs of lengthscales change by so much.
 
@@ -208,7 +227,7 @@ def _newton(slope, change, number: int):
         return slope * np.mean(change) * number / np.sum(slope**2)
 
 
-def _lengthscales(problem, names) -> dict:
+def lengthscales_of(problem, names) -> dict:
     """
     Parameters that lengthscales are made of, and nothing else: the lengthscale, the
     standard deviations of the columns that it is of, and, unless it is the parameter

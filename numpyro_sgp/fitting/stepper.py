@@ -81,7 +81,9 @@ class Stepper:
         rows = None if self.num_rows is None else np.zeros((0, self.num_rows), np.int32)
         self._steps.prepare(*self._given(state, rows, none, none))
 
-    def __call__(self, state: State, index, natural, others) -> tuple[State, np.ndarray]:
+    def __call__(
+        self, state: State, index, natural, others, held=()
+    ) -> tuple[State, np.ndarray]:
         """
         A step for each rate, at most :data:`CHUNK`. Where a loss is not finite, or ten
         times as far above its running mean as losses are on average, the step that led
@@ -91,13 +93,15 @@ class Stepper:
         :param index: rows of each batch, shape ``(steps, B)``; None for all rows.
         :param natural: rates of natural steps, shape ``(steps,)``.
         :param others: rates of Adam, shape ``(steps,)``.
+        :param held: names of parameters that stay where they are.
         :return: the state after them, and the loss of each; NaN where it was not believed.
         """
-        state, losses = self._steps(*self._given(state, index, natural, others))
+        state, losses = self._steps(*self._given(state, index, natural, others, held))
         return state, np.asarray(losses, float)[: len(natural)]
 
-    def _given(self, state, index, natural, others):
-        count = len(natural)
+    def _given(self, state, index, natural, others, held=()):
+        count, (arrays, scales) = len(natural), self._data
+        still = {name: jax.tree.map(np.zeros_like, scales[name]) for name in held}
 
         def filled(values, dtype):
             full = np.zeros((CHUNK, *values.shape[1:]), dtype)
@@ -106,7 +110,7 @@ class Stepper:
 
         rates = filled(natural, self._dtype), filled(others, self._dtype)
         rows = None if index is None else filled(index, np.int32)
-        return state, *self._data, rows, *rates, np.int32(count)
+        return state, arrays, {**scales, **still}, rows, *rates, np.int32(count)
 
     def _several(self, state, arrays, scales, index, natural, others, count):
         def one(i, carry):

@@ -16,6 +16,7 @@ from numpyro_sgp.fitting.progress import (
     Limits,
     Trained,
 )
+from numpyro_sgp.fitting.scales import Scales
 from numpyro_sgp.fitting.starts import (
     with_drawn_means,
     with_explained_points,
@@ -125,6 +126,16 @@ def train_whole(
     if limited or seed is None or not problem.all_natural:
         return best
     allowed = ANEW / problem.work(problem.num_rows) - _FEWEST
+    until = descent.work + allowed
+    for begin in Scales(problem, descent, seed).moves() if allowed > 0.0 else ():
+        if limited or descent.work >= until:
+            break
+        with suppress(ValueError):
+            limits = limits.after(begin(best.free))
+            found, limited = train(-best.bound - _GAIN)
+            best = _told(_better(best, found), found)
+    if limited:
+        return best
     own, helps, share = best.bound, False, 0.0
     swaps = Swaps(problem, descent, seed)
 

@@ -21,6 +21,7 @@ from numpyro_sgp.fitting.check import problem_at
 from numpyro_sgp.fitting.grow import FIRST
 from numpyro_sgp.fitting.progress import AT_EDGE, INTERRUPTED, Limits
 from numpyro_sgp.fitting.starts import (
+    HELD,
     SCALES,
     lengthscale_starts,
     with_explained_points,
@@ -509,8 +510,9 @@ def test_starts_have_the_lengthscales_that_are_meant_under_any_base_guide(base, 
     guide = sgp.AutoSparseGP(model, sgp.SVGP(4), base)
     svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
     given = problem.Problem(svi, svi.init(KEY, wide, Y), (wide, Y), {})
-    _, *found = lengthscale_starts(given)
-    for scale, free in zip(SCALES, found, strict=True):
+    (_, *found), held = lengthscale_starts(given)
+    assert [*held] == [len(SCALES) + 1 + i for i in range(len(HELD))]
+    for scale, free in zip(SCALES + HELD, found, strict=True):
         scales = guide.base_guide.median(problem.constrained(svi, free))["scales"]
         logs = np.asarray(scales if of_logs else jnp.log(scales))
         wanted = np.log(scale * np.sqrt(2.0) * np.std(wide, axis=0))

@@ -47,8 +47,9 @@ class Falling:
     def start(self, free, key):
         return SimpleNamespace(good=SimpleNamespace(free=free), at=0)
 
-    def __call__(self, state, rows, natural, others):
+    def __call__(self, state, rows, natural, others, held=()):
         level, slope = free = state.good.free
+        slope = 0.0 if held else slope
         at = state.at + np.arange(len(natural))
         self.steps[free] = self.steps.get(free, 0) + len(natural)
         self.rates.append((natural, others))
@@ -57,6 +58,15 @@ class Falling:
 
 
 STARTS = [(5.0, 9.0), (1.0, 1.0), (2.0, 9.0), (3.0, 9.0), (np.nan, 9.0), (4.0, 9.0)]
+
+
+def test_what_is_held_is_so_in_the_first_round():
+    stepper = Falling()
+    ends = Race(stepper, whole=False)(STARTS, None, 6, NO_LIMITS, {1: ("lengthscale",)})
+    # 250 of 300 steps without what is held, at a slope that takes 100.
+    assert ends[0] == (1.0, 1.0) and stepper.steps[1.0, 1.0] == 300
+    fast = Race(Falling(), whole=False)(STARTS, None, 2, NO_LIMITS, {2: ("lengthscale",)})
+    assert (2.0, 9.0) not in fast[:2]  # which it was behind of after the first round
 
 
 @pytest.mark.parametrize("keep", [2, 6])
@@ -87,7 +97,7 @@ class Plateau(Falling):
         free = {"f_auto_qu_mu": np.full(3, self._mean), "start": free}
         return SimpleNamespace(good=SimpleNamespace(free=free), at=0)
 
-    def __call__(self, state, rows, natural, others):
+    def __call__(self, state, rows, natural, others, held=()):
         level, slope = free = state.good.free["start"]
         at = state.at + np.arange(len(natural))
         self.steps[free] = self.steps.get(free, 0) + len(natural)

@@ -1,0 +1,88 @@
+"""
+Trainings from other lengthscales, with all else where it is best for these.
+
+Of a trend with a fast wiggle on it there is an optimum that takes the wiggle for noise. The
+race's shorter lengthscales end there too, as they begin beside so much noise that it pays
+to lengthen them: 65 nats below, for 150 rows. With the lengthscale held until noise and
+variance are what suits it, they do not.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+
+import jax
+import numpy as np
+
+from numpyro_sgp._programs import without_leaks
+from numpyro_sgp.fitting.problem import Problem, constrained, unconstrained
+from numpyro_sgp.fitting.starts import lengthscales_of, newton, with_explained_points
+from numpyro_sgp.training.descent import Descent
+
+_FACTORS = 0.35, 0.12, 0.04, 2.5  # times as long as they were
+_ALONE = (0.12,)  # of which each by itself
+_EACH = 3  # lengthscales up to which each is moved by itself
+_HELD = 20  # iterations with lengthscales held, at most
+_SETTLED = 0.1  # nats by an iteration below which it has come to nothing
+
+
+class Scales:
+    """
+    Places to train from with lengthscales that are others by a factor: each by itself,
+    where there are few parameters that they are made of, and all together.
+
+    :param problem: whose lengthscales they are.
+    :param descent: of its loss, with q(u) at its optimum.
+    :param seed: of inducing points that are drawn anew.
+    """
+
+    def __init__(self, problem: Problem, descent: Descent, seed: int):
+        self._problem, self._descent = problem, descent
+        self._rng = np.random.default_rng((seed, 3))
+        names = [name for name in problem.free if name not in problem.guide.roles()]
+        #: What lengthscales are made of, by parameter.
+        self._fed = lengthscales_of(problem, names)
+
+    def moves(self) -> Iterator[Callable[[dict], int]]:
+        """
+        Functions from unconstrained parameters, which begin the descent anew at others and
+        return the number of iterations that this took.
+
+        :raises ValueError: by such a function, where the loss is not finite.
+        """
+        every = [*self._fed]
+        few = [[name] for name in every] if 1 < len(every) <= _EACH else []
+        for factor in _FACTORS:
+            alone = few if factor in _ALONE else []
+            for names in [*alone, every] if every else []:
+                yield partial(self._begin, names=names, factor=factor)
+
+    def _begin(self, free: dict, names: list[str], factor: float) -> int:
+        moved = self._with_factor(free, names, factor)
+        with suppress(Exception):  # of a kernel's own code, or of few distinct rows
+            where = self._problem, moved, self._rng, 1.0
+            moved = without_leaks(with_explained_points, *where) or moved
+        descent = self._descent
+        descent.start_at(moved)
+        index = descent.index(set(descent.free) - {*descent.profiled, *names})
+
+        def at_step(loss):
+            if descent.losses[-2] - loss < _SETTLED:
+                raise StopIteration
+
+        if index.size:
+            descent.run(index, _HELD, 1e-15, at_step)
+        return len(descent.losses) - 1
+
+    def _with_factor(self, free: dict, names: list[str], factor: float) -> dict:
+        """The same with some lengthscales so many times as long."""
+        svi, scaled, stepped = self._problem.svi, {}, {}
+        params = constrained(svi, free)
+        for name in names:
+            lengthscale, _, slope = self._fed[name]
+            if slope is None:
+                scaled[name] = np.asarray(params[name]) * factor
+            else:
+                step = newton(slope, np.log(factor), lengthscale.size)
+                stepped[name] = free[name] + np.asarray(step, free[name].dtype)
+        return {**free, **unconstrained(svi, scaled), **jax.device_put(stepped)}
