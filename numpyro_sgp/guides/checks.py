@@ -28,6 +28,7 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
         model_here = ProperPriors(OnePlateEach(FirstRows(model)), start)
         at_mean = messages.at_prior_mean
         trace = messages.trace_of(model_here, args, kwargs, at_site=at_mean)
+        checks.check_kernels(trace)
         leaves = jax.tree.leaves((args, kwargs))
         sites = {k: s for k, s in trace.items() if s["type"] == "sample"}
         given = [k for k, s in sites.items() if any(s["value"] is v for v in leaves)]

@@ -33,6 +33,7 @@ from numpyro_sgp.integrated.row_parts import choose_layout
 
 _NAME = "sites apart"
 _LARGEST = 3e7  # numbers of the field times rows
+_ASTRAY = 0.1  # nats left, of a Gaussian that is not the best one
 _NARROW = 0.8  # sd, of that under one Gaussian
 
 
@@ -69,7 +70,7 @@ def _looked_at(guide, setup, params, args, kwargs) -> Cause | None:
     profile = Profile(field, args, kwargs, _points(setup, params))
     node, _ = profile(free, profile.start())
     P = np.asarray(node.q.precision.dense(), float)
-    if not np.all(np.isfinite(P)):
+    if not (np.all(np.isfinite(P)) and node.left < _ASTRAY):
         return Cause(_NAME, np.nan, told="unknown: no Gaussian over all was found")
     held = point_latents(guide, params, args, kwargs).intersection(field.effects)
     together = isinstance(guide.base_guide, AutoMultivariateNormal)

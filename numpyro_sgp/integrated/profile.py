@@ -17,7 +17,7 @@ length one would gain is close to :math:`KL[q \| N(\hat m, \hat P^{-1})]`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
@@ -43,7 +43,7 @@ from numpyro_sgp.integrated.weighing import Weighed, over_left, unweighed, weigh
 from numpyro_sgp.linalg import einsum, gauss_hermite, matmul, tensor_grid
 
 _MAX_STEPS = 100
-_LEAST_RATE = 1e-4
+_LEAST_RATE = 1e-9
 _NARROW = 100.0  # times the prior's, is the precision that q(w) starts with
 # Nodes of each predictor, by the number of predictors; and where there are many rows, of
 # which each says little.
@@ -450,15 +450,23 @@ class Profile:
         self.points = before
         return None
 
-    def settle(self, mode: Node) -> Node:
+    def settle(self, mode: Node, places: Iterable[np.ndarray] = ()) -> Node:
         """
         The mode, weighed; and sees whether to weigh other nodes: not where a Gaussian is
-        all that there is, nor where draws from it are too far from the posterior, or the
-        best Gaussian is not known.
+        all that there is at the mode and elsewhere, nor where draws from it are too far
+        from the posterior, or the best Gaussian is not known.
+
+        :param places: hyperparameters that nodes may be at, away from the mode.
         """
         node, _ = self(mode.free, mode.q, to_weigh=True)
-        gain, effective = float(node.weighed.gain), float(node.weighed.effective)
-        if abs(gain) < _NOTHING or not effective > _TOO_FEW or np.isnan(node.left):
+        if np.isnan(node.left) or not float(node.weighed.effective) > _TOO_FEW:
             self.weighs = False
-            node, _ = self(mode.free, mode.q)
-        return node
+        elif abs(float(node.weighed.gain)) < _NOTHING:
+            self.weighs = self.weighs and any(self._gains(at, mode.q) for at in places)
+        return node if self.weighs else self(mode.free, mode.q)[0]
+
+    def _gains(self, free, q) -> bool:
+        """Whether weights say that there is more than a Gaussian."""
+        node, _ = self(free, q, to_weigh=True)
+        gain, enough = float(node.weighed.gain), node.weighed.effective > _TOO_FEW
+        return bool(np.isfinite(node.value) and abs(gain) >= _NOTHING and enough)

@@ -54,6 +54,7 @@ _FLAT, _STEEP = 0.1, 2.0
 _ROUNDS, _LENGTHS = 4, 20  # of axes, and of lengths of one
 _AS_HIGH = 0.02  # nats below a mode, is what mirrors it
 _RISE = 0.1  # nats uphill of what is no mode
+_LOOK = 1.5  # sds away from the mode, where it is seen whether draws are weighed
 
 
 class Interrupted(Exception):
@@ -226,7 +227,9 @@ class Search:
         dim = len(mode.free)
         axes = self.axes(mode) if dim else np.eye(0)
         astray = self._on_slope(mode, axes) if dim else ""
-        mode = self.profile.settle(mode)
+        ways = [sign * axis for axis in axes.T[::-1] for sign in (-1.0, 1.0)]
+        places = [mode.free + _LOOK * way for way in ways if self.max_nodes > 1]
+        mode = self.profile.settle(mode, places)
         if dim == 0 or self.max_nodes == 1:
             found = self._one(mode, axes)
         elif dim in _SPACING:

@@ -14,7 +14,7 @@ from numpyro_sgp._checks import numbers
 from numpyro_sgp.distributions.arguments import as_numbers
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.kernels.adapters import check_kernel
-from numpyro_sgp.kernels.base import broadcasts_to
+from numpyro_sgp.kernels.base import InputKernel, broadcasts_to
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.tracing import messages
 
@@ -328,3 +328,33 @@ def check_latents(trace) -> None:
                     "(If it is the response, pass its data: was the guide set up with "
                     "y=None?)"
                 )
+
+
+def check_kernels(trace: dict) -> None:
+    """
+    :param trace: a model's, whose values are those of the run that kernels are of.
+    :raises ValueError: if a hyperparameter of a kernel, which is positive, is a latent that
+        may be negative.
+    """
+    found = messages.latents(trace).items()
+    latents = {name: site for name, site in found if messages.is_real(site["fn"])}
+    sites = {k: s for k, s in trace.items() if messages.is_latent_gp(s)}
+    for name, site in sites.items() if latents else ():
+        kernel = messages.unwrap(site["fn"])[0].kernel
+        for part in jax.tree.leaves(kernel, is_leaf=_is_kernel):
+            for hyper in getattr(part, "_hyperparameters", ()):
+                value = getattr(part, hyper)
+                own = [k for k, latent in latents.items() if latent["value"] is value]
+                if own:
+                    prior = type(messages.innermost(latents[own[0]]["fn"])).__name__
+                    kind = type(part).__name__
+                    raise ValueError(
+                        f"GP site '{name}': the {hyper} of {kind} is the latent "
+                        f"'{own[0]}', of which {prior} has negative values too. Give it a "
+                        f"prior on positive numbers, such as numpyro.sample('{own[0]}', "
+                        f"dist.LogNormal(0, 1)), or use jnp.exp({own[0]})."
+                    )
+
+
+def _is_kernel(part) -> bool:
+    return isinstance(part, InputKernel)

@@ -485,6 +485,28 @@ def test_discrete_latents():
         start(model, sgp.SVGP(3), X, y)
 
 
+@pytest.mark.parametrize("hyper", ["variance", "lengthscale"])
+@pytest.mark.parametrize("is_sum", [False, True])
+def test_a_hyperparameter_of_any_sign_is_told_by_its_latent(hyper, is_sum):
+    """`fit` trained to a negative lengthscale; a posterior had negative ones alone."""
+
+    def model(X, y=None):
+        with numpyro.plate("functions", 2):
+            size = numpyro.sample("size", dist.Normal(0.0, 1.0))
+        kernel = sgp.kernels.RBF(
+            **{"variance": jnp.ones(2), "lengthscale": 1.0, hyper: size}
+        )
+        kernel = kernel + sgp.kernels.Matern32(jnp.ones(2)) if is_sum else kernel
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f.sum(axis=0), 0.3), obs=y)
+
+    told = f"GP site 'f': the {hyper} of RBF is the latent 'size', .*jnp.exp.size"
+    X = jnp.linspace(0.0, 1.0, 9)[:, None]
+    with pytest.raises(ValueError, match=told):
+        sgp.AutoSparseGP(model, sgp.SVGP(3)).setup(X, jnp.zeros(9))
+
+
 def test_improper_priors_are_told_unless_they_have_a_value():
     def model(X, y):
         level = numpyro.sample("level", dist.ImproperUniform(dist.constraints.real, (), ()))

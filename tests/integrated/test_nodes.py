@@ -132,7 +132,7 @@ class Known:
     def choose_points(self, mode):
         return None
 
-    def settle(self, mode):
+    def settle(self, mode, places=()):
         return mode
 
     def __call__(self, free, start, with_slope=False, to_weigh=False):
