@@ -18,6 +18,7 @@ from numpyro.distributions import biject_to
 from numpyro_sgp._programs import join_static, on_data, shared, split_static, without_leaks
 from numpyro_sgp.guides import VGP, AutoSparseGP
 from numpyro_sgp.guides.points import point_name, points_of
+from numpyro_sgp.integrated.effects import is_gaussian
 from numpyro_sgp.integrated.groups import Groups
 from numpyro_sgp.integrated.maps import combined, linear_maps
 from numpyro_sgp.integrated.placing import (
@@ -28,7 +29,6 @@ from numpyro_sgp.integrated.placing import (
     Unconstrained,
     check_setup,
     free_shape,
-    is_normal,
 )
 from numpyro_sgp.integrated.predictors import Layout, Linear, Terms, layout_of_rows
 from numpyro_sgp.tracing import messages
@@ -76,7 +76,7 @@ class Field:
         }
         self.dtype = jnp.result_type(float)
         #: Names of latents that are part of the field, beside GP sites.
-        self.effects: tuple[str, ...] = tuple(k for k, fn in fns.items() if is_normal(fn))
+        self.effects: tuple[str, ...] = tuple(k for k, fn in fns.items() if is_gaussian(fn))
         self.shapes = {name: tuple(fn.shape()) for name, fn in fns.items()}
         self._fns = fns
         #: Effects of groups that are independent given the rest, if they are many.

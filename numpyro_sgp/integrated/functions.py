@@ -15,10 +15,10 @@ from numpyro import handlers
 from numpyro_sgp._programs import on_data
 from numpyro_sgp.distributions import FunctionSamples
 from numpyro_sgp.distributions.function_samples import draw_functions
+from numpyro_sgp.integrated.effects import of_standardised
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.placing import AtValues, Unconstrained
-from numpyro_sgp.linalg import einsum
 from numpyro_sgp.tracing import messages
 
 _TOGETHER = 16  # draws of a node that are made by one call
@@ -194,16 +194,8 @@ class AtStandardised(AtValues):
             if name in self.field.sites:
                 msg["value"] = jnp.zeros(msg["fn"].shape())
             elif name in self.field.effects:
-                msg["value"] = _value(msg["fn"], self.values[name])
+                msg["value"], _ = of_standardised(msg["fn"], self.values[name])
         super().process_message(msg)
-
-
-def _value(fn, standardised):
-    """A Gaussian latent of its standardised values."""
-    base = messages.innermost(fn)
-    if hasattr(base, "scale"):
-        return fn.mean + jnp.sqrt(fn.variance) * standardised
-    return base.loc + einsum("...ij,...j->...i", base.scale_tril, standardised)
 
 
 def _moved_by_effects(field, nodes, args, kwargs) -> set[str]:

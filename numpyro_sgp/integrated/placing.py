@@ -16,7 +16,7 @@ from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions import BlackBox
 from numpyro_sgp.distributions.arguments import check_columns, columns_of
 from numpyro_sgp.fitting.problem import as_plain_arrays
-from numpyro_sgp.linalg import einsum
+from numpyro_sgp.integrated.effects import of_standardised
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.program import opening
 from numpyro_sgp.tracing.row_indices import check_codes
@@ -126,7 +126,8 @@ class Placed(Messenger):
             g = opening(("gp", name), prior.shape(), field.dtype)
             msg["value"] = jnp.reshape(prior.mean + g, msg["fn"].shape())
         elif name in field.effects:
-            msg["value"], self.known[name] = _effect(msg["fn"], name, field.dtype)
+            e = opening(("effect", name), msg["fn"].shape(), field.dtype)
+            msg["value"], self.known[name] = of_standardised(msg["fn"], e)
         elif name in self.thetas:
             msg["value"], density = self.thetas.place(msg)
             self.log_prior = self.log_prior + density
@@ -227,26 +228,6 @@ def new_arguments(model, known: tuple, args: tuple, kwargs: dict) -> tuple[tuple
     with suppress(*NEEDS_KNOWN_DATA):
         jax.eval_shape(look)
     return args, kwargs
-
-
-def is_normal(fn) -> bool:
-    """Whether a latent has a Gaussian prior that may be part of the field."""
-    fn, _ = messages.unwrap(fn)
-    if isinstance(fn, dist.ExpandedDistribution):
-        fn = fn.base_dist
-    return isinstance(fn, dist.Normal | dist.MultivariateNormal)
-
-
-def _effect(fn, name, dtype):
-    """A Gaussian latent by its standardised values; and what must not be of the field."""
-    base = messages.innermost(fn)
-    e = opening(("effect", name), fn.shape(), dtype)
-    if isinstance(base, dist.Normal):
-        loc, scale = base.loc, base.scale
-        value = jnp.broadcast_to(loc, fn.shape()) + jnp.broadcast_to(scale, fn.shape()) * e
-        return value, [jnp.asarray(scale)]
-    moved = einsum("...ij,...j->...i", base.scale_tril, e)
-    return jnp.broadcast_to(base.loc, fn.shape()) + moved, [base.scale_tril]
 
 
 def free_shape(fn) -> tuple[int, ...]:
