@@ -65,9 +65,10 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
     checks.check_imputed(trace)
     if not any(s["is_observed"] for s in sample_sites):
         raise ValueError(
-            "The model has no observed site. A guide is set up when it first runs, "
-            "which must be with the data: call svi.init, svi.run or guide.setup with "
-            "y, not y=None, before Predictive or guide.posterior."
+            "The model has no observed site. Give fit and nested all of the data, (X, y). "
+            "A guide is set up when it first runs, which must be with the data: call "
+            "svi.init, svi.run or guide.setup with y, not y=None, before Predictive or "
+            "guide.posterior."
         )
     checks.check_latents(trace)
     checks.check_observations(trace)

@@ -100,8 +100,7 @@ class _Known:
 class AutoJointGP(autoguide.AutoGuide):
     r"""
     A guide with one Gaussian over the inducing variables of all GP sites *and* over the
-    latents with normal priors that act beside them (intercepts, slopes, effects of groups,
-    random walks),
+    latents with normal priors that act beside them (intercepts, slopes, random walks),
 
     .. math::
 

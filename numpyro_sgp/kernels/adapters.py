@@ -77,6 +77,8 @@ def as_kernel(kernel: Any) -> Any:
         return ObjectKernel(_Same(kernel)) if is_leaf else kernel
     got = f"the class {kernel.__name__}" if is_class else f"a {type(kernel).__name__}"
     mend = " Make an instance of it." if is_class and issubclass(kernel, Kernel) else ""
+    if not is_class and hasattr(kernel, "shape") and hasattr(kernel, "dtype"):
+        got, mend = "an array", " GaussianProcess(kernel, X) takes the kernel first."
     raise TypeError(
         f"Not a kernel: {got}. A kernel is one of numpyro_sgp.kernels, a tinygp or "
         "GPJax kernel, or an object with __call__(X1, X2), which returns the "

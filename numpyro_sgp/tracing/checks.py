@@ -277,10 +277,11 @@ def check_support(name, site) -> None:
         told = f"from {least.min():g}" if high is None else told
         told = f"up to {most.max():g}" if low is None else told
         first = np.broadcast_to(value, outside.shape)[outside][0]
+        from_zero = "Classes are counted from 0; look" if counted else "Look"
         raise ValueError(
             f"Observed site '{name}' has values {wrong} what its {type(fn).__name__} can "
-            f"be ({told}), in {_places(np.atleast_1d(outside))}, as {first:g}. Classes are "
-            "counted from 0; look for other units, and for codes of missing values."
+            f"be ({told}), in {_places(np.atleast_1d(outside))}, as {first:g}. {from_zero} "
+            "for other units, and for codes of missing values."
         )
 
 

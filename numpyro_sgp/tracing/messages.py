@@ -1,9 +1,11 @@
 """What a message tells about the Gaussian process at a site, and what is put there."""
 
+import re
 from contextlib import contextmanager, nullcontext
 
 import jax
 import jax.numpy as jnp
+import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
@@ -217,8 +219,31 @@ def trace_of(fn, args, kwargs, rng_key=0, *, data=None, at_site=None) -> dict:
     at_sites = nullcontext() if at_site is None else AtGPSites(at_site)
     told = telling_arguments(args, kwargs)
     with handlers.block(), handlers.trace() as trace, at_sites, told, _Improper():
-        fn(*args, **kwargs)
+        try:
+            fn(*args, **kwargs)
+        except (AssertionError, ValueError) as error:
+            if why := _why(error):
+                raise ValueError(why) from error
+            raise
     return trace
+
+
+def _why(error) -> str:
+    """What NumPyro's own errors leave open; empty of others."""
+    if found := re.search("unique names but got `(.*)` duplicated", str(error)):
+        return f"The model has two sites of the name '{found[1]}'. Give each its own."
+    at = error.__traceback__
+    while at is not None:  # to the plate that a shape did not go with, if one there was
+        plate, msg = (at.tb_frame.f_locals.get(name) for name in ("self", "msg"))
+        if isinstance(plate, numpyro.plate) and "broadcast" in str(error) and msg:
+            shape = tuple(msg["fn"].batch_shape)
+            return (
+                f"Site '{msg['name']}' has the batch shape {shape}, which does not go with "
+                f"the size {plate.size} of plate '{plate.name}' around it. Make the plate "
+                "as large as there are rows, as numpyro.plate('data', X.shape[0])."
+            )
+        at = at.tb_next
+    return ""
 
 
 class _Improper(Messenger):

@@ -66,7 +66,7 @@ def _write(path, arrays):
     part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         with open(part, "xb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+            _write_members(file, arrays)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -75,6 +75,14 @@ def _write(path, arrays):
             part.unlink()  # a full disk has no room for it
         raise
     _sync_folder(path.parent)
+
+
+def _write_members(file, arrays):
+    """As np.savez does, which in NumPy 2.0 cannot be told to write no pickles."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def _sync_folder(folder):

@@ -236,3 +236,31 @@ def test_a_discrete_latent_is_refused():
 
     with pytest.raises(ValueError, match=r"'y' is discrete \(Bernoulli.*y=None\?"):
         checks.check_latents(trace_of(model))
+
+
+def test_a_plate_of_another_size_is_told_by_name():
+    def model(X, y):
+        f = numpyro.sample("f", gp(X))
+        with numpyro.plate("rows", N + 1):
+            numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    told = "Site 'y' has the batch shape .4,., .* the size 5 of plate 'rows'.*X.shape.0."
+    with pytest.raises(ValueError, match=told):
+        messages.trace_of(model, (X, Y), {}, at_site=messages.at_prior_mean)
+
+
+def test_two_sites_of_a_name_are_told():
+    def model(X, y):
+        numpyro.sample("f", gp(X))
+        observe(numpyro.sample("f", gp(X)), y)
+
+    with pytest.raises(ValueError, match="two sites of the name 'f'"):
+        messages.trace_of(model, (X, Y), {}, at_site=messages.at_prior_mean)
+
+
+def test_errors_of_the_model_itself_stay():
+    def model():
+        raise AssertionError("of mine")
+
+    with pytest.raises(AssertionError, match="of mine"):
+        messages.trace_of(model, (), {})

@@ -109,7 +109,7 @@ def changes():
         "a list": (lambda f: f + queue[0], lambda: queue.__setitem__(0, 1.0)),
         "a frame": (
             lambda f: f + frame.loc["here", "a"],
-            lambda: frame.__setitem__("a", [1.0, 1.0]),
+            lambda: frame.isetitem(0, [1.0, 1.0]),
         ),
         "labels": (lambda f: f + series["a"], swapped),
         "a wrapped call": (reader.__call__, lambda: setattr(reader, "own", 1.0)),
