@@ -48,8 +48,9 @@ def train_from_gaussian(
     limits: Limits,
 ) -> Fitted | None:
     """
-    A fit that begins at that of a Gaussian, which has half of the steps and of the time.
-    None where there is no such Gaussian, or no training of it.
+    A fit that begins at that of a Gaussian, which has half of the steps and of the time;
+    its losses are those of its own training. None where there is no such Gaussian, or no
+    training of it.
 
     :param approximation: of the fit, or a dict of them by site; None for nothing of this.
     :param train_gaussian: from an approximation and limits to the fit of the Gaussian.
@@ -71,7 +72,6 @@ def train_from_gaussian(
     interrupted = first.stopped == INTERRUPTED
     rest = replace(limits, until=0.0) if interrupted else limits
     fitted = train(make(options), start, limits=rest.after(made))
-    fitted.losses = np.append(first.losses, fitted.losses)
     fitted.grown = first.grown
     if interrupted:
         fitted.stopped = INTERRUPTED

@@ -19,8 +19,8 @@ from numpyro_sgp.fitting.problem import Problem, constrained, unconstrained
 from numpyro_sgp.fitting.starts import lengthscales_of, newton, with_explained_points
 from numpyro_sgp.training.descent import Descent
 
-_FACTORS = 0.35, 0.12, 0.04, 2.5  # times as long as they were
-_ALONE = (0.12,)  # of which each by itself
+FACTORS = 0.35, 0.12, 0.04, 2.5  # times as long as they were
+ALONE = (0.12,)  # of which each by itself
 _EACH = 3  # lengthscales up to which each is moved by itself
 _HELD = 20  # iterations with lengthscales held, at most
 _SETTLED = 0.1  # nats by an iteration below which it has come to nothing
@@ -52,8 +52,8 @@ class Scales:
         """
         every = [*self._fed]
         few = [[name] for name in every] if 1 < len(every) <= _EACH else []
-        for factor in _FACTORS:
-            alone = few if factor in _ALONE else []
+        for factor in FACTORS:
+            alone = few if factor in ALONE else []
             for names in [*alone, every] if every else []:
                 yield partial(self._begin, names=names, factor=factor)
 

@@ -242,9 +242,9 @@ def lengthscales_of(problem, names) -> dict:
 
         def at_site(site):
             prior = messages.unwrap(site["fn"])[0]
-            for i, kernel in enumerate(_with_units(prior.kernel)):
+            for i, kernel in enumerate(scaled_kernels(prior.kernel)):
                 label = f"{site['name']} {i}"
-                seen[label], places[label] = _length(kernel), (site["name"], kernel)
+                seen[label], places[label] = length_of(kernel), (site["name"], kernel)
             return messages.at_prior_mean(site)
 
         for name, value in guide.others_at(data, args, kwargs).items():
@@ -299,7 +299,7 @@ def _is(value, lengthscale) -> bool:
     return np.shape(value) == lengthscale.shape and np.allclose(value, lengthscale)
 
 
-def _with_units(kernel) -> list[Stationary | Linear]:
+def scaled_kernels(kernel) -> list[Stationary | Linear]:
     """
     The kernels with a lengthscale in units of the inputs that one is made of: those of
     periodic ones are relative to the period.
@@ -311,7 +311,7 @@ def _with_units(kernel) -> list[Stationary | Linear]:
     return [k for k in leaves if isinstance(k, kinds) and not isinstance(k, others)]
 
 
-def _length(kernel):
+def length_of(kernel):
     """The lengthscale; of a linear kernel, where its functions have a variance of one."""
     if not isinstance(kernel, Linear):
         return kernel.lengthscale

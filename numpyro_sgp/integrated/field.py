@@ -401,15 +401,14 @@ class Field:
             return None
         return {name: {**own, **new.get(name, {})} for name, own in self.points.items()}
 
+    def kernels_at(self, free, args, kwargs) -> dict:
+        """The kernel of each GP site at unconstrained hyperparameters ``(p,)``."""
+        trace = self._trace_at(dict(self.unravel(free)), {}, args, kwargs)
+        return {k: messages.unwrap(trace[k]["fn"])[0].kernel for k in self.sites}
+
     def _kernels(self, free, args, kwargs) -> dict:
-        """The kernel of each GP site at some hyperparameters, in known numbers."""
-        free = dict(self.unravel(free))
-
-        def run(args, kwargs, free):
-            trace = self._trace_at(free, {}, args, kwargs)
-            return {k: messages.unwrap(trace[k]["fn"])[0].kernel for k in self.sites}
-
-        return on_data(run, args, kwargs, free)
+        """The same in known numbers."""
+        return on_data(lambda a, k, free: self.kernels_at(free, a, k), args, kwargs, free)
 
     # ---- what inference needs -------------------------------------------------------
 

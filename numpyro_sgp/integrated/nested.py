@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.result import Nested
 from numpyro_sgp.integrated.row_parts import choose_layout
 from numpyro_sgp.integrated.search import Search
-from numpyro_sgp.integrated.starts import starting_hyperparameters
+from numpyro_sgp.integrated.starts import lengthscale_slopes, starting_hyperparameters
 from numpyro_sgp.training.checks import check_keywords
 
 
@@ -155,7 +156,8 @@ def nested(
             bar.set_description_str(f"{what}: {shown}", refresh=False)
             bar.update()
 
-        nodes = Search(profile, max_nodes, until, progress).nodes(starts)
+        slopes = functools.partial(lengthscale_slopes, field, args, kwargs)
+        nodes = Search(profile, max_nodes, until, progress).nodes(starts, slopes)
     if message := nodes.warning():
         warnings.warn(message, UserWarning, stacklevel=3)  # one is of the lock
     took = time.monotonic() - started

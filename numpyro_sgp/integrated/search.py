@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from scipy.spatial import KDTree
 from scipy.special import logsumexp
 from scipy.stats import chi2, multivariate_t, norm, qmc
 
+from numpyro_sgp.fitting.scales import ALONE, FACTORS
 from numpyro_sgp.integrated.nodes import (
     AT_LIMIT,
     MIRRORED,
@@ -25,6 +27,8 @@ from numpyro_sgp.integrated.nodes import (
     One,
 )
 from numpyro_sgp.integrated.profile import Gaussian, Node, Profile
+
+Slopes = Callable[[np.ndarray], np.ndarray]
 
 # Nats below the highest from where a grid does not go on, by its dimension; the second is
 # for problems that take long. It has the neighbours of all points above that.
@@ -52,6 +56,8 @@ _STEPS, _OF_SD = (0.1, 1e-2), (0.5, 0.1)
 # Nats that values fall by a standard deviation away from a mode, of a Gaussian .5.
 _FLAT, _STEEP = 0.1, 2.0
 _ROUNDS, _LENGTHS = 4, 20  # of axes, and of lengths of one
+_STILL = 1e-6  # slope of what does not move with a hyperparameter
+_EACH, _HELD_STEPS = 3, 20  # lengthscales that are moved one by one; steps with them held
 _AS_HIGH = 0.02  # nats below a mode, is what mirrors it
 _RISE = 0.1  # nats uphill of what is no mode
 _LOOK = 1.5  # sds away from the mode, where it is seen whether draws are weighed
@@ -86,10 +92,12 @@ class Search:
 
     # ---- the mode -------------------------------------------------------------------
 
-    def mode(self, starts: np.ndarray) -> Node:
+    def mode(self, starts: np.ndarray, slopes: Slopes | None = None) -> Node:
         """
-        The highest of what is uphill of the best of some starts.
+        The highest of what is uphill of the best of some starts, and then of other
+        lengthscales with all else where it suits these.
 
+        :param slopes: derivatives of log lengthscales, see :meth:`nodes`.
         :raises ValueError: if no start has a finite density.
         """
         q = self.profile.start()
@@ -110,9 +118,36 @@ class Search:
             if self.until is None or time.monotonic() < self.until:
                 ends.append(self._uphill(start))
         best = max(ends, key=lambda node: node.value)
+        if slopes is not None and best.free.size > 1:
+            ends += self._other_scales(best, np.atleast_2d(slopes(best.free)))
+            best = max(ends, key=lambda node: node.value)
         self._ends = [(end.free, best.value - end.value) for end in ends]
         moved = self.profile.choose_points(best)
         return best if moved is None else self._uphill(moved)
+
+    def _other_scales(self, best: Node, slopes: np.ndarray) -> list[Node]:
+        """
+        What is uphill where lengthscales are others by a factor, each by itself (where they
+        are few) or all together, and are held at first: of noise that takes a wiggle of f
+        with it there is an optimum from which nothing leads to the wiggle.
+
+        :param slopes: of log lengthscales, ``(kernels, p)``.
+        """
+        moving = slopes[np.any(np.abs(slopes) > _STILL, axis=1)]
+        few = 1 < len(moving) <= _EACH
+        each: list[np.ndarray] = np.split(moving, len(moving)) if few else []
+        found: list[Node] = []
+        for factor in FACTORS if len(moving) else ():
+            for rows in [*(each if factor in ALONE else []), moving]:
+                if self.until is not None and time.monotonic() > self.until:
+                    return found
+                step = np.linalg.pinv(rows) @ np.full(len(rows), np.log(factor))
+                start = self.profile(best.free + step, self.profile.start())[0]
+                if np.isfinite(start.value):
+                    held = np.any(np.abs(rows) > _STILL, axis=0)
+                    begun, _ = self._ascent(start, _FAR, held)
+                    found.append(self._uphill(begun))
+        return found
 
     def _uphill(self, best: Node) -> Node:
         """
@@ -130,10 +165,14 @@ class Search:
             far /= 4.0
         return best
 
-    def _ascent(self, best: Node, far: float) -> tuple[Node, bool]:
+    def _ascent(
+        self, best: Node, far: float, held: np.ndarray | None = None
+    ) -> tuple[Node, bool]:
         """
         The best node uphill within a box, and whether the bound was not finite somewhere
         on a way that did not end where it is flat.
+
+        :param held: which coordinates stay, on a way of some steps.
         """
         state: dict[str, Any] = {"q": best.q, "best": best, "astray": False}
 
@@ -149,7 +188,10 @@ class Search:
 
         tolerance = 0.05 if self._single else 1e-3
         limits = {"gtol": tolerance, "ftol": 1e-10, "maxiter": 200}
-        bounds = [(v - far, v + far) for v in best.free]
+        reach = np.full(best.free.shape, far)
+        if held is not None:
+            reach[held], limits["maxiter"] = 0.0, _HELD_STEPS
+        bounds = [*zip(best.free - reach, best.free + reach, strict=True)]
         found = minimize(
             loss, best.free, jac=True, method="L-BFGS-B", bounds=bounds, options=limits
         )
@@ -221,9 +263,14 @@ class Search:
 
     # ---- nodes ----------------------------------------------------------------------
 
-    def nodes(self, starts: np.ndarray) -> Nodes:
-        """Mode, axes and nodes."""
-        mode = self.mode(starts)
+    def nodes(self, starts: np.ndarray, slopes: Slopes | None = None) -> Nodes:
+        """
+        Mode, axes and nodes.
+
+        :param slopes: from hyperparameters to derivatives of log lengthscales by them,
+            ``(kernels, p)``.
+        """
+        mode = self.mode(starts, slopes)
         dim = len(mode.free)
         axes = self.axes(mode) if dim else np.eye(0)
         astray = self._on_slope(mode, axes) if dim else ""

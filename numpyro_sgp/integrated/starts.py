@@ -6,7 +6,8 @@ import numpy as np
 from jax import Array
 from numpyro.distributions import biject_to
 
-from numpyro_sgp._programs import join_static, shared, split_static
+from numpyro_sgp._programs import join_static, on_data, shared, split_static
+from numpyro_sgp.fitting.starts import length_of, scaled_kernels
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.tracing import messages
 
@@ -47,3 +48,21 @@ def starting_hyperparameters(field: Field, rng_key: Array, args, kwargs) -> np.n
         return np.concatenate([median, np.quantile(draws, levels, axis=0)])
     more = (_OF_FEW if number == 2 else _STARTS) - 1
     return np.concatenate([median, draws[:more]])
+
+
+def lengthscale_slopes(field: Field, args, kwargs, free: np.ndarray) -> np.ndarray:
+    """
+    Derivatives of the log lengthscale of each kernel that has one (its mean over columns)
+    by unconstrained hyperparameters, ``(kernels, p)``.
+    """
+
+    def logs(free, args, kwargs):
+        kernels, parts = field.kernels_at(free, args, kwargs), []
+        for kernel in kernels.values():
+            parts += [jnp.mean(jnp.log(length_of(k))) for k in scaled_kernels(kernel)]
+        return jnp.stack(parts) if parts else jnp.zeros(0)
+
+    def slopes(args, kwargs, free):
+        return jax.jacobian(logs)(free, args, kwargs)
+
+    return np.asarray(on_data(slopes, args, kwargs, jnp.asarray(free, field.dtype)), float)

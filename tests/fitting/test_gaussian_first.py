@@ -67,8 +67,8 @@ def test_points_of_a_mixture_go_where_those_of_a_gaussian_go(gaussian):
     Z = np.sort(np.asarray(mixture.params["f_auto_Z"])[:, 0])
     assert_allclose(Z, LARGE, atol=0.1)
     assert mixture.bound > gaussian.bound - 0.1  # the tolerance of fit
-    assert len(mixture.losses) and mixture.stopped == "converged"
-    assert sum(np.diff(mixture.losses) > 1.0) == 0  # one training goes on from the other
+    assert mixture.stopped == "converged"
+    assert mixture.bound >= -mixture.losses.min() - 1e-9  # the best of its own training
 
 
 @pytest.mark.slow

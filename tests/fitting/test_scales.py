@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 
 import numpyro_sgp as sgp
 from numpyro_sgp.fitting.problem import Problem, constrained
-from numpyro_sgp.fitting.scales import _ALONE, _FACTORS, Scales
+from numpyro_sgp.fitting.scales import ALONE, FACTORS, Scales
 from numpyro_sgp.fitting.whole import descent_of
 
 N, KEY = 90, jax.random.key(0)
@@ -97,19 +97,19 @@ def test_a_move_holds_the_lengthscale_and_trains_the_rest():
     given, descent, scales = begun(one)
     before = constrained(given.svi, descent.free_now())
     moves = [*scales.moves()]
-    assert len(moves) == len(_FACTORS)
+    assert len(moves) == len(FACTORS)
     free, at = descent.free_now(), descent.loss
     assert moves[1](free) > 0
     after = constrained(given.svi, descent.free_now())
     ratio = after["lengthscale_auto_loc"] / before["lengthscale_auto_loc"]
-    assert_allclose(ratio, _FACTORS[1], rtol=1e-6)
+    assert_allclose(ratio, FACTORS[1], rtol=1e-6)
     assert abs(after["noise_auto_loc"] - before["noise_auto_loc"]) > 1e-3
     assert descent.losses[-1] < descent.losses[0] and descent.loss != at
 
 
 def test_kernels_of_a_sum_move_by_themselves_and_together():
     _, _, scales = begun(two)
-    assert len([*scales.moves()]) == len(_FACTORS) + 2 * len(_ALONE)
+    assert len([*scales.moves()]) == len(FACTORS) + 2 * len(ALONE)
 
 
 def test_a_model_without_trained_lengthscales_has_no_moves():
