@@ -4,8 +4,10 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgp._programs import on_data
 from numpyro_sgp.diagnostics.moved_bound import MAX_ROWS, MovedBound
 from numpyro_sgp.fitting.problem import Problem, constrained
 from numpyro_sgp.fitting.starts import with_other_points
@@ -14,6 +16,7 @@ from numpyro_sgp.training.descent import Descent
 _FEW = 30  # swaps in vain before there are none that help
 _TIMES = 3.0  # so many of those that one which helps has taken, where some did
 _HELP = 0.02  # nats that count
+_MANY_ROWS, _MUCH = 100, 0.1  # of which thirty may miss all that need a point; left open
 _WANTED = 0.75  # of the swaps to rows by what they want, where that is known
 
 
@@ -39,7 +42,8 @@ class Swaps:
     def search(self, most: float, is_over: Callable[[], bool] = lambda: False) -> float:
         """
         Moves one inducing point at a time to a row that is drawn, where the bound is higher
-        there: any row, until that has helped, and then rows by what they want.
+        there: any row, until that has helped (or was in vain, of many rows whose variance
+        the points do not explain), and then rows by what they want.
 
         :param most: of the work of the descent (:attr:`Descent.work`), where to stop.
         :param is_over: whether to stop now.
@@ -48,9 +52,19 @@ class Swaps:
         descent, made, helped, in_vain = self._descent, 0, 0, 0
         first, wanted, patience = descent.loss, None, float(_FEW)
         with self._until_ctrl_c():
-            while in_vain < patience and descent.work < most and not is_over():
+            while descent.work < most and not is_over():
+                if in_vain >= patience:
+                    if wanted is not None or not self._leaves_much():
+                        break
+                    wanted, patience = self._wanted(), patience + _FEW
+                    if wanted is None:
+                        break
                 before, free = descent.loss, descent.free_now()
                 weights = wanted if self._rng.uniform() < _WANTED else None
+                if (
+                    weights is not None and self._rng.uniform() < 0.5
+                ):  # the few that want most
+                    weights = {name: want**2 for name, want in weights.items()}
                 moved = with_other_points(self._problem, free, self._rng, 0.0, weights)
                 if moved is None:  # inducing points that are not trained
                     return 0.0
@@ -62,6 +76,27 @@ class Swaps:
         gained = first - descent.loss
         descent.start_at(descent.free_now())
         return gained
+
+    def _leaves_much(self) -> bool:
+        """Whether there are many rows, and points leave a good part of their variance."""
+        problem = self._problem
+        if problem.num_rows <= _MANY_ROWS:
+            return False
+
+        def shares(args, kwargs, params):
+            posteriors, _ = problem.guide.posterior_at(params, args, kwargs)
+            found = []
+            for q in posteriors.values():
+                prior = jnp.mean(q.prior.kernel.diag(q.prior.X))
+                explained = jnp.sum(q.projection**2, axis=-2)
+                found.append(1.0 - jnp.mean(explained) / prior)
+            return jnp.stack(found)
+
+        with suppress(Exception):  # of the model's code, or of a q(u) of another kind
+            params = constrained(problem.svi, self._descent.free_now())
+            left = on_data(shares, problem.args, problem.kwargs, params)
+            return float(np.max(left)) > _MUCH
+        return False
 
     @contextmanager
     def _until_ctrl_c(self):

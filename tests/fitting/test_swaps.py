@@ -34,12 +34,12 @@ def smooth(X, y=None):
         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
 
 
-def begun(model, points, optimised):
+def begun(model, points, optimised, data=(X, COUNTS)):
     """Swaps for a training that begins, or that has arrived."""
     guide = sgp.AutoSparseGP(model, points)
     elbo = sgp.TraceGP_ELBO(sgp.GaussHermite(20))
     svi = numpyro.infer.SVI(model, guide, numpyro.optim.Adam(0.01), elbo)
-    given = Problem(svi, svi.init(KEY, X, COUNTS), (X, COUNTS), {})
+    given = Problem(svi, svi.init(KEY, *data), data, {})
     descent = descent_of(given, KEY)
     descent.start()
     if optimised:
@@ -71,6 +71,18 @@ def test_trained_points_of_a_smooth_function_stay():
     assert swaps.search(np.inf) < 0.02
     assert_allclose(descent.x, before, atol=1e-4)  # q(u) to a part of a nat
     assert descent.work < work + 60 * 31  # thirty swaps and a new beginning
+
+
+def test_few_rows_of_many_are_found_where_points_leave_much():
+    """None of the first thirty was one of them, and the search was over."""
+    rng, rows = np.random.default_rng(0), np.arange(600.0)[:, None]
+    y = rng.poisson(1.0, len(rows))
+    large = rng.choice(len(rows), 5, replace=False)
+    y[large] = [40, 60, 80, 100, 150]
+    descent, swaps = begun(counts, sgp.SVGP(8), True, (rows, y))
+    assert swaps.search(np.inf) > 500.0
+    Z = np.asarray(descent.free_now()["f_auto_Z"])[:, 0]
+    assert all(np.abs(Z - row).min() < 0.1 for row in large)
 
 
 def test_points_that_are_not_trained_stay():
