@@ -33,11 +33,11 @@ def gaussian_of(approximation) -> Any:
     train wherever there is one for it; None where there is none.
     """
     if isinstance(approximation, dict):
-        found = {name: option.gaussian for name, option in approximation.items()}
+        found = {name: gaussian_of(option) for name, option in approximation.items()}
         if not any(found.values()):
             return None
         return {name: found[name] or option for name, option in approximation.items()}
-    return approximation.gaussian
+    return getattr(approximation, "gaussian", None)  # one's own may have none
 
 
 def train_from_gaussian(
@@ -114,7 +114,7 @@ def _begun(first: Fitted, options: dict) -> dict:
     for name, option in options.items():
         at = [own(params, name) for params in modes]
         found = at[0]
-        if option.gaussian is not None:
+        if gaussian_of(option) is not None:
             factor = functools.partial(lambda at: np.asarray(known_factors()[at]), name)
             found = option.at_gaussian(at, bounds, factor)
         prefix = sites[name].prefix

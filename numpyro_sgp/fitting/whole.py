@@ -130,10 +130,14 @@ def train_whole(
     for begin in Scales(problem, descent, seed).moves() if allowed > 0.0 else ():
         if limited or descent.work >= until:
             break
-        with suppress(ValueError):
+        try:
             limits = limits.after(begin(best.free))
-            found, limited = train(-best.bound - _GAIN)
-            best = _told(_better(best, found), found)
+        except KeyboardInterrupt:
+            return replace(best, stopped=INTERRUPTED)
+        except ValueError:  # no finite bound there
+            continue
+        found, limited = train(-best.bound - _GAIN)
+        best = _told(_better(best, found), found)
     if limited:
         return best
     own, helps, share = best.bound, False, 0.0
