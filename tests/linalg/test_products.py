@@ -51,6 +51,7 @@ ON_THE_HOST = {
     "distributions/kept_posterior.py",
     "inducing/initialise.py",
     "inducing/verdict.py",
+    "inverse_free/at_gaussian.py",
     "integrated/apart.py",
     "integrated/nodes.py",
     "integrated/profile.py",
