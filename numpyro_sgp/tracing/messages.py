@@ -219,23 +219,16 @@ def trace_of(fn, args, kwargs, rng_key=0, *, data=None, at_site=None) -> dict:
     at_sites = nullcontext() if at_site is None else AtGPSites(at_site)
     told = telling_arguments(args, kwargs)
     with handlers.block(), handlers.trace() as trace, at_sites, told, _Improper():
-        try:
-            fn(*args, **kwargs)
-        except (AssertionError, ValueError) as error:
-            if why := _why(error):
-                raise ValueError(why) from error
-            raise
+        fn(*args, **kwargs)
     return trace
 
 
-def _why(error) -> str:
-    """What NumPyro's own errors leave open; empty of others."""
-    if found := re.search("unique names but got `(.*)` duplicated", str(error)):
-        return f"The model has two sites of the name '{found[1]}'. Give each its own."
+def _of_plate(error) -> str:
+    """What to say of a site that its plate does not go with; empty of other errors."""
     at = error.__traceback__
-    while at is not None:  # to the plate that a shape did not go with, if one there was
+    while at is not None:
         plate, msg = (at.tb_frame.f_locals.get(name) for name in ("self", "msg"))
-        if isinstance(plate, numpyro.plate) and "broadcast" in str(error) and msg:
+        if isinstance(plate, numpyro.plate) and msg:
             shape = tuple(msg["fn"].batch_shape)
             return (
                 f"Site '{msg['name']}' has the batch shape {shape}, which does not go with "
@@ -266,7 +259,7 @@ def telling_arguments(args, kwargs):
     """
     Says what is wrong with a model's arguments where its code meets an error of JAX: arrays
     of different numbers of rows that do not broadcast, an index that is no integer, or a
-    whole number that is too large.
+    whole number that is too large; of NumPyro, plates of other sizes and names used twice.
 
     :raises ValueError: in the place of JAX's error.
     """
@@ -277,6 +270,11 @@ def telling_arguments(args, kwargs):
             "A whole number in the model is too large for JAX's integers. Give it as a "
             f"float (1e12, not 10**12), or call numpyro.enable_x64() first. ({error})"
         ) from error
+    except AssertionError as error:
+        if found := re.search("unique names but got `(.*)` duplicated", str(error)):
+            told = f"The model has two sites of the name '{found[1]}'. Give each its own."
+            raise ValueError(told) from error
+        raise
     except (*NEEDS_KNOWN_DATA, jax.errors.UnexpectedTracerError):
         raise  # of no shapes, though the operations that they name may broadcast
     except (TypeError, ValueError, IndexError) as error:
@@ -323,6 +321,8 @@ def telling_arguments(args, kwargs):
                 f"whose arguments have the shapes: {given}. Outputs are rows, (P, N), as "
                 "GP sites have them: Y.T, and masks with it."
             )
+        elif of_plate := _of_plate(error):
+            raise ValueError(of_plate) from error
         else:
             raise
         raise ValueError(
