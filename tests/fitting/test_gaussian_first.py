@@ -133,23 +133,19 @@ def test_components_are_at_modes_of_their_own():
     """The other one has as much of the posterior, which the bound knows by log 2."""
     y = (1.5 + 0.3 * np.sin(0.2 * X[:, 0])) ** 2 + 0.3 * RNG.normal(size=N)
     given = (X, y)
-    one, two, three = (
+    one, two = (
         sgp.fit(squares, option, given, progress_bar=False)
-        for option in (
-            sgp.SVGP(6),
-            sgp.MixtureSVGP(6, 2, covariance="full"),
-            sgp.MixtureSVGP(6, 3, covariance="full"),
-        )
+        for option in (sgp.SVGP(6), sgp.MixtureSVGP(6, 2, covariance="full"))
     )
     # Where modes are far apart; a tolerance for each of the trainings.
     assert_allclose(two.bound - one.bound, np.log(2.0), atol=0.1)
-    assert three.bound > two.bound - 0.1
     means = np.asarray(two.params["f_auto_qu_mu"])
     assert np.sum(means[0] * means[1]) < 0.0
     weights = jax.nn.softmax(two.params["f_auto_qu_logits"])
     assert_allclose(weights, 0.5, atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_guide_in_the_place_of_the_approximation_begins_there_too():
     guide = sgp.AutoSparseGP(smooth, sgp.MixtureSVGP(4, 2), prefix="own")
     found, other = fitted(smooth, guide), fitted(smooth, sgp.MixtureSVGP(4, 2))
@@ -168,6 +164,7 @@ def test_steps_are_of_both_trainings_together():
     assert len(fitted(smooth, sgp.MixtureSVGP(4, 2), steps=1).losses) == 1
 
 
+@pytest.mark.slow
 def test_a_site_may_have_a_mixture_beside_another_one():
     options = {"f": sgp.MixtureSVGP(4, 2), "g": sgp.SVGP(3)}
     assert gaussian_of({"f": sgp.SVGP(4), "g": sgp.SVGP(3)}) is None
@@ -177,6 +174,7 @@ def test_a_site_may_have_a_mixture_beside_another_one():
     assert np.isfinite(found.bound) and len(found.losses) <= 40
 
 
+@pytest.mark.slow
 def test_auto_chooses_the_number_by_the_gaussian():
     found = fitted(smooth, sgp.MixtureSVGP("auto", 2), steps=40)
     assert (

@@ -107,6 +107,7 @@ def test_a_move_holds_the_lengthscale_and_trains_the_rest():
     assert descent.losses[-1] < descent.losses[0] and descent.loss != at
 
 
+@pytest.mark.slow
 def test_kernels_of_a_sum_move_by_themselves_and_together():
     _, _, scales = begun(two)
     assert len([*scales.moves()]) == len(FACTORS) + 2 * len(ALONE)

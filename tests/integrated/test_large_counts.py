@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 from numpy.testing import assert_allclose
 from scipy.special import gammaln
 
@@ -54,6 +55,7 @@ def test_natural_steps_arrive_from_a_prior_that_says_little():
     assert np.abs((f.mean - mode) / sd).max() < 0.05
 
 
+@pytest.mark.slow
 def test_sites_are_not_said_to_be_apart():
     """They were, with sds of a third."""
     fitted = sgp.fit(model, sgp.SVGP(14), (X, COUNTS), progress_bar=False)

@@ -56,7 +56,13 @@ def evidence_at(start, number=3000):
     return total - np.log(number), np.exp(median), 1.0 / np.sum(shares**2)
 
 
-@pytest.mark.parametrize("approximation", [sgp.VGP(), sgp.SVGP(45)], ids=["VGP", "SVGP"])
+@pytest.mark.parametrize(
+    "approximation",
+    [
+        pytest.param(sgp.VGP(), id="VGP"),
+        pytest.param(sgp.SVGP(45), id="SVGP", marks=pytest.mark.slow),
+    ],
+)
 def test_a_wiggle_on_a_trend_is_no_noise(approximation):
     """All nodes were at the mode where it is, which has e^-40 of the mass."""
     evidence, lengthscale, effective = evidence_at([-0.5, np.log(0.25), -2.2])
