@@ -289,7 +289,7 @@ class Mixture(Family):
         """
         Parameters of a mixture of Gaussians at modes of their own, with weights by their
         bounds; components beyond these share the first, with means around its own, about
-        half of :attr:`spread` of its standard deviations away.
+        half of ``spread`` of its standard deviations away.
 
         :param modes: parameters of the Gaussians, NumPy arrays by name.
         :param bounds: that of each.
