@@ -110,3 +110,19 @@ def factorised(jaxpr):
     """Sizes of the matrices that a program factorises; in loops, in each turn."""
     found = primitives(jaxpr)
     return [shapes[0][-1] for name, shapes in found if name == "cholesky"]
+
+
+def few_large_counts(N=60):
+    """Days, counts of which four are large, and which these are."""
+    rng = np.random.default_rng(3)
+    large = np.sort(rng.choice(N, 4, replace=False))
+    y = rng.poisson(1.0, N)
+    y[large] = [30, 50, 80, 150]
+    return np.arange(float(N))[:, None], y, large
+
+
+def counts(X, y=None):
+    """Of a function that has forgotten a day on the next one."""
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(4.0, 0.3), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)

@@ -291,9 +291,11 @@ class Mixture(Family):
         bounds; components beyond these share the first, with means around its own, about
         half of ``spread`` of its standard deviations away.
 
-        :param modes: parameters of the Gaussians, NumPy arrays by name.
+        :param modes: parameters of the Gaussians, NumPy arrays by name, the best first; no
+            more of them count than there are components.
         :param bounds: that of each.
         """
+        modes = modes[: self.num_components]
         own = [0] * (self.num_components - len(modes)) + [*range(len(modes))]
         mu, sqrt = (np.stack([modes[k][n] for k in own]) for n in ("qu_mu", "qu_sqrt"))
         same = np.asarray(own) == 0

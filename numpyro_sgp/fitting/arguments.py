@@ -18,6 +18,7 @@ JOINT_GUIDES: list[Callable] = []
 
 
 def joint_kinds() -> tuple[type, ...]:
+    """Classes of guides of one Gaussian over all sites."""
     return tuple(kind for kind in JOINT_GUIDES if isinstance(kind, type))
 
 
@@ -30,7 +31,9 @@ def guide_of(approximation):
 
 
 def check_joint(approximation, is_joint, expectation, pad):
-    """What one Gaussian over all sites does not go with."""
+    """
+    :raises ValueError: of what one Gaussian over all sites does not go with.
+    """
     if expectation is not None:
         raise ValueError(
             "joint=True integrates the likelihood over linear predictors, by quadrature "
@@ -55,6 +58,10 @@ def check_joint(approximation, is_joint, expectation, pad):
 
 
 def check_arguments(model, approximation, data, rng_key, base_guide):
+    """
+    :raises TypeError: if one of them is something else.
+    :raises ValueError: if a guide is of another model, or comes with a base guide.
+    """
     check_model(model)
     guide = guide_of(approximation)
     if isinstance(guide, (AutoSparseGP, *joint_kinds())):
@@ -81,7 +88,7 @@ def check_arguments(model, approximation, data, rng_key, base_guide):
 
 def check_data(data) -> None:
     """
-    :raises TypeError: if data are no tuple.
+    :raises TypeError: if data are no tuple (or list).
     """
     if not isinstance(data, tuple | list):
         raise TypeError(
@@ -91,6 +98,9 @@ def check_data(data) -> None:
 
 
 def check_numbers(steps, seconds, batch_size, restarts, tolerance):
+    """
+    :raises ValueError: if one is not positive, or not whole where it has to be.
+    """
     whole: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "restarts": restarts}
     for name, value in whole.items():
         if value is None and name != "restarts":

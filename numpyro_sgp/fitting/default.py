@@ -158,7 +158,8 @@ def fit(
     :param kwargs: keyword arguments of the model.
     :return: the result, a :class:`~numpyro_sgp.Fitted`: ``predict``, ``posterior``,
         ``sample``, ``check``, ``save``, ...
-    :raises TypeError: if ``data`` is no tuple, or ``approximation`` something else.
+    :raises TypeError: if ``data`` is no tuple (or list), or ``approximation`` something
+        else.
     :raises ValueError: if numbers are not positive, a guide is of another model or comes
         with a ``base_guide``, ``joint`` comes with an ``expectation``, ``pad`` or
         ``SVGP("auto")`` or the model is none of one Gaussian field, and as the guide does.

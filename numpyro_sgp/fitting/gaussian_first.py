@@ -25,6 +25,7 @@ from numpyro_sgp.guides.checks import assigned
 
 _DRAWS = 3  # means of q(u) from which other modes are looked for
 _WORSE = 3.0  # nats below the best at which a mode adds next to nothing
+_WORK = 0.25  # of that of the training, for other modes at most
 
 
 def gaussian_of(approximation) -> Any:
@@ -108,15 +109,20 @@ def _begun(first: Fitted, options: dict) -> dict:
         names = sites[name].names.items()
         return {short: np.asarray(params[full]) for short, full in names if full in params}
 
-    most = max(getattr(option.family, "num_components", 1) for option in options.values())
-    modes, bounds = _modes(first, most)
+    numbers = [getattr(option.family, "num_components", 1) for option in options.values()]
+    modes, bounds = _modes(first, max(numbers))
     start = {name: value for name, value in first.params.items() if name not in roles}
     for name, option in options.items():
-        at = [own(params, name) for params in modes]
-        found = at[0]
+        found = own(first.params, name)
         if gaussian_of(option) is not None:
+            means = [k for k in sites[name].names.values() if k.endswith("_mu")]
+            kept: list[int] = []  # those that are apart at this site
+            for i, params in enumerate(modes):
+                if all(_are_apart(params, modes[j], means) for j in kept):
+                    kept.append(i)
+            at, of = [own(modes[i], name) for i in kept], [bounds[i] for i in kept]
             factor = functools.partial(lambda at: np.asarray(known_factors()[at]), name)
-            found = option.at_gaussian(at, bounds, factor)
+            found = option.at_gaussian(at, of, factor)
         prefix = sites[name].prefix
         start |= {f"{prefix}_{short}": jnp.asarray(v) for short, v in found.items()}
     return start
@@ -134,13 +140,15 @@ def _modes(first: Fitted, most: int) -> tuple[list[dict], list[float]]:
     descent, svi, modes, bounds = first.descent, first.svi, [first.params], [first.bound]
     if descent is None or most == 1:
         return modes, bounds
-    means = [name for name in descent.profiled if name.endswith("_mu")]
+    # Of families with a covariance for each mean.
+    profiled = [n.removesuffix("_mu") for n in descent.profiled if n.endswith("_mu")]
+    means = [f"{n}_mu" for n in profiled if f"{n}_sqrt" in first.params]
     free, rng = unconstrained(svi, first.params), np.random.default_rng(0)
     flips = [means, *([name] for name in means if len(means) > 1)][:most]
     moved = [{name: -free[name] for name in flip} for flip in flips]
     for _ in range(_DRAWS):
         moved.append({name: _drawn(rng, free[name]) for name in means})
-    enough = 1.25 * descent.work
+    enough = (1.0 + _WORK) * descent.work
     for means_of in moved:
         if len(modes) == most or descent.work > enough:
             break
@@ -163,7 +171,7 @@ def _are_apart(one: dict, other: dict, means: list[str]) -> bool:
     for name in means:
         sds = []
         for params in one, other:
-            root = np.asarray(params[f"{name[:-3]}_sqrt"])
+            root = np.asarray(params[name.removesuffix("_mu") + "_sqrt"])
             full = root.ndim > np.ndim(params[name])
             sds.append(np.linalg.norm(root, axis=-1) if full else np.abs(root))
         if np.any(np.abs(one[name] - other[name]) > np.maximum(*sds)):

@@ -77,10 +77,10 @@ class Race:
         Where unconstrained starting values end, the best first; those without a finite loss
         are left out, unless there are no others.
 
-        :param held: parameters that stay in the first round, by the number of the start.
         :param keep: how many go all the way; of the others the worse half is left behind
             in each round.
         :param limits: when to stop; each start has its first steps all the same.
+        :param held: parameters that stay in the first round, by the number of the start.
         """
         states = [self.stepper.start(free, key) for free in starts]
         losses, going = np.full(len(starts), np.nan), list(range(len(starts)))
@@ -184,10 +184,10 @@ def lengthscale_starts(problem) -> tuple[list[dict], dict[int, tuple[str, ...]]]
     found, held = [free], {}
     if not fed:
         return found, held
-    for scale in SCALES + HELD:
+    for i, scale in enumerate(SCALES + HELD):
         start = {**free, **_at_scale(problem, free, fed, scale)}
         if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(start)):
-            if len(found) > len(SCALES):
+            if i >= len(SCALES):
                 held[len(found)] = (*fed,)
             found.append(start)
     return found, held

@@ -18,6 +18,7 @@ _TIMES = 3.0  # so many of those that one which helps has taken, where some did
 _HELP = 0.02  # nats that count
 _MANY_ROWS, _MUCH = 100, 0.1  # of which thirty may miss all that need a point; left open
 _WANTED = 0.75  # of the swaps to rows by what they want, where that is known
+_MOST = 0.5  # of these to the few that want most, by the square of it
 
 
 class Swaps:
@@ -61,9 +62,7 @@ class Swaps:
                         break
                 before, free = descent.loss, descent.free_now()
                 weights = wanted if self._rng.uniform() < _WANTED else None
-                if (
-                    weights is not None and self._rng.uniform() < 0.5
-                ):  # the few that want most
+                if weights is not None and self._rng.uniform() < _MOST:
                     weights = {name: want**2 for name, want in weights.items()}
                 moved = with_other_points(self._problem, free, self._rng, 0.0, weights)
                 if moved is None:  # inducing points that are not trained

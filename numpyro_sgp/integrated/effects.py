@@ -12,14 +12,11 @@ from numpyro_sgp.tracing import messages
 
 def is_gaussian(fn) -> bool:
     """Whether a latent has a Gaussian prior that may be part of the field."""
-    base = messages.innermost(fn)
-    if type(base) is dist.TransformedDistribution:
-        affine = all(
-            isinstance(t, dist.transforms.AffineTransform) for t in base.transforms
-        )
-        return affine and is_gaussian(base.base_dist)
     while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
         fn = fn.base_dist  # and not a masked one
+    if type(fn) is dist.TransformedDistribution:
+        kinds = {type(transform) for transform in fn.transforms}
+        return kinds <= {dist.transforms.AffineTransform} and is_gaussian(fn.base_dist)
     return isinstance(fn, dist.Normal | dist.MultivariateNormal | dist.GaussianRandomWalk)
 
 

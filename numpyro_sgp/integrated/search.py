@@ -133,7 +133,8 @@ class Search:
 
         :param slopes: of log lengthscales, ``(kernels, p)``.
         """
-        moving = slopes[np.any(np.abs(slopes) > _STILL, axis=1)]
+        known = np.all(np.isfinite(slopes), axis=1)
+        moving = slopes[known & np.any(np.abs(slopes) > _STILL, axis=1)]
         few = 1 < len(moving) <= _EACH
         each: list[np.ndarray] = np.split(moving, len(moving)) if few else []
         found: list[Node] = []

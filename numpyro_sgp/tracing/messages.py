@@ -228,7 +228,8 @@ def _of_plate(error) -> str:
     at = error.__traceback__
     while at is not None:
         plate, msg = (at.tb_frame.f_locals.get(name) for name in ("self", "msg"))
-        if isinstance(plate, numpyro.plate) and msg:
+        is_site = isinstance(msg, dict) and msg.get("type") == "sample"
+        if isinstance(plate, numpyro.plate) and is_site:
             shape = tuple(msg["fn"].batch_shape)
             return (
                 f"Site '{msg['name']}' has the batch shape {shape}, which does not go with "

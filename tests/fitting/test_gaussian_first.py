@@ -12,13 +12,10 @@ import numpyro_sgp as sgp
 from numpyro_sgp.fitting.default import train_from_gaussian
 from numpyro_sgp.fitting.gaussian_first import gaussian_of
 from numpyro_sgp.fitting.progress import INTERRUPTED, Limits
+from tests.helpers import counts, few_large_counts
 
-N, KEY = 60, jax.random.key(0)
-X = np.arange(float(N))[:, None]
-RNG = np.random.default_rng(3)
-LARGE = np.sort(RNG.choice(N, 4, replace=False))
-COUNTS = RNG.poisson(1.0, N)
-COUNTS[LARGE] = [30, 50, 80, 150]
+KEY = jax.random.key(0)
+X, COUNTS, LARGE = few_large_counts()
 
 APPROXIMATIONS = {
     "mixture": sgp.MixtureSVGP(4, 2),
@@ -28,13 +25,6 @@ APPROXIMATIONS = {
     "lc": sgp.InverseFreeSVGP(4, bound="lc"),
     "pseudo-data": sgp.SVGP(4, covariance="pseudo_data"),
 }
-
-
-def counts(X, y=None):
-    """Of a function that has forgotten a day on the next one."""
-    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(4.0, 0.3), X))
-    with numpyro.plate("data", X.shape[0]):
-        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
 
 
 def groups(X, y=None):
@@ -107,6 +97,36 @@ def test_a_q_is_that_of_the_gaussian(name, batch):
     assert float(jnp.abs(jnp.log(found.variance / expected.variance)).max()) < close
 
 
+def test_more_modes_than_components_are_left_out():
+    """As where another site has more components."""
+    family = sgp.MixtureSVGP(4, 2).family
+    modes = [
+        {"qu_mu": np.full(3, m), "qu_sqrt": 0.1 * np.ones(3)} for m in (1.0, -1.0, 5.0)
+    ]
+    found = family.around(modes, [0.0, -1.0, -2.0])
+    assert_allclose(np.sort(found["qu_mu"][:, 0]), [-1.0, 1.0], atol=1e-12)
+    assert_allclose(
+        jax.nn.softmax(found["qu_logits"]), jax.nn.softmax(jnp.array([0, -1.0]))
+    )
+
+
+@pytest.mark.slow
+def test_components_of_a_site_with_one_mode_are_apart_too():
+    """Those of modes that differ at another site alone would have stayed equal."""
+
+    def model(X, y=None):
+        kernel = sgp.kernels.RBF(1.0, 15.0)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        g = numpyro.sample("g", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f**2 + g, 0.3), obs=y)
+
+    y = (1.5 + 0.3 * np.sin(0.2 * X[:, 0])) ** 2
+    found = sgp.fit(model, sgp.MixtureSVGP(5, 2), (X, y), progress_bar=False)
+    f, g = (np.asarray(found.params[f"{name}_auto_qu_mu"]) for name in "fg")
+    assert np.sum(f[0] * f[1]) < 0.0 and np.abs(g[0] - g[1]).max() > 1e-3
+
+
 def test_diagonal_noise_keeps_the_mean():
     option = sgp.InverseFreeSVGP(4, covariance="diagonal")
     prior = sgp.GaussianProcess(sgp.kernels.RBF(1.3, 9.0), jnp.asarray(X))
@@ -131,7 +151,8 @@ def squares(X, y=None):
 
 def test_components_are_at_modes_of_their_own():
     """The other one has as much of the posterior, which the bound knows by log 2."""
-    y = (1.5 + 0.3 * np.sin(0.2 * X[:, 0])) ** 2 + 0.3 * RNG.normal(size=N)
+    noise = 0.3 * np.random.default_rng(0).normal(size=len(X))
+    y = (1.5 + 0.3 * np.sin(0.2 * X[:, 0])) ** 2 + noise
     given = (X, y)
     one, two = (
         sgp.fit(squares, option, given, progress_bar=False)

@@ -12,20 +12,10 @@ import numpyro_sgp as sgp
 from numpyro_sgp.fitting.problem import Problem
 from numpyro_sgp.fitting.swaps import Swaps
 from numpyro_sgp.fitting.whole import descent_of
+from tests.helpers import counts, few_large_counts
 
-N, KEY = 60, jax.random.key(0)
-X = np.arange(float(N))[:, None]
-RNG = np.random.default_rng(3)
-LARGE = np.sort(RNG.choice(N, 4, replace=False))
-COUNTS = RNG.poisson(1.0, N)
-COUNTS[LARGE] = [30, 50, 80, 150]
-
-
-def counts(X, y=None):
-    """Of a function that has forgotten a day on the next one."""
-    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(4.0, 0.3), X))
-    with numpyro.plate("data", X.shape[0]):
-        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+KEY = jax.random.key(0)
+X, COUNTS, LARGE = few_large_counts()
 
 
 def smooth(X, y=None):

@@ -97,6 +97,7 @@ def test_a_walk_in_a_plate_has_one_for_each():
 def test_what_is_no_gaussian_is_none():
     assert not is_gaussian(dist.LogNormal(0.0, 1.0))
     assert not is_gaussian(dist.Normal(0.0, 1.0).mask(False))
+    assert not is_gaussian(PRIORS["affine"]().mask(False))
     exp = dist.transforms.ExpTransform()
     assert not is_gaussian(dist.TransformedDistribution(dist.Normal(0.0, 1.0), exp))
     assert is_gaussian(dist.Normal(0.0, 1.0).expand([3]).to_event(1))
