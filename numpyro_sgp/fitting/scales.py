@@ -19,8 +19,8 @@ from numpyro_sgp.fitting.problem import Problem, constrained, unconstrained
 from numpyro_sgp.fitting.starts import lengthscales_of, newton, with_explained_points
 from numpyro_sgp.training.descent import Descent
 
-FACTORS = 0.35, 0.12, 0.04, 2.5  # times as long as they were
-ALONE = (0.12,)  # of which each by itself
+#: How many times as long lengthscales become, and whether each by itself or all together.
+MOVES = (0.35, False), (0.12, True), (0.12, False), (0.04, False), (2.5, False), (6.0, True)
 _EACH = 3  # lengthscales up to which each is moved by itself
 _HELD = 20  # iterations with lengthscales held, at most
 _SETTLED = 0.1  # nats by an iteration below which it has come to nothing
@@ -52,9 +52,8 @@ class Scales:
         """
         every = [*self._fed]
         few = [[name] for name in every] if 1 < len(every) <= _EACH else []
-        for factor in FACTORS:
-            alone = few if factor in ALONE else []
-            for names in [*alone, every] if every else []:
+        for factor, alone in MOVES if every else ():
+            for names in few if alone else [every]:
                 yield partial(self._begin, names=names, factor=factor)
 
     def _begin(self, free: dict, names: list[str], factor: float) -> int:

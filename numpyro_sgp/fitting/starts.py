@@ -29,6 +29,9 @@ from numpyro_sgp.tracing.rows import origins, union
 SCALES = (1.0, 0.4, 2.5, 0.15)
 #: Those that are held at first, while noise and all else become what suits them.
 HELD = (0.15, 0.05)
+#: From the first to the last of several, and the other way round: where all are alike and
+#: functions that add up have the same priors, none becomes other than the others.
+APART = (1.0, 0.1)
 _RATE = 0.1  # of Adam
 _ROWS = 1_000  # that the race is on, where batches have fewer or training is on all
 _CHUNKS = 6  # of steps, at most
@@ -173,8 +176,9 @@ def lengthscale_starts(problem) -> tuple[list[dict], dict[int, tuple[str, ...]]]
     """
     The start with the lengthscales of stationary kernels (of linear ones, how far away
     their functions have a variance of one) at each of :data:`SCALES` and :data:`HELD`, as
-    far as they are parameters of their own; beside the start itself, which is the first.
-    Where priors of latents are wide they start at their means.
+    far as they are parameters of their own; several at scales :data:`APART` too; beside the
+    start itself, which is the first. Where priors of latents are wide they start at their
+    means.
 
     :return: these, and the names of what is held at first, by the number of the start.
     """
@@ -184,19 +188,21 @@ def lengthscale_starts(problem) -> tuple[list[dict], dict[int, tuple[str, ...]]]
     found, held = [free], {}
     if not fed:
         return found, held
-    for i, scale in enumerate(SCALES + HELD):
-        start = {**free, **_at_scale(problem, free, fed, scale)}
+    alike = [np.full(len(fed), scale) for scale in SCALES + HELD]
+    apart = [np.geomspace(*ends, len(fed)) for ends in (APART, APART[::-1])]
+    for i, scales in enumerate(alike + apart[: 2 * (len(fed) > 1)]):
+        start = {**free, **_at_scales(problem, free, fed, scales)}
         if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(start)):
-            if i >= len(SCALES):
+            if len(SCALES) <= i < len(alike):
                 held[len(found)] = (*fed,)
             found.append(start)
     return found, held
 
 
-def _at_scale(problem, free, fed, scale) -> dict:
+def _at_scales(problem, free, fed, scales) -> dict:
     """What lengthscales are made of, where they are so many deviations of the columns."""
     moved, stepped = {}, {}
-    for name, (lengthscale, sd, slope) in fed.items():
+    for scale, (name, (lengthscale, sd, slope)) in zip(scales, fed.items(), strict=True):
         active = sd[sd > 0.0]
         target = scale * np.sqrt(len(active)) * np.where(sd > 0.0, sd, 1.0)
         value = np.asarray(problem.params[name])  # of lengthscales, no real latents

@@ -48,6 +48,8 @@ _BEHIND = 30  # iterations before one that will not overtake the best is left
 #: Products of rows with M x M matrices, summed over evaluations, up to which inducing
 #: points are drawn anew.
 ANEW = 2e9
+#: The same up to which there are trainings from other lengthscales.
+_SCALES = 1e11
 
 
 def descent_of(problem, key) -> Descent:
@@ -126,8 +128,8 @@ def train_whole(
     if limited or seed is None or not problem.all_natural:
         return best
     allowed = ANEW / problem.work(problem.num_rows) - _FEWEST
-    until = descent.work + allowed
-    for begin in Scales(problem, descent, seed).moves() if allowed > 0.0 else ():
+    until = descent.work + _SCALES / problem.work(problem.num_rows)
+    for begin in Scales(problem, descent, seed).moves():
         if limited or descent.work >= until:
             break
         try:

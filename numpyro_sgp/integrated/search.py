@@ -14,7 +14,7 @@ from scipy.spatial import KDTree
 from scipy.special import logsumexp
 from scipy.stats import chi2, multivariate_t, norm, qmc
 
-from numpyro_sgp.fitting.scales import ALONE, FACTORS
+from numpyro_sgp.fitting.scales import MOVES
 from numpyro_sgp.integrated.nodes import (
     AT_LIMIT,
     MIRRORED,
@@ -138,8 +138,8 @@ class Search:
         few = 1 < len(moving) <= _EACH
         each: list[np.ndarray] = np.split(moving, len(moving)) if few else []
         found: list[Node] = []
-        for factor in FACTORS if len(moving) else ():
-            for rows in [*(each if factor in ALONE else []), moving]:
+        for factor, alone in MOVES if len(moving) else ():
+            for rows in each if alone else [moving]:
                 if self.until is not None and time.monotonic() > self.until:
                     return found
                 step = np.linalg.pinv(rows) @ np.full(len(rows), np.log(factor))

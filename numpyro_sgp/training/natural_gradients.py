@@ -12,8 +12,10 @@ from jax import Array
 from numpyro_sgp._checks import real
 from numpyro_sgp.families import Family, PseudoData
 from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.training.mixing import Mixing, vector
 
 _SMALLEST_STEP = 1e-3  # of whole steps on pseudo-data
+_MEANS = "means"  # beside what the steps of pseudo-data are made of
 
 
 class _State(NamedTuple):
@@ -277,10 +279,23 @@ def natural_descent(
         return {name: q[name] + found[name].astype(q[name].dtype) for name in q}
 
     q = {full: free[full] for _, names in by_site for full in names.values()}
-    return _damped(look, move, q, max_steps, lambda loss: tol)
+    means = [full for full in q if full.endswith("_mu")]
+
+    def dual(q, slopes):
+        return vector(q, means), vector(slopes, means)
+
+    mixing = Mixing(means, dual) if _side_by_side(q, means) else None
+    return _damped(look, move, q, max_steps, lambda loss: tol, mixing=mixing)
 
 
-def _damped(look, move, start, max_steps, tol, other=None) -> tuple[dict, Array, Array]:
+def _side_by_side(params, means) -> bool:
+    """Whether they are of several functions: a single one is not in the way of others."""
+    return len(means) > 1 or any(params[name].ndim > 1 for name in means)
+
+
+def _damped(
+    look, move, start, max_steps, tol, other=None, mixing=None
+) -> tuple[dict, Array, Array]:
     """
     Steps that lower a loss: one that does not, or ends where something is not finite, is
     halved, and the next one is then twice as long, up to 1.
@@ -303,7 +318,7 @@ def _damped(look, move, start, max_steps, tol, other=None) -> tuple[dict, Array,
         return (count <= max_steps) & (rate > _SMALLEST_STEP) & (fall > enough(loss))
 
     def step(carry):
-        count, rate, fall, loss, given, slopes, new = carry
+        count, rate, fall, loss, given, slopes, new, places = carry
         new_loss, new_slopes = look(new)
         finite = [jnp.isfinite(a).all() for a in jax.tree.leaves((new_loss, new_slopes))]
         better = (new_loss < loss) & jnp.all(jnp.array(finite))
@@ -314,15 +329,21 @@ def _damped(look, move, start, max_steps, tol, other=None) -> tuple[dict, Array,
         given, slopes = jax.tree.map(keep, (new, new_slopes), (given, slopes))
         rate = jnp.where(better, jnp.minimum(2.0 * rate, 1.0), 0.5 * rate)
         new = move(given, slopes, rate)
+        if mixing is not None:
+            places = places._replace(number=jnp.where(better, places.number, 0))
+            new, places = mixing(places, given, slopes, new, rate)
         if other is not None:
             again = (count == 0) & ~better
             new = jax.tree.map(lambda a, b: jnp.where(again, a, b), other, new)
-        return count + 1, rate, fall, jnp.where(better, new_loss, loss), given, slopes, new
+        loss = jnp.where(better, new_loss, loss)
+        return count + 1, rate, fall, loss, given, slopes, new, places
 
     one = jnp.ones((), shapes[0].dtype)
     slopes = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[1])
     # The first step leads to the start: `look` is in the program once.
-    begin = jnp.zeros((), int), one, one * jnp.inf, one * jnp.inf, start, slopes, start
+    places = None if mixing is None else mixing.none_yet(start, slopes)
+    never = jnp.zeros((), int), one, one * jnp.inf, one * jnp.inf
+    begin = *never, start, slopes, start, places
     count, _, _, loss, given, *_ = jax.lax.while_loop(go_on, step, begin)
     return given, loss, count - 1
 
@@ -365,17 +386,25 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
         loss, slopes = svi.loss.marginal_gradients(
             rng_key, {**params, **given}, svi.model, svi.guide, *args, **kwargs
         )
-        target = {}
+        target, means = {}, {}
         for site, (linear, precision) in names.items():
             mean, to_mean, to_variance = slopes[site]
+            means[site] = mean.ravel()
             target[precision] = -2.0 * to_variance
             target[linear] = to_mean + target[precision] * mean
-        return loss, target
+        return loss, {**target, _MEANS: means}
 
     def move(given, target, rate):  # slopes may have 64 bits where these have 32
         step = lambda a, b: ((1.0 - rate) * a + rate * b).astype(a.dtype)  # noqa: E731
-        return jax.tree.map(step, given, target)
+        return {name: step(given[name], target[name]) for name in given}
 
+    def dual(given, target):
+        """Means of f at the rows: the step of pseudo-data is the slope by them."""
+        means = jnp.concatenate([*target[_MEANS].values()])
+        return means, vector(given, linear) - vector(target, linear)
+
+    linear = [linear for linear, _ in names.values()]
+    mixing = Mixing(linear, dual) if _side_by_side(params, linear) else None
     given = {name: params[name] for pair in names.values() for name in pair}
     # Where there is no Gaussian with these (any more), begin at the prior.
     zeros = jax.tree.map(jnp.zeros_like, given)
@@ -386,5 +415,6 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
         max_steps,
         lambda loss: tol * jnp.maximum(jnp.abs(loss), 1.0),
         zeros,
+        mixing,
     )
     return {**params, **moved}, count

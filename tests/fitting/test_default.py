@@ -512,7 +512,7 @@ def test_starts_have_the_lengthscales_that_are_meant_under_any_base_guide(base, 
     given = problem.Problem(svi, svi.init(KEY, wide, Y), (wide, Y), {})
     (_, *found), held = lengthscale_starts(given)
     assert [*held] == [len(SCALES) + 1 + i for i in range(len(HELD))]
-    for scale, free in zip(SCALES + HELD, found, strict=True):
+    for scale, free in zip(SCALES + HELD, found, strict=True):  # a single parameter
         scales = guide.base_guide.median(problem.constrained(svi, free))["scales"]
         logs = np.asarray(scales if of_logs else jnp.log(scales))
         wanted = np.log(scale * np.sqrt(2.0) * np.std(wide, axis=0))
