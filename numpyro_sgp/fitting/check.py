@@ -242,7 +242,7 @@ def family(found: Weighed, points, uncoupled: bool = True) -> Cause:
         told += "may be rounding"
         mend = "numpyro.enable_x64() before the fit"
         return Cause(name, np.nan, told=told, mend=mend)
-    told = "all that is between q and the posterior, with the causes above"
+    told = "what is between q and the posterior near it, with the causes above"
     if single:
         told += " and rounding to float32"
     told += f" (given {', '.join(sorted(points))})" if points else ""
@@ -273,10 +273,16 @@ def _moments(site, found):
 
 
 def _of_latents(given):
-    """Latents at points."""
+    """Latents at points, and those with a q of their own beside that of f."""
     guide, params, args, kwargs = given
+    points = sorted(point_latents(guide, params, args, kwargs))
+    beside = sorted({*guide.known().latents} - {*points})
+    if beside and not points:
+        told = f"there are none, but q of {', '.join(beside)} is apart from that of f: "
+        told += "standard deviations may be far too small"
+        return Cause("point estimates", np.nan, told=told, mend="sgp.nested, or MCMC")
     return held_at_points(
-        sorted(point_latents(guide, params, args, kwargs)),
+        points,
         "LOO, evidence and intervals do not know their spread",
         "sgp.nested, sgp.fit with joint=True for effects beside f, or MCMC",
     )

@@ -28,7 +28,7 @@ from numpyro_sgp.fitting.arguments import (
 )
 from numpyro_sgp.fitting.batches import train_best
 from numpyro_sgp.fitting.fitted import Fitted
-from numpyro_sgp.fitting.float32 import stopped_as
+from numpyro_sgp.fitting.float32 import stopped_as, with_true_slopes
 from numpyro_sgp.fitting.gaussian_first import train_from_gaussian
 from numpyro_sgp.fitting.grow import grow, most_points, with_points
 from numpyro_sgp.fitting.problem import (
@@ -367,6 +367,8 @@ def _train(
             found = train_whole(
                 problem, starts, *rest, seed=0, descent=descent, number=number
             )
+    if whole:
+        found = with_true_slopes(found, problem, limits.after(len(found.losses)))
     make = guide.fitted if hasattr(guide, "fitted") else functools.partial(Fitted, guide)
     return make(
         constrained(svi, found.free),

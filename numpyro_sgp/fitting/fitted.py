@@ -389,8 +389,8 @@ class Fitted:
         * ``inducing points``: what they lose at least, by orthogonal ones
           (:func:`~numpyro_sgp.diagnostics.sparsity.sparsity_curve`), and for Gaussian
           likelihoods a bracket of the evidence.
-        * ``family``: all that is between q and the posterior, given latents at points, by
-          importance weights with their k-hat, for few rows
+        * ``family``: what is between q and the posterior near it, given latents at points,
+          by importance weights with their k-hat, for few rows
           (:func:`~numpyro_sgp.diagnostics.khat.weigh`); by how much they move the means
           and standard deviations of f, which a fraction of a nat can be enough for.
         * ``point estimates``: which latents are held at points.

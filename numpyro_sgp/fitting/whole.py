@@ -40,7 +40,8 @@ AGAIN = "trainings end apart, and other inducing points may gain {:.2g} nats or 
 _APART, _BEST = 1.0, 4  # nats of such a gain that are told, and gaps that tell them
 _ELSEWHERE = 0.1  # nats between optima of q(u)
 _TRIES = 3  # trainings from other means of q(u), whose ends say little beforehand
-_CHEAP = 4e6  # products of all rows with M x M matrices up to which there are any
+_CHEAP = 4e6  # products of all rows with M x M matrices up to which there are any,
+# and trainings from other lengthscales where these are no better at first
 _FEWEST = 10  # iterations before what is left can be told from them
 _TIMES = 5.0  # how much further than its losses say a training may fall
 _PATIENT = 1_000  # iterations after which it may fall as far as they say
@@ -128,7 +129,9 @@ def train_whole(
     if limited or seed is None or not problem.all_natural:
         return best
     allowed = ANEW / problem.work(problem.num_rows) - _FEWEST
-    until = descent.work + _SCALES / problem.work(problem.num_rows)
+    is_cheap = problem.work(problem.num_rows) <= _CHEAP
+    # As long as it took so far, or longer where that is soon.
+    until = descent.work + max(descent.work, _SCALES / problem.work(problem.num_rows))
     for begin in Scales(problem, descent, seed).moves():
         if limited or descent.work >= until:
             break
@@ -138,6 +141,8 @@ def train_whole(
             return replace(best, stopped=INTERRUPTED)
         except ValueError:  # no finite bound there
             continue
+        if not is_cheap and descent.loss > -best.bound:
+            continue  # most often it goes back to where it came from
         found, limited = train(-best.bound - _GAIN)
         best = _told(_better(best, found), found)
     if limited:

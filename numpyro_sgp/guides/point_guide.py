@@ -33,7 +33,7 @@ class PointGuide(AutoDelta):
         with handlers.block():
             trace, fine = on_data(self._first_run, args, kwargs, key)
             if not _holds(fine) and self.init_loc_fn is init_to_median:
-                first_run = functools.partial(self._first_run, start_at=_at_means)
+                first_run = functools.partial(self._first_run, start_at=at_means)
                 trace, fine = on_data(first_run, args, kwargs, key)
         sampled = messages.latents(trace)
         frames = {f.name: f for s in sampled.values() for f in s["cond_indep_stack"]}
@@ -119,15 +119,18 @@ def _holds(fine) -> bool:
     return not_jax_tracer(fine) and bool(np.asarray(fine).all())
 
 
-def _at_means(site):
-    """Where latents start: real ones at their prior means."""
+def at_means(site=None):
+    """Where latents start: real ones at their prior means, others at a median of draws."""
+    if site is None:  # as NumPyro's strategies
+        return functools.partial(at_means)
     start = init_to_median(site)
     if start is None or not messages.is_real(site["fn"]):
         return start
     try:
-        return jnp.broadcast_to(site["fn"].mean, start.shape).astype(start.dtype)
+        mean = jnp.broadcast_to(site["fn"].mean, start.shape).astype(start.dtype)
     except NotImplementedError:
         return start
+    return jnp.where(jnp.isfinite(mean), mean, start)
 
 
 def by_one_program(base_guide):

@@ -14,7 +14,7 @@ from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions.arguments import as_arrays, warn_of_rounded_arguments
 from numpyro_sgp.guides.base import check_approximations
 from numpyro_sgp.guides.identity import check_params, difference
-from numpyro_sgp.guides.point_guide import by_one_program
+from numpyro_sgp.guides.point_guide import at_means, by_one_program
 from numpyro_sgp.guides.setup import Setup, prepare, starting_values
 
 # Autoguides whose posterior is built from the model's density, which a guide for the
@@ -25,6 +25,8 @@ _DENSITY_GUIDES = (
     autoguide.AutoSemiDAIS,
     autoguide.AutoSurrogateLikelihoodDAIS,
 )
+# Those that NumPyro starts at draws from (-2, 2), however far that is from a prior.
+_STARTED_AT_RANDOM = autoguide.AutoNormal, autoguide.AutoContinuous
 
 
 @methods_alone
@@ -64,9 +66,12 @@ class PreparedGuide(autoguide.AutoGuide):
         self.approximation = approximation
         #: What was given for it: a class, or a function from a model to a guide.
         self.base_guide_given = base_guide
-        is_class = isinstance(getattr(base_guide, "func", base_guide), type)
+        kind = getattr(base_guide, "func", base_guide)
         base_guide = by_one_program(base_guide)
-        if is_class:
+        if isinstance(kind, type):
+            own = getattr(base_guide, "keywords", {}).get("init_loc_fn")
+            if issubclass(kind, _STARTED_AT_RANDOM) and init_loc_fn is own is None:
+                init_loc_fn = at_means
             options = {} if init_loc_fn is None else {"init_loc_fn": init_loc_fn}
             base_guide = functools.partial(base_guide, prefix=prefix, **options)
         self._make_base = base_guide

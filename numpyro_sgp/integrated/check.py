@@ -23,6 +23,7 @@ from numpyro_sgp.integrated.row_parts import need_layout, rows_have_one_group
 from numpyro_sgp.integrated.weighing import draws
 
 _LOOKED_AT = 5
+_ENDS, _COORDINATES = (0.05, 0.95), 10  # of the mass, of so many coordinates
 _TOLD_BEYOND = 5e-3  # of the mass
 
 
@@ -31,14 +32,17 @@ def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
     need_layout(field, nodes.nodes[0].free, args, kwargs)
     profile = Profile(field, args, kwargs, nodes.points)
     # As they are without weights, and of a file, which has no q(w).
-    chosen = [profile(node.free, profile.start())[0] for node in spread_out(nodes)]
+    places = spread_out(nodes)
+    outer = [node for node in at_quantiles(nodes) if not any(node is p for p in places)]
+    found = [profile(node.free, profile.start())[0] for node in places + outer]
+    chosen = found[: len(places)]
     if not all(np.isfinite(node.value) for node in chosen):
         _check_groups(field, nodes, args, kwargs)
     weighed = any(float(node.weighed.effective) < 1.0 for node in nodes.nodes)
     causes = {
         "q(u)": _of_q(nodes),
         "other parameters": _of_nodes(nodes),
-        "inducing points": _of_points(profile, nodes.points, chosen, args, kwargs),
+        "inducing points": _of_points(profile, nodes.points, found, args, kwargs),
         "family": _of_family(profile, chosen, args, kwargs, weighed),
         "point estimates": _of_latents(field, nodes),
     }
@@ -69,6 +73,21 @@ def spread_out(nodes: Nodes) -> list:
     shares = (np.arange(_LOOKED_AT - 1) + 0.5) / (_LOOKED_AT - 1)
     places = {int(np.argmax(values)), *(order[np.searchsorted(mass, s)] for s in shares)}
     return [nodes.nodes[i] for i in sorted(places)]
+
+
+def at_quantiles(nodes: Nodes) -> list:
+    """
+    Nodes at both ends of the mass along each coordinate, where inducing points may lose
+    most.
+    """
+    found: dict[int, None] = {}
+    for values in nodes.free.T[:_COORDINATES]:
+        order = np.argsort(values, kind="stable")
+        mass = np.cumsum(nodes.weights[order])
+        for share in _ENDS:
+            place = min(int(np.searchsorted(mass, share)), len(order) - 1)
+            found[int(order[place])] = None
+    return [nodes.nodes[i] for i in sorted(found)]
 
 
 def _of_q(nodes):

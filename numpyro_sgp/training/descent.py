@@ -28,6 +28,7 @@ _NATURAL_NATS = 1e-6  # what a step gains where q(u) has arrived
 _CORRECTIONS = 20  # pairs of steps that L-BFGS remembers
 _ABNORMAL = 2  # SciPy's status where a line search failed
 _NEARBY = 1e-2  # how far away the curvature is looked at, in units of the scales
+_APART = 0.05  # and the slope, where differences of the loss are more than its rounding
 
 
 class Descent:
@@ -164,6 +165,25 @@ class Descent:
             (loss, _), _ = self._value_and_grad(np.asarray(x, self.dtype), self._data)
             losses.append(float(loss))
         return float(np.std(losses))
+
+    def slope_error(self, index) -> float:
+        """
+        How far the derivative along the slope at the best point is from what differences
+        of the loss say, in nats over a step of length .05 in units of the scales.
+
+        :param index: entries of the vector that move.
+        """
+        x, scale = self.x.copy(), self.step_scale[index]
+        slope = self.gradient[index] * scale
+        size = float(np.linalg.norm(slope))
+        if size == 0.0:
+            return 0.0
+        step, losses = np.zeros_like(x), []
+        step[index] = _APART * slope / size * scale
+        for place in (x + step, x - step):
+            value, _ = self._value_and_grad(np.asarray(place, self.dtype), self._data)
+            losses.append(float(value[0]))
+        return abs(0.5 * (losses[0] - losses[1]) - _APART * size)
 
     @property
     def start_params(self) -> dict:

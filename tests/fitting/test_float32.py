@@ -9,11 +9,14 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_array_equal
+from scipy.optimize import minimize
 
 import numpyro_sgp as sgp
 from numpyro_sgp.fitting.bound import bound_of
 from numpyro_sgp.fitting.float32 import _told, begin_float32
+from numpyro_sgp.fitting.problem import Problem
 from numpyro_sgp.fitting.verdict import Cause
+from numpyro_sgp.fitting.whole import descent_of
 
 NOISE = 1e-3
 X = np.linspace(0.0, 3.0, 40)[:, None].astype(np.float32)
@@ -208,3 +211,56 @@ def test_what_iterations_gain_in_float32_too_is_not_counted(left, nats):
     row = _told(3.0, 8.0, 50, Cause("other parameters", left), guide)
     assert row.nats == nats
     assert " 3 nats higher at these" in row.told and ", 8 after 50 more" in row.told
+
+
+def close(X, y=None):
+    def positive(name, location, sd):
+        return numpyro.sample(name, dist.LogNormal(location, sd))
+
+    kernel = sgp.kernels.RBF(positive("variance", 0.0, 1.0), positive("ls", -4.0, 1.5))
+    f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+    noise = positive("noise", -3.0, 1.5)
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+@pytest.mark.slow
+def test_a_fit_whose_slopes_are_rounded_goes_on_in_float64():
+    """A dense q(f) of close rows stopped 1.9 nats short; the maximum is by SciPy."""
+    rng = np.random.default_rng(3)
+    X = np.sort(rng.uniform(0.0, 0.05, 150))[:, None] + 1.0
+    y = np.sin(100.0 * X[:, 0]) + np.sqrt(1e-3) * rng.normal(size=150)
+    priors = np.array([[0.0, 1.0], [-4.0, 1.5], [-3.0, 1.5]])
+
+    def loss(logs):
+        v, ls, s = logs
+        K = np.exp(v - 0.5 * (X - X.T) ** 2 * np.exp(-2.0 * ls)) + np.exp(2 * s) * np.eye(
+            150
+        )
+        L = np.linalg.cholesky(K)
+        white = np.linalg.solve(L, y)
+        z = (logs - priors[:, 0]) / priors[:, 1]
+        density = -0.5 * z**2 - logs - np.log(priors[:, 1] * np.sqrt(2 * np.pi))
+        log_det = 2.0 * np.log(np.diag(L)).sum() + 150 * np.log(2 * np.pi)
+        return 0.5 * (white @ white + log_det) - density.sum()
+
+    best = -minimize(loss, [-0.5, -4.2, -3.5], method="L-BFGS-B").fun
+    with jax.enable_x64(False):
+        fitted = sgp.fit(close, sgp.VGP(), (X, y), progress_bar=False)
+        assert fitted.stopped.startswith("converged")
+        assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(fitted.params))
+    assert abs(fitted.bound - best) < 0.1  # the tolerance of fit
+
+
+def test_slopes_are_compared_with_differences_of_the_loss():
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(6))
+    svi = numpyro.infer.SVI(model, guide, numpyro.optim.Adam(0.01), sgp.TraceGP_ELBO())
+    problem = Problem(svi, svi.init(jax.random.key(0), X, Y), (X, Y), {})
+    descent = descent_of(problem, jax.random.key(0))
+    descent.start()
+    index = descent.index(set(descent.free) - set(descent.profiled))
+    steep = abs(descent.gradient[index]).max()
+    right = descent.slope_error(index)
+    assert right < 0.02 * steep
+    descent.gradient = 2.0 * descent.gradient
+    assert descent.slope_error(index) > 0.02 * steep
