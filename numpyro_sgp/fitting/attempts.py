@@ -78,7 +78,8 @@ class Attempts:
     def _train(self, problem, free, seed=None) -> Trained:
         limits = Limits(1e-3, self.steps, None, in_all=False)
         given = [free], self._for_training, limits, lambda *_: None
-        found = train_whole(problem, *given, seed=seed, descent=self.descent)
+        options = {"descent": self.descent, "elsewhere": LARGEST_ATTEMPT}
+        found = train_whole(problem, *given, seed=seed, **options)
         if found.stopped == INTERRUPTED:
             # An attempt that was cut short would be told as one that gained little.
             raise KeyboardInterrupt

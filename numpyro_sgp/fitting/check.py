@@ -277,12 +277,14 @@ def _of_latents(given):
     guide, params, args, kwargs = given
     points = sorted(point_latents(guide, params, args, kwargs))
     beside = sorted({*guide.known().latents} - {*points})
+    apart = f"q of {', '.join(beside)} is apart from that of f: standard deviations may be "
+    apart += "far too small"
     if beside and not points:
-        told = f"there are none, but q of {', '.join(beside)} is apart from that of f: "
-        told += "standard deviations may be far too small"
+        told = f"there are none, but {apart}"
         return Cause("point estimates", np.nan, told=told, mend="sgp.nested, or MCMC")
+    blind = "LOO, evidence and intervals do not know their spread"
     return held_at_points(
         points,
-        "LOO, evidence and intervals do not know their spread",
+        f"{blind}; {apart}" if beside else blind,
         "sgp.nested, sgp.fit with joint=True for effects beside f, or MCMC",
     )

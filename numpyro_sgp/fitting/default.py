@@ -94,9 +94,10 @@ def fit(
 
     * on all rows, where the bound is not random and there are few (N M (M + D) up to 4e8,
       D columns of the inputs): every Gaussian q(u) is at its optimum for the other
-      parameters, by natural gradients [1], and L-BFGS goes over those (time after time
-      where that is cheap, from the best starts, from other lengthscales with all else where
-      it suits these, and with some inducing points drawn anew);
+      parameters, by natural gradients [1], and L-BFGS goes over those (from other
+      lengthscales too, with all else where it suits these, which may take as long again;
+      time after time where that is cheap, from the best starts, and with some inducing
+      points drawn anew);
     * else by natural gradients beside Adam, on batches of 1024 rows where there are more
       than 2048. Their rates go down, over two thirds of all steps, once the loss falls no
       more than its noise (or 1e-4 nats a row), and after 1000 steps (20 epochs, if more) at

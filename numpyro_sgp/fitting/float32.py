@@ -15,7 +15,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_sgp.distributions.arguments import in_float64
 from numpyro_sgp.fitting.problem import Problem
-from numpyro_sgp.fitting.progress import CONVERGED, INTERRUPTED, Limits, Trained
+from numpyro_sgp.fitting.progress import CONVERGED, INTERRUPTED, NO_HIGHER, Limits, Trained
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, FLOAT32, Cause, unknown
 from numpyro_sgp.fitting.whole import descent_of
 from numpyro_sgp.guides import AutoSparseGP
@@ -30,6 +30,7 @@ _HARDLY = 0.1  # nats at a fit's parameters below which there are none
 # Nats that rounding moves the bound by from which on, in eight fits of real data, float64
 # reached 3 to 25 nats more, and below less than one.
 _ROUNDED = 4e-3
+_BEYOND_ROUNDING = 5.0  # sds of the bound's
 _DEAR = 5e8  # products of all rows with M x M matrices from which on that is not looked at
 _ASKEW = (
     0.1  # nats over a short step by which slopes are wrong, from which on float64 goes on
@@ -130,18 +131,24 @@ def with_true_slopes(found: Trained, problem: Problem, limits: Limits) -> Traine
         return found
     if not isinstance(guide, AutoSparseGP) or problem.work(problem.num_rows) > _DEAR:
         return found
-    index = descent.index(set(descent.free) - set(descent.profiled))
-    if not index.size or not problem.natural or limits.reached(0):
+    converged = found.stopped.startswith(CONVERGED)
+    if not (converged or found.stopped == NO_HIGHER) or not problem.natural:
         return found
+    index = descent.index(set(descent.free) - set(descent.profiled))
+    if not index.size or limits.steps is not None or limits.reached(0):
+        return found  # steps in float64 would be counted among the others
     try:
         descent.start_at(found.free)
-        if descent.slope_error(index) < _ASKEW:
+        error = descent.slope_error(index)
+        if not np.isfinite(error) or error < _ASKEW:
+            return found
+        if error < _BEYOND_ROUNDING * descent.rounding():
             return found
         with _float64():
             wide = _in_float64(problem)
             wide.step_scale = descent.step_scale
             wide.start_at(in_float64(found.free))
-            _go_on(wide, _FURTHER, limits)
+            settled = _go_on(wide, _FURTHER, limits)
             ended = wide.free_now()
         descent.start_at({k: _like(ended[k], value) for k, value in found.free.items()})
     except KeyboardInterrupt:
@@ -152,7 +159,8 @@ def with_true_slopes(found: Trained, problem: Problem, limits: Limits) -> Traine
         return found
     losses = np.append(found.losses, descent.loss)
     there = {"free": descent.free_now(), "bound": -descent.loss, "losses": losses}
-    return replace(found, **there, stopped=limits.reached(0) or CONVERGED)
+    stopped = found.stopped if converged or not settled else CONVERGED
+    return replace(found, **there, stopped=limits.reached(0) or stopped)
 
 
 def _like(tree, other):
@@ -198,18 +206,22 @@ def _gained(wide: Descent, before: float, most: int) -> tuple[float, float, int]
     return before - wide.losses[0], before - wide.loss, len(wide.losses) - 1
 
 
-def _go_on(wide: Descent, most: int, limits: Limits | None = None) -> None:
-    """Iterations of L-BFGS, until some of them gain little."""
-    losses = wide.losses
+def _go_on(wide: Descent, most: int, limits: Limits | None = None) -> bool:
+    """Iterations of L-BFGS, until some of them gain little; whether that was the end."""
+    losses, settled = wide.losses, False
+    enough = _LITTLE if limits is None else min(_LITTLE, 0.5 * limits.tolerance)
 
     def show(_):
-        little = len(losses) > _EACH and losses[-1 - _EACH] - losses[-1] < _LITTLE
-        if little or (limits is not None and limits.reached(0)):
+        nonlocal settled
+        settled = len(losses) > _EACH and losses[-1 - _EACH] - losses[-1] < enough
+        if settled or (limits is not None and limits.reached(0)):
             raise StopIteration
 
     index = wide.index(set(wide.free) - set(wide.profiled))
     if index.size:
-        wide.run(index, most, 1e-15, show)
+        result = wide.run(index, most, 1e-15, show)
+        settled = settled or wide.decrement(index, result) < enough
+    return settled
 
 
 def _told(here: float, after: float, number: int, others: Cause, guide) -> Cause:

@@ -12,6 +12,9 @@ CONVERGED = "converged"
 #: Why a training ended that the user stopped.
 INTERRUPTED = "the user stopped it (Ctrl-C)"
 
+#: Why one ended whose line search failed.
+NO_HIGHER = "the bound stopped rising"
+
 #: Why one ended that had nowhere to go.
 AT_EDGE = "the bound stopped rising next to parameters at which it is not finite"
 

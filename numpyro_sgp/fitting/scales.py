@@ -16,6 +16,7 @@ import numpy as np
 
 from numpyro_sgp._programs import without_leaks
 from numpyro_sgp.fitting.problem import Problem, constrained, unconstrained
+from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.starts import lengthscales_of, newton, with_explained_points
 from numpyro_sgp.training.descent import Descent
 
@@ -43,10 +44,10 @@ class Scales:
         #: What lengthscales are made of, by parameter.
         self._fed = lengthscales_of(problem, names)
 
-    def moves(self) -> Iterator[Callable[[dict], int]]:
+    def moves(self) -> Iterator[Callable[[dict, Limits], int]]:
         """
-        Functions from unconstrained parameters, which begin the descent anew at others and
-        return the number of iterations that this took.
+        Functions from unconstrained parameters and limits, which begin the descent anew at
+        other ones and return the number of iterations that this took.
 
         :raises ValueError: by such a function, where the loss is not finite.
         """
@@ -56,7 +57,7 @@ class Scales:
             for names in few if alone else [every]:
                 yield partial(self._begin, names=names, factor=factor)
 
-    def _begin(self, free: dict, names: list[str], factor: float) -> int:
+    def _begin(self, free: dict, limits: Limits, names: list[str], factor: float) -> int:
         moved = self._with_factor(free, names, factor)
         with suppress(Exception):  # of a kernel's own code, or of few distinct rows
             where = self._problem, moved, self._rng, 1.0
@@ -66,7 +67,8 @@ class Scales:
         index = descent.index(set(descent.free) - {*descent.profiled, *names})
 
         def at_step(loss):
-            if descent.losses[-2] - loss < _SETTLED:
+            settled = descent.losses[-2] - loss < _SETTLED
+            if settled or limits.reached(len(descent.losses) - 1):
                 raise StopIteration
 
         if index.size:

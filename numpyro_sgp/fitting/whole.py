@@ -13,6 +13,7 @@ from numpyro_sgp.fitting.progress import (
     AT_EDGE,
     CONVERGED,
     INTERRUPTED,
+    NO_HIGHER,
     Limits,
     Trained,
 )
@@ -82,6 +83,7 @@ def train_whole(
     seed: int | None = None,
     descent: Descent | None = None,
     number: int = 1,
+    elsewhere: float = _SCALES,
 ) -> Trained:
     """
     Minimises the loss over all parameters, with q(u) at its optimum for the others wherever
@@ -100,9 +102,12 @@ def train_whole(
         steps and evaluations are cheap; None for none of that.
     :param descent: that of a training before, of the same problem.
     :param number: of starts to train from.
+    :param elsewhere: products of rows with M x M matrices up to which there are trainings
+        from other lengthscales, however long the first one took.
     :raises ValueError: if it can begin at none of them.
     """
     descent = descent or descent_of(problem, key)
+    began = descent.work
 
     def train(wanted: float = np.inf) -> tuple[Trained, bool]:
         nonlocal limits
@@ -131,12 +136,15 @@ def train_whole(
     allowed = ANEW / problem.work(problem.num_rows) - _FEWEST
     is_cheap = problem.work(problem.num_rows) <= _CHEAP
     # As long as it took so far, or longer where that is soon.
-    until = descent.work + max(descent.work, _SCALES / problem.work(problem.num_rows))
+    until = descent.work + max(
+        descent.work - began, elsewhere / problem.work(problem.num_rows)
+    )
     for begin in Scales(problem, descent, seed).moves():
+        limited = limited or bool(limits.reached(0))
         if limited or descent.work >= until:
             break
         try:
-            limits = limits.after(begin(best.free))
+            limits = limits.after(begin(best.free, limits))
         except KeyboardInterrupt:
             return replace(best, stopped=INTERRUPTED)
         except ValueError:  # no finite bound there
@@ -145,7 +153,7 @@ def train_whole(
             continue  # most often it goes back to where it came from
         found, limited = train(-best.bound - _GAIN)
         best = _told(_better(best, found), found)
-    if limited:
+    if limited or limits.reached(0):
         return best
     own, helps, share = best.bound, False, 0.0
     swaps = Swaps(problem, descent, seed)
@@ -312,7 +320,7 @@ def _iterate(descent, limits, show, wanted=np.inf) -> tuple[str, bool]:
         little_left = little_left or before - descent.loss < 0.5 * limits.tolerance
         if little_left and decrement < limits.tolerance:
             return CONVERGED, False
-    return AT_EDGE if descent.at_edge else "the bound stopped rising", False
+    return AT_EDGE if descent.at_edge else NO_HIGHER, False
 
 
 def remaining(losses) -> float:

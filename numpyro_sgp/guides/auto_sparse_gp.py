@@ -100,8 +100,8 @@ class AutoSparseGP(PreparedGuide):
         guide. Not those that use the model's density (Laplace, DAIS).
     :param prefix: put into the names of all parameters (of a base guide, if it is a class).
     :param init_loc_fn: initial values of the latents beside f, for such a base guide; if
-        None, medians of draws from their priors (for others than AutoDelta, prior means
-        where they are real).
+        None, medians of some draws from their priors, also where NumPyro would start it
+        at draws from (-2, 2).
     :raises ValueError: when first run, if the model has no GP site or no observed site, a
         GP site is inside a data plate, inputs are not finite, observations have another
         shape than their distribution, a latent site is discrete, there are more inducing

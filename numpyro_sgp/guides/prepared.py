@@ -2,11 +2,12 @@
 
 import copy
 import functools
+import inspect
 from dataclasses import replace
 
 import jax
 from numpyro import handlers
-from numpyro.infer import autoguide
+from numpyro.infer import autoguide, init_to_uniform
 
 from numpyro_sgp._checks import check_model, shown
 from numpyro_sgp._programs import without_leaks
@@ -14,7 +15,7 @@ from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions.arguments import as_arrays, warn_of_rounded_arguments
 from numpyro_sgp.guides.base import check_approximations
 from numpyro_sgp.guides.identity import check_params, difference
-from numpyro_sgp.guides.point_guide import at_means, by_one_program
+from numpyro_sgp.guides.point_guide import by_one_program, near_means
 from numpyro_sgp.guides.setup import Setup, prepare, starting_values
 
 # Autoguides whose posterior is built from the model's density, which a guide for the
@@ -25,8 +26,17 @@ _DENSITY_GUIDES = (
     autoguide.AutoSemiDAIS,
     autoguide.AutoSurrogateLikelihoodDAIS,
 )
-# Those that NumPyro starts at draws from (-2, 2), however far that is from a prior.
-_STARTED_AT_RANDOM = autoguide.AutoNormal, autoguide.AutoContinuous
+
+
+def _starts_at_draws(base_guide, kind: type) -> bool:
+    """Whether NumPyro starts it in (-2, 2), however far that is from a prior."""
+    own = getattr(base_guide, "keywords", {})
+    option = inspect.signature(kind).parameters.get("init_loc_fn")
+    return (
+        "init_loc_fn" not in own
+        and option is not None
+        and option.default is init_to_uniform
+    )
 
 
 @methods_alone
@@ -69,9 +79,8 @@ class PreparedGuide(autoguide.AutoGuide):
         kind = getattr(base_guide, "func", base_guide)
         base_guide = by_one_program(base_guide)
         if isinstance(kind, type):
-            own = getattr(base_guide, "keywords", {}).get("init_loc_fn")
-            if issubclass(kind, _STARTED_AT_RANDOM) and init_loc_fn is own is None:
-                init_loc_fn = at_means
+            if init_loc_fn is None and _starts_at_draws(base_guide, kind):
+                init_loc_fn = near_means
             options = {} if init_loc_fn is None else {"init_loc_fn": init_loc_fn}
             base_guide = functools.partial(base_guide, prefix=prefix, **options)
         self._make_base = base_guide

@@ -30,7 +30,7 @@ from numpyro_sgp.guides.messengers import (
     drawn_by,
     run_model,
 )
-from numpyro_sgp.guides.point_guide import at_means
+from numpyro_sgp.guides.point_guide import near_means
 from numpyro_sgp.guides.reports import check_cholesky
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import Coupling
@@ -219,7 +219,7 @@ def prepare(
     with handlers.block(), messages.known_inside_jit():
         rows = check_row_indices(model, args, kwargs)
         start = getattr(make_base, "keywords", {}).get("init_loc_fn")
-        start = None if start is at_means else start  # of what is drawn
+        start = None if start is near_means else start  # of what is drawn
         start = init_to_uniform if saved is not None else start  # which are not looked at
         trace = checked_trace(model, args, kwargs, start)
         gp_sites = [name for name, site in trace.items() if messages.is_latent_gp(site)]

@@ -139,9 +139,12 @@ def _of_points(profile, points, chosen, args, kwargs):
     except Exception as error:
         first = f"{type(error).__name__}: {error}".splitlines()[0]
         return Cause(name, np.nan, told=f"unknown: {first}")
+    found = [gain for gain in found if np.isfinite(gain)]
+    if not found:
+        return Cause(name, np.nan, told="unknown: the bound with more is not finite")
     low, high = min(found), max(found)
     number = larger.size - larger.num_effects
-    told = f"{low:.2g} to {high:.2g} are gained with {number} at {len(chosen)} nodes"
+    told = f"{low:.2g} to {high:.2g} are gained with {number} at {len(found)} nodes"
     mend = "use more inducing points" if high > 1.0 or high - low > ENOUGH_NATS else ""
     return Cause(name, max(high, 0.0), told=told, mend=mend)
 

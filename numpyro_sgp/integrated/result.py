@@ -272,8 +272,9 @@ class Nested:
     def check(self, *args, **kwargs) -> Verdict:
         """
         What the result misses, in nats: of the optimum of q(w), of the nodes, of what more
-        inducing points would gain and of what importance weights see between q(w) and the
-        field's posterior, the last two at up to five nodes. What is the same at all nodes
+        inducing points would gain (at five nodes, and two more at the ends of each of the
+        first ten coordinates) and of what importance weights see between q(w) and the
+        field's posterior (at up to five). What is the same at all nodes
         leaves the weights of nodes right. Of one node the hyperparameters are at a point,
         which is told too.
 

@@ -180,7 +180,7 @@ class Descent:
             return 0.0
         step, losses = np.zeros_like(x), []
         step[index] = _APART * slope / size * scale
-        for place in (x + step, x - step):
+        for place in x + step, x - step:
             value, _ = self._value_and_grad(np.asarray(place, self.dtype), self._data)
             losses.append(float(value[0]))
         return abs(0.5 * (losses[0] - losses[1]) - _APART * size)

@@ -59,6 +59,7 @@ class Mixing:
         :param rate: its size, 1 for a whole one.
         """
         at = vector(given, self.names)
+        rate = jnp.asarray(rate, at.dtype)  # that of the loss may have 64 bits
         step = (vector(new, self.names) - at) / rate
         here = (at, step, *self._dual(given, slopes))
         mixed = jnp.where(places.number > 0, _mixed(places, *here), rate * step)

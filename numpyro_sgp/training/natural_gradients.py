@@ -335,6 +335,8 @@ def _damped(
         if other is not None:
             again = (count == 0) & ~better
             new = jax.tree.map(lambda a, b: jnp.where(again, a, b), other, new)
+            if mixing is not None:  # that was no place on the way
+                places = places._replace(number=jnp.where(again, 0, places.number))
         loss = jnp.where(better, new_loss, loss)
         return count + 1, rate, fall, loss, given, slopes, new, places
 
@@ -399,11 +401,12 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
         return {name: step(given[name], target[name]) for name in given}
 
     def dual(given, target):
-        """Means of f at the rows: the step of pseudo-data is the slope by them."""
+        """Means of f at the rows; the slope by them, with the precisions as they are."""
         means = jnp.concatenate([*target[_MEANS].values()])
-        return means, vector(given, linear) - vector(target, linear)
+        change = {name: given[name] - target[name] for name in given}
+        return means, vector(change, linear) - vector(change, precisions) * means
 
-    linear = [linear for linear, _ in names.values()]
+    linear, precisions = map(list, zip(*names.values(), strict=True))
     mixing = Mixing(linear, dual) if _side_by_side(params, linear) else None
     given = {name: params[name] for pair in names.values() for name in pair}
     # Where there is no Gaussian with these (any more), begin at the prior.

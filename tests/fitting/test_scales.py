@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 
 import numpyro_sgp as sgp
 from numpyro_sgp.fitting.problem import Problem, constrained
+from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.scales import MOVES, Scales
 from numpyro_sgp.fitting.starts import APART, HELD, SCALES, lengthscale_starts
 from numpyro_sgp.fitting.whole import descent_of
@@ -174,7 +175,7 @@ def test_a_move_holds_the_lengthscale_and_trains_the_rest():
     together = [factor for factor, alone in MOVES if not alone]
     assert len(moves) == len(together)
     free, at = descent.free_now(), descent.loss
-    assert moves[1](free) > 0
+    assert moves[1](free, Limits(0.1, None, None)) > 0
     after = constrained(given.svi, descent.free_now())
     ratio = after["lengthscale_auto_loc"] / before["lengthscale_auto_loc"]
     assert_allclose(ratio, together[1], rtol=1e-6)
@@ -186,6 +187,12 @@ def test_a_move_holds_the_lengthscale_and_trains_the_rest():
 def test_kernels_of_a_sum_move_by_themselves_and_together():
     _, _, scales = begun(two)
     assert len([*scales.moves()]) == sum(1 + alone for _, alone in MOVES)
+
+
+def test_a_move_ends_with_the_steps():
+    _, descent, scales = begun(one)
+    (move, *_) = scales.moves()
+    assert move(descent.free_now(), Limits(1e-9, 2, None)) == 2
 
 
 def test_a_model_without_trained_lengthscales_has_no_moves():

@@ -918,11 +918,38 @@ def test_guides_with_a_spread_start_where_priors_are(base):
     guide = sgp.AutoSparseGP(far_away, sgp.SVGP(3), base)
     guide.setup(X, y)
     start = guide.base_guide.median(guide.known().starts)
-    assert_allclose(start["shift"], 7.0, rtol=1e-6)
-    assert abs(np.log(start["scale"]) - 4.0) < 0.2 and np.isfinite(start["heavy"])
+    # A median of 15 draws is at most .3 sd away in 63 of 100 keys, 1 sd in all but 1e-3.
+    assert abs(start["shift"] - 7.0) < 0.1
+    assert abs(np.log(start["scale"]) - 4.0) < 0.1 and np.isfinite(start["heavy"])
+    again = guide.base_guide.median(guide.starts(random.key(1), (X, y), {}))
+    assert again["shift"] != start["shift"]  # restarts by key
     other = sgp.AutoSparseGP(far_away, sgp.SVGP(3), base, init_loc_fn=init_to_uniform)
     other.setup(X, y)
     assert abs(other.base_guide.median(other.known().starts)["shift"]) <= 2.0
+
+
+class Own(AutoNormal):
+    """A guide that begins where it wants."""
+
+    def __init__(self, model, *, prefix="auto"):
+        super().__init__(model, prefix=prefix, init_loc_fn=init_to_uniform)
+
+
+def test_guides_of_ones_own_and_wide_priors_start_as_they_did():
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1000.0))
+        direction = numpyro.sample("v", dist.Normal().expand([2]).to_event(1))
+        slope = (direction / jnp.linalg.norm(direction))[0]  # none where both are zero
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f + level + slope * X[:, 0], 1.0), obs=y)
+
+    X, y = np.linspace(0.0, 1.0, 6)[:, None], np.zeros(6)
+    for base in (Own, AutoNormal):
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(3), base)
+        guide.setup(X, y)
+        start = guide.base_guide.median(guide.known().starts)
+        assert abs(start["level"]) <= 2.0 and np.any(start["v"] != 0.0)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Steps side by side that are mixed, and means of functions that add up."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,3 +115,54 @@ def test_means_of_functions_that_add_up_arrive(covariance):
     assert abs(value + bound) < 0.01  # the jitter of 1e-6 counts for some of it
     mean = guide.posterior(params, X)["f"].mean
     assert_allclose(mean, matrices[0] @ weights, atol=2e-3)
+
+
+def counts(X, y=None):
+    total = 0.0
+    for name, (variance, lengthscale) in zip("fg", KERNELS, strict=True):
+        kernel = sgp.kernels.RBF(variance, lengthscale)
+        total = total + numpyro.sample(name, sgp.GaussianProcess(kernel, X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(3.0 + total)), obs=y)
+
+
+@pytest.mark.parametrize("covariance", ["full", "pseudo_data"])
+def test_mixed_steps_of_other_likelihoods_end_lower_than_unmixed_ones(
+    covariance, monkeypatch
+):
+    """In data of 32 bits beside a loss of 64, too; mixed ones are there after 40 steps."""
+    X32 = X.astype(np.float32)
+    y = np.round(np.exp(3.0 + Y))
+    guide = sgp.AutoSparseGP(counts, sgp.VGP(covariance=covariance, jitter=1e-6))
+    guide.take_natural_gradients(1.0)
+    svi = SVI(counts, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    state, key = svi.init(jax.random.key(0), X32, y), jax.random.key(0)
+    problem = Problem(svi, state, (X32, y), {})
+    params = svi.get_params(state)
+
+    def ends(steps):
+        if covariance == "full":
+
+            def loss(free):
+                return problem.loss(free, key, problem.arrays)
+
+            descend = jax.jit(
+                lambda f: natural_descent(loss, problem.natural, f, steps, 1e-7)
+            )
+            return descend(problem.free)[1]
+        run = jax.jit(
+            lambda params: natural_steps(svi, key, params, steps, 1e-9, (X32, y), {})
+        )
+        return svi.loss.loss(key, run(params)[0], counts, guide, X32, y)
+
+    soon, late = ends(40), ends(80)
+    module = importlib.import_module("numpyro_sgp.training.natural_gradients")
+    monkeypatch.setattr(module, "_side_by_side", alone)
+    unmixed = ends(40)
+    assert soon < late + 0.01
+    assert soon < unmixed - 0.01
+
+
+def alone(params, means):
+    """As if nothing were beside."""
+    return False
