@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_sgp.linalg import matmul
+
 _KEPT = 20  # places
 
 
@@ -85,12 +87,13 @@ def _mixed(places: Places, at, step, means, slope) -> Array:
         jnp.where(there, now - before, 0.0)
         for now, before in zip(here, places[:4], strict=True)
     )
-    curvature = by @ bends.T
+    curvature = matmul(by, bends.T)
     diagonal = jnp.diag(curvature)
     bent = diagonal > 0.0
     scale = jnp.where(bent, 1.0 / jnp.sqrt(jnp.where(bent, diagonal, 1.0)), 0.0)
     unit = 0.5 * scale[:, None] * (curvature + curvature.T) * scale
     ridge = _KEPT * float(np.finfo(unit.dtype).eps)
     eye = jnp.eye(_KEPT, dtype=unit.dtype)
-    weights = scale * jnp.linalg.solve(unit + ridge * eye, scale * (by @ slope))
-    return step - weights @ (moves + changes)
+    down = scale * matmul(by, slope)
+    weights = scale * jnp.linalg.solve(unit + ridge * eye, down)
+    return step - matmul(weights, moves + changes)

@@ -274,8 +274,10 @@ def test_where_there_is_no_race_each_start_is_trained(monkeypatch):
     bounds = []
     for restarts, number in (1, 1), (4, 4):
         started.clear()
+        guide = sgp.AutoSparseGP(gaussian_model, sgp.InverseFreeSVGP(4))
+        guide.setup(X, y)  # so that it does not begin at a Gaussian
         options = {"restarts": restarts, "progress_bar": False}
-        fitted = sgp.fit(gaussian_model, sgp.InverseFreeSVGP(4), (X, y), **options)
+        fitted = sgp.fit(gaussian_model, guide, (X, y), **options)
         assert len(started) == number
         bounds.append(fitted.bound)
     assert bounds[1] >= bounds[0]
