@@ -281,7 +281,7 @@ def predict(kept):
         "\n## Prediction\n",
         "Marginal means and variances, 1000 rows a call: ours by a `Predictor`, GPflow's by",
         "its posterior, which keep what does not depend on the rows; GPJax factorises K_uu",
-        "in each call.\n",
+        "in each call (and was measured earlier, in another run).\n",
         "| precision, M | library | rows a second |",
         "|---|---|---|",
     ]
