@@ -274,9 +274,8 @@ class Nested:
         What the result misses, in nats: of the optimum of q(w), of the nodes, of what more
         inducing points would gain (at five nodes, and two more at the ends of each of the
         first ten coordinates) and of what importance weights see between q(w) and the
-        field's posterior (at up to five). What is the same at all nodes
-        leaves the weights of nodes right. Of one node the hyperparameters are at a point,
-        which is told too.
+        field's posterior (at up to five). What is the same at all leaves nodes' weights
+        right. Of one node the hyperparameters are at a point, which is told too.
 
         :param args: arguments of the model; those of the inference if left out.
         :return: a :class:`~numpyro_sgp.fitting.verdict.Verdict`, which prints as a table.

@@ -29,11 +29,15 @@ def dense(variance, lengthscale):
     return variance * np.exp(-0.5 * squares) + 1e-9 * np.eye(N)
 
 
+def sum_of_functions(X):
+    return sum(
+        numpyro.sample(name, sgp.GaussianProcess(sgp.kernels.RBF(*kernel), X))
+        for name, kernel in zip("fg", KERNELS, strict=True)
+    )
+
+
 def model(X, y=None):
-    total = 0.0
-    for name, (variance, lengthscale) in zip("fg", KERNELS, strict=True):
-        kernel = sgp.kernels.RBF(variance, lengthscale)
-        total = total + numpyro.sample(name, sgp.GaussianProcess(kernel, X))
+    total = sum_of_functions(X)
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(total, NOISE), obs=y)
 
@@ -118,10 +122,7 @@ def test_means_of_functions_that_add_up_arrive(covariance):
 
 
 def counts(X, y=None):
-    total = 0.0
-    for name, (variance, lengthscale) in zip("fg", KERNELS, strict=True):
-        kernel = sgp.kernels.RBF(variance, lengthscale)
-        total = total + numpyro.sample(name, sgp.GaussianProcess(kernel, X))
+    total = sum_of_functions(X)
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Poisson(jnp.exp(3.0 + total)), obs=y)
 
