@@ -32,9 +32,8 @@ _HARDLY = 0.1  # nats at a fit's parameters below which there are none
 _ROUNDED = 4e-3
 _BEYOND_ROUNDING = 5.0  # sds of the bound's
 _DEAR = 5e8  # products of all rows with M x M matrices from which on that is not looked at
-_ASKEW = (
-    0.1  # nats over a short step by which slopes are wrong, from which on float64 goes on
-)
+# Nats over a short step by which slopes are wrong, from which on float64 goes on.
+_ASKEW = 0.1
 
 
 def begin_float32(problem: Problem, steps: int) -> Callable[..., Cause] | None:

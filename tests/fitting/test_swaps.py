@@ -97,14 +97,14 @@ def test_ctrl_c_ends_the_search_and_keeps_what_was_found(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True, reason="two optima 1.08 apart: swaps of one point do not lead across"
+)
 def test_keys_end_near_each_other():
-    """
-    Where they ended a hundred nats apart, each far below. Two optima are left, 1.08 apart,
-    from one of which swaps of single points do not lead to the other.
-    """
+    """Where they ended a hundred nats apart, each far below."""
     ends = [
         sgp.fit(counts, sgp.SVGP(6), (X, COUNTS), jax.random.key(k), progress_bar=False)
         for k in range(3)
     ]
     bounds = [fitted.bound for fitted in ends]
-    assert max(bounds) - min(bounds) < 1.2
+    assert max(bounds) - min(bounds) < 1.0
