@@ -121,7 +121,7 @@ def _of_nodes(nodes):
         lost = np.nan  # what is beyond, or between, is open
     if nodes.several or nodes.astray:
         lost = np.nan
-    return Cause("nodes", lost, told=told, mend=mend)
+    return Cause("nodes", lost, nodes.error, told, mend)
 
 
 def _of_points(profile, points, chosen, args, kwargs):

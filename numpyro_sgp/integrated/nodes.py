@@ -120,6 +120,11 @@ class Nodes:
         return 0.0
 
     @property
+    def error(self) -> float:
+        """Standard error of the log evidence, as a sum over these nodes; zero of a grid."""
+        return 0.0
+
+    @property
     def is_bound(self) -> bool:
         """Whether the log evidence is a lower bound, but for small errors."""
         return True
@@ -268,6 +273,11 @@ class Drawn(Nodes):
         return len(self.nodes) < _MANY or self.effective > _HOPELESS
 
     @property
+    def error(self) -> float:
+        """See :attr:`Nodes.error`: of importance weights, at best."""
+        return float(np.sqrt(max(1.0 / self.effective - 1.0 / len(self.nodes), 0.0)))
+
+    @property
     def is_bound(self) -> bool:
         """See :attr:`Nodes.is_bound`."""
         return not self.too_few
@@ -275,11 +285,8 @@ class Drawn(Nodes):
     def _told_of_evidence(self) -> str:
         if self.is_bound:
             return super()._told_of_evidence()
-        error = np.sqrt(max(1.0 / self.effective - 1.0 / len(self.nodes), 0.0))
-        return (
-            f"of {self.effective:.3g} effective nodes: no bound, known to ± {error:.1g} at "
-            "best"
-        )
+        known = f"no bound, known to ± {self.error:.1g} at best"
+        return f"of {self.effective:.3g} effective nodes: {known}"
 
     def _between(self, number, rng):
         return self._near(number, rng)

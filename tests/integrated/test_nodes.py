@@ -395,3 +395,12 @@ def test_enough_nodes_are_no_reason_to_warn():
     found = some(nodes.Drawn, 1000, 1500, "")
     assert found.warning() == "" and found.told_of_doubts() == []
     assert "a lower bound, nearly" in found.told_of_evidence()[0]
+
+
+@pytest.mark.parametrize("effective", [100, 1000])
+def test_the_error_of_weights_is_in_the_row(effective):
+    """With 100 of 1500 a sum of weights has a relative error of some 0.1."""
+    found = _of_nodes(some(nodes.Drawn, effective, 1500, ""))
+    # The others have a weight too, together some 1e-6.
+    np.testing.assert_allclose(found.error, np.sqrt(1 / effective - 1 / 1500), rtol=1e-4)
+    assert found.number == ("<0.01 ± 0.1" if effective == 100 else "<0.01 ± 0.02")
