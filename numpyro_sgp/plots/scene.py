@@ -209,6 +209,12 @@ def grid_of(scene: Scene, X, num_points: int | None) -> tuple[np.ndarray, int]:
     return grid.astype(low.dtype if low.dtype.kind == "f" else float), columns
 
 
+_TIED = (
+    "Responses are of several rows of f each, and those of a figure's inputs are other "
+    "rows: take predict at rows that belong together, or plot a GP site."
+)
+
+
 def predictions_of(fitted, X, levels, kwargs, site) -> dict[str, Prediction]:
     """
     Predictions with quantiles, of GP sites alone where responses have no marginals.
@@ -224,6 +230,8 @@ def predictions_of(fitted, X, levels, kwargs, site) -> dict[str, Prediction]:
             f"plot(X=X_new, {given})."
         )
     try:
+        if getattr(getattr(fitted, "guide", None), "couples_rows", False):
+            raise NoMarginals(_TIED)
         return fitted.predict(X, quantiles=levels, **kwargs)
     except NoMarginals:
         posteriors = fitted.posterior(X, **kwargs)

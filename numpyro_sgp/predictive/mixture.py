@@ -17,7 +17,7 @@ _MAX_NUMBERS = 3e7  # of inducing points, rows and draws, held at one time
 TIED = (
     "Marginals of f are integrated row by row, but the likelihood ties rows together (or "
     "joint draws were asked for). Draw f by guide.sample_posterior, and average over the "
-    "draws: the density of all rows, or what is to be predicted."
+    "draws: the density of all rows, or what a deep GP predicts."
 )
 
 
@@ -33,10 +33,16 @@ class MixtureParts:
 
     :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
     :param num_draws: number of draws, if there is something to draw.
+    :param may_tie: whether the likelihood may tie rows of f together.
+    :raises NoMarginals: if it does and may not, or ties those of a deep GP.
     """
 
-    def __init__(self, guide, params, args, kwargs, rng_key, num_draws, kept=None):
-        if guide.couples_rows:
+    def __init__(
+        self, guide, params, args, kwargs, rng_key, num_draws, kept=None, may_tie=False
+    ):
+        #: Whether rows of f are to be drawn together.
+        self.tied = guide.couples_rows
+        if self.tied and not may_tie:
             raise NoMarginals(TIED)
         check_whole(num_draws, "num_draws", least=1)
         self.guide, self.params, self.args, self.kwargs = guide, params, args, kwargs
@@ -58,6 +64,8 @@ class MixtureParts:
         below = feeding(lambda f: self.run(f, self.others), shapes, dtype)
         #: GP sites that feed no other.
         self.last = [name for name in shapes if name not in below]
+        if self.tied and below:
+            raise NoMarginals(TIED)
         self.drawn = self._draws_others or bool(below)
         self.keys = jax.random.split(self.key, (num_draws if self.drawn else 1, 3))
         numbers = sum(map(_numbers, self.posteriors.values()))

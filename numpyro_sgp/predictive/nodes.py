@@ -109,7 +109,23 @@ def points_of(posteriors, rule, key, given, others) -> dict:
         )
         all_weights.append(weights * jnp.exp(log_weight))
     f = jax.tree.map(lambda *v: jnp.concatenate(v), *values)
-    weight = jnp.concatenate(all_weights)
+    return _with_others(f, jnp.concatenate(all_weights), key, given, others)
+
+
+def joint_points(posteriors, number, key, given, others) -> dict:
+    """The same of draws of all rows together, in pairs about the mean where there is one."""
+    keys = jax.random.split(key, len(posteriors))
+    in_pairs = all(q.num_components == 1 for q in posteriors.values())
+    f = {}
+    for own, (name, q) in zip(keys, posteriors.items(), strict=True):
+        f[name] = q.sample(own, (number // 2 if in_pairs else number,))
+        if in_pairs:
+            f[name] = jnp.concatenate([f[name], 2.0 * q.mean - f[name]])
+    size = len(f[name])
+    return _with_others(f, jnp.full(size, 1.0 / size, f[name].dtype), key, given, others)
+
+
+def _with_others(f, weight, key, given, others) -> dict:
     repeated = jax.tree.map(
         lambda v: jnp.broadcast_to(v, (len(weight), *jnp.shape(v))), (given, others)
     )

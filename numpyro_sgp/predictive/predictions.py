@@ -171,8 +171,9 @@ def predict(
 
     What q(f) is given is drawn ``num_draws`` times, as in
     :func:`~numpyro_sgp.log_predictive_density`: other latents where the base guide is a
-    distribution of them, and the inner layers of a deep GP. Masks do not matter: a response
-    is predicted where it was not observed.
+    distribution of them, and the inner layers of a deep GP. Where a response is of several
+    rows of f (a difference, a sum over areas), these are drawn together instead, 2048 times,
+    in O(N^3). Masks do not matter: a response is predicted where it was not observed.
 
     It may be called inside of :func:`jax.jit`, :func:`jax.vmap` and :func:`jax.grad`, as an
     acquisition function does, with ``quantiles=()`` where none are used: they take most of
@@ -195,9 +196,9 @@ def predict(
         computed again.
     :return: a :class:`Prediction` for each GP site and each response that
         depends on one.
-    :raises ValueError: if the likelihood ties rows together, a response depends on another
-        one that is not given, levels are not between 0 and 1, or ``guide.posterior`` raises
-        it.
+    :raises ValueError: if the likelihood of a deep GP ties rows together, a response
+        depends on another one that is not given, levels are not between 0 and 1, or
+        ``guide.posterior`` raises it.
 
     **Example:**
 
@@ -270,7 +271,7 @@ def _with_reasons(guide, found, absent) -> Predictions:
 def _in_batches(guide, params, rng_key, given, options, batch_size, kept, states):
     """By a program of so many rows; None if the model needs known data."""
     arrays, static = split_static(given)
-    rows = rows_of(guide, arrays, static, batch_size)
+    rows = None if guide.couples_rows else rows_of(guide, arrays, static, batch_size)
     several = rows is not None and rows.count(arrays) > batch_size
     briefly = rows is not None and rows.count(arrays) <= _FEW
     axes = {} if rows is None else rows.sites

@@ -18,7 +18,7 @@ from numpyro_sgp.predictive.mixture import (
     NoMarginals,
     components,
 )
-from numpyro_sgp.predictive.nodes import points_of, rules
+from numpyro_sgp.predictive.nodes import joint_points, points_of, rules
 from numpyro_sgp.predictive.quantiles import ALL, OTHERS, ROUGH, solved
 from numpyro_sgp.tracing.linear import LinearProgram
 from numpyro_sgp.tracing.messages import can_draw, innermost
@@ -34,6 +34,7 @@ _CLASSES = (
 )
 _MAX_NUMBERS = 3e6  # of rows, quantiles and nodes held at one time
 _FEW_POINTS = 64  # by which quantiles are looked for first
+_TOGETHER = 2048  # draws of f whose rows are tied together
 _DRAWS = 4  # of a response that has no cdf, at each value of f
 
 
@@ -47,7 +48,8 @@ def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
     """
     static, levels, num_draws = static
     args, kwargs = join_static(arrays, static)
-    parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws, kept)
+    made_of = guide, params, args, kwargs, rng_key, num_draws, kept
+    parts = MixtureParts(*made_of, may_tie=True)
     last = [parts.posteriors[name] for name in parts.last]
     functions = sum(int(np.prod(q.batch_shape)) for q in last)
     total = len(parts.keys)
@@ -56,6 +58,10 @@ def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
         found, given, others = parts.at(keys)
         marginals = {name: _components(q) for name, q in found.items()}
         ends = {name: found[name] for name in parts.last}
+        if parts.tied:
+            number = max(_TOGETHER // total, 2)
+            points = joint_points(ends, number, keys[2], given, others)
+            return marginals, 3 * [points]
         chosen = rules(functions, total, shift)
         points = [points_of(ends, rule, keys[2], given, others) for rule in chosen]
         return marginals, points
@@ -71,7 +77,8 @@ def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
     }
     points = [{**p, "weight": p["weight"] / total} for p in points]
     each = sum(1 for _ in components({name: parts.posteriors[name] for name in parts.last}))
-    return out | of_responses(parts, points, rng_key, levels, gaussians=each * total)
+    each *= total * (not parts.tied)
+    return out | of_responses(parts, points, rng_key, levels, gaussians=each)
 
 
 def _components(q):

@@ -38,7 +38,9 @@ def test_true_effects_are_found_and_the_figure_is_written(example, name, tmp_pat
     nuts = (
         ["--nuts", "--num-warmup", "5", "--num-samples", "10"] if name == "growth" else []
     )
-    posterior, runs = example.run(name, simulated, options(example, tmp_path, *nuts))
+    where = options(example, tmp_path, *nuts)
+    with pytest.warns(UserWarning, match="effective nodes of 64"):  # enough for effects
+        posterior, runs = example.run(name, simulated, where)
     numbers = runs[0].numbers
     for site in EFFECTS[name]:
         for label, true in example.rows(site, simulated.truth[site]):
