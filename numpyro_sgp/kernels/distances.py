@@ -74,7 +74,13 @@ def squared_distances(
     X1, X2, lengthscale = (jnp.asarray(value, dtype) for value in (X1, X2, lengthscale))
     if X1.shape[-1] == 1:
         return ((X1 - jnp.swapaxes(X2, -1, -2)) / lengthscale) ** 2
-    return _squared_distances(same, steep, X1, X2, jnp.atleast_2d(1.0 / lengthscale))
+    return _compiled(same, steep, X1, X2, jnp.atleast_2d(1.0 / lengthscale))
+
+
+# Of its own branches JAX would compile each anew in every call that is not compiled itself.
+@partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _compiled(same, steep, X1, X2, inverse):
+    return _squared_distances(same, steep, X1, X2, inverse)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))

@@ -113,7 +113,7 @@ def points_of(posteriors, rule, key, given, others) -> dict:
 
 
 def joint_points(posteriors, number, key, given, others) -> dict:
-    """The same of draws of all rows together, in pairs about the mean where there is one."""
+    """The same of draws of all rows together; of one Gaussian in pairs about its mean."""
     keys = jax.random.split(key, len(posteriors))
     in_pairs = all(q.num_components == 1 for q in posteriors.values())
     f = {}

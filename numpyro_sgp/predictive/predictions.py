@@ -172,7 +172,7 @@ def predict(
     What q(f) is given is drawn ``num_draws`` times, as in
     :func:`~numpyro_sgp.log_predictive_density`: other latents where the base guide is a
     distribution of them, and the inner layers of a deep GP. Where a response is of several
-    rows of f (a difference, a sum over areas), these are drawn together instead, 2048 times,
+    rows of f (a difference, a sum over areas), all are drawn together instead, 2048 times,
     in O(N^3). Masks do not matter: a response is predicted where it was not observed.
 
     It may be called inside of :func:`jax.jit`, :func:`jax.vmap` and :func:`jax.grad`, as an

@@ -9,7 +9,7 @@ import numpy as np
 from numpyro.primitives import Messenger
 
 from numpyro_sgp._checks import real
-from numpyro_sgp._programs import NEEDS_KNOWN_DATA
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, on_data
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.rows import sites_on_f
 
@@ -106,8 +106,8 @@ class Padded:
         The arguments with all arrays that have as many rows as the first one filled up to a
         power of two, and with ``rows_that_count``.
 
-        :raises ValueError: if there is no array with rows, or a factor is one number of
-            all rows.
+        :raises ValueError: if there is no array with rows, a factor is one number of all
+            rows, or the model computes with all of them.
         """
         leaves, structure = jax.tree.flatten((args, kwargs))
         shapes = [np.shape(leaf) for leaf in leaves if hasattr(leaf, "shape")]
@@ -120,12 +120,81 @@ class Padded:
         *filled, counts = pad_rows(
             *(v for v, has in zip(leaves, has_rows, strict=True) if has)
         )
-        rest = iter(filled)
-        new = [next(rest) if has else v for v, has in zip(leaves, has_rows, strict=True)]
-        args, kwargs = jax.tree.unflatten(structure, new)
+
+        def with_rows(rows=None):
+            rest = (v if rows is None else v[rows] for v in filled)
+            new = [
+                next(rest) if has else v for v, has in zip(leaves, has_rows, strict=True)
+            ]
+            return jax.tree.unflatten(structure, new)
+
+        args, kwargs = with_rows()
+        others = [v for v, has in zip(leaves, has_rows, strict=True) if not has]
+        self._check_axes(num_rows, len(counts), others, args, kwargs)
         with suppress(*NEEDS_KNOWN_DATA):
             self._check_factors(args, kwargs)
+        if num_rows < len(counts):
+            # The same rows, filled up by the last one time after time.
+            rows = np.minimum(np.arange(len(counts)), num_rows - 1)
+            self._check_statistics((args, kwargs), with_rows(rows), rows, num_rows)
         return args, {**kwargs, "rows_that_count": counts}
+
+    def _check_axes(self, num_rows, size, others, args, kwargs):
+        """Refuses rows that are not along the first axis of an array."""
+        along = [v.shape for v in others if num_rows in getattr(v, "shape", ())[1:]]
+        if not along or num_rows == size:
+            return
+
+        def run():
+            where = self.model, args, kwargs
+            trace = messages.trace_of(*where, at_site=messages.at_prior_mean)
+            sites = [site for site in trace.values() if site["type"] == "sample"]
+            return [messages.log_prob(site) for site in sites]
+
+        try:
+            jax.eval_shape(run)
+        except NEEDS_KNOWN_DATA:
+            return
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"pad=True fills the data up from {num_rows} to {size} rows along the "
+                f"first axis of each array, but an argument of the shape {along[0]} has as "
+                "many along another one. Give fit its transpose, and turn it in the model."
+            ) from error
+
+    def _check_statistics(self, given, other, rows, num_rows):
+        """
+        Refuses models in which rows that count are not the same whatever fills them up.
+
+        :param other: the arguments filled up by other rows, of these numbers.
+        """
+
+        def look(args, kwargs, rows, f):
+            at_f = messages.at_values({name: v[..., rows] for name, v in f.items()})
+            trace = messages.trace_of(self.model, args, kwargs, at_site=at_f)
+            sites = {k: site for k, site in trace.items() if site["type"] == "sample"}
+            return {k: _parts_of(site, len(rows)) for k, site in sites.items()}
+
+        def functions():
+            trace = messages.trace_of(self.model, *given, at_site=messages.at_prior_mean)
+            return {k: s["value"] for k, s in trace.items() if messages.is_latent_gp(s)}
+
+        rng = np.random.default_rng(0)  # of functions, of which a model may sum rows too
+        shapes = jax.eval_shape(functions)
+        f = {k: jnp.asarray(rng.normal(size=v.shape), v.dtype) for k, v in shapes.items()}
+        first = np.arange(len(rows)) % num_rows
+        with suppress(*NEEDS_KNOWN_DATA):
+            own = on_data(look, *given, first, f)
+            others = on_data(look, *other, rows, f)
+            for name, parts in own.items():
+                pairs = zip(parts, others[name], strict=True)
+                if not all(_same(*pair, len(rows), num_rows) for pair in pairs):
+                    raise ValueError(
+                        f"pad=True fills the data up from {num_rows} to {len(rows)} rows, "
+                        f"and site '{name}' depends on what these added rows are: the "
+                        "model computes something of all rows (X.mean(axis=0), say). "
+                        "Compute it before and give it as an argument, or leave pad out."
+                    )
 
     def _check_factors(self, args, kwargs):
         """Refuses sums over rows, of which none could be left out."""
@@ -154,6 +223,27 @@ class Padded:
                 "number of all rows. Give it one for each row (numpyro.factor(name, "
                 "log_prob), without the sum), or write the likelihood as observed sites."
             )
+
+
+def _parts_of(site, size: int) -> list:
+    """What there is at a site, with rows in the last axis where there are so many."""
+    if messages.is_latent_gp(site):
+        prior = messages.unwrap(site["fn"])[0]
+        columns = jnp.moveaxis(prior.X, -1, 0)
+        return [columns, prior.mean, prior.kernel(prior.X[..., :1, :], prior.X)]
+    found = messages.log_prob(site)
+    # Of observations that are not by row it is told when they are masked.
+    return [] if site["is_observed"] and jnp.shape(found)[-1:] != (size,) else [found]
+
+
+def _same(left, right, size: int, num_rows: int) -> bool:
+    """Whether the first rows, or all where there are no rows, are but rounded otherwise."""
+    left, right = np.asarray(left), np.asarray(right)
+    if left.shape[-1:] == (size,):
+        left, right = left[..., :num_rows], right[..., :num_rows]
+    scale = np.max(np.abs(left), initial=0.0, where=np.isfinite(left))
+    atol = 1e3 * np.finfo(left.dtype).eps * scale
+    return np.allclose(left, right, rtol=0.0, atol=atol, equal_nan=True)
 
 
 def rows_that_count(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -209,7 +299,7 @@ class _Counting(Messenger):
             raise ValueError(
                 f"pad=True needs observed sites with one entry for each of {num_rows} rows "
                 f"in the last axis of their batch shape, but site '{msg['name']}' has the "
-                f"batch shape {batch}. Put all of a row into the event "
-                "(fn.to_event(1)), or fill the data up by sgp.pad_rows and mask them in "
-                "the model."
+                f"batch shape {batch}. Give rows a density each (of several numbers in a "
+                "row one, by fn.to_event(1)), or fill the data up by sgp.pad_rows and mask "
+                "them in the model."
             )
