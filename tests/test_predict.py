@@ -249,6 +249,18 @@ def test_observed_new_data_are_not_returned():
 # ---- errors ---------------------------------------------------------------------------
 
 
+def test_what_samples_do_not_go_with_is_told():
+    samples = {"f": np.zeros((3, N)), "f_white": np.zeros((3, N))}
+    white = GPPredictive(whiten(model), samples, train_args=(X, Y))
+    with pytest.raises(ValueError, match="'f_white'.* the one that is not"):
+        white(KEY, X_NEW)  # NumPyro's Predictive would have the values of the rows of X
+    with pytest.raises(ValueError, match=r"train_args=\(X, y\)"):
+        GPPredictive(model, {"f": np.zeros((3, N))})(KEY, X_NEW)
+    few = GPPredictive(model, {"f": np.zeros((3, N))}, train_args=(X[:2], Y[:2]))
+    with pytest.raises(ValueError, match=rf"have shape \({N},\), but.* it has \(2,\)"):
+        few(KEY, X_NEW)
+
+
 def test_train_args_must_be_a_tuple():
     with pytest.raises(TypeError, match=r"such as \(X, y\), got ndarray"):
         GPPredictive(model, {"f": np.zeros((3, N))}, train_args=X)

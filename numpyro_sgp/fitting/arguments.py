@@ -9,6 +9,7 @@ import numpy as np
 from numpyro_sgp._checks import check_key, check_model, check_positive
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.base import check_approximations
+from numpyro_sgp.guides.checks import known_scale
 from numpyro_sgp.training.padding import Padded
 
 _MOST_STARTS = 1000
@@ -84,6 +85,18 @@ def check_arguments(model, approximation, data, rng_key, base_guide):
             "base_guide must be a class such as AutoNormal, or a function from a model to "
             f"a guide, got {base_guide!r}."
         )
+
+
+def check_unscaled(guide: AutoSparseGP) -> None:
+    """
+    :raises ValueError: if a GP site of a guide that is set up is scaled.
+    """
+    for name in guide.approximations:
+        if (scale := known_scale(guide.known().trace[name])) != 1.0:
+            raise ValueError(
+                f"GP site '{name}' is scaled by {scale:.3g} (numpyro.handlers.scale), and "
+                "its prior no Gaussian process of this kernel. Scale observed sites alone."
+            )
 
 
 def check_data(data) -> None:

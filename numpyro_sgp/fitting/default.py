@@ -23,6 +23,7 @@ from numpyro_sgp.fitting.arguments import (
     check_arguments,
     check_joint,
     check_numbers,
+    check_unscaled,
     guide_of,
     joint_kinds,
 )
@@ -161,9 +162,10 @@ def fit(
         ``sample``, ``check``, ``save``, ...
     :raises TypeError: if ``data`` is no tuple (or list), or ``approximation`` something
         else.
-    :raises ValueError: if numbers are not positive, a guide is of another model or comes
-        with a ``base_guide``, ``joint`` comes with an ``expectation``, ``pad`` or
-        ``SVGP("auto")`` or the model is none of one Gaussian field, and as the guide does.
+    :raises ValueError: if numbers are not positive, a GP site is scaled, a guide is of
+        another model or comes with a ``base_guide``, ``joint`` comes with an
+        ``expectation``, ``pad`` or ``SVGP("auto")`` or the model is none of one Gaussian
+        field, and as the guide does.
 
     **References:**
 
@@ -311,6 +313,7 @@ def _train(
         guide.take_natural_gradients(1.0)
         svi = SVI(guide.model, guide, optax.adam(0.01), loss)
         state = _initial_state(svi, for_init, for_guide, args, kwargs)
+        check_unscaled(guide)
     else:
         svi = before.svi
         kwargs = {**svi.static_kwargs, **kwargs}

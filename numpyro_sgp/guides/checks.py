@@ -6,7 +6,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.util import find_stack_level
+from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp._programs import on_data
 from numpyro_sgp.guides.messengers import FirstRows, OnePlateEach, ProperPriors
@@ -61,6 +61,15 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
         )
     for site in gp_sites:
         checks.check_inputs(site["name"], messages.unwrap(site["fn"])[0])
+        if (scale := known_scale(site)) != 1.0:
+            warnings.warn(
+                f"GP site '{site['name']}' is scaled by {scale:.3g} (numpyro.handlers."
+                "scale): the KL of q(f) counts so many times, as where it is annealed, and "
+                "q is no approximation of what NUTS samples, unless the scale is one at "
+                "last. Scale observed sites alone.",
+                UserWarning,
+                stacklevel=find_stack_level(),
+            )
     checks.check_plates(trace)
     checks.check_imputed(trace)
     if not any(s["is_observed"] for s in sample_sites):
@@ -75,6 +84,14 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
     for name in given:
         checks.check_support(name, trace[name])
     return trace
+
+
+def known_scale(site) -> float:
+    """What a GP site is scaled by, one where that is not known."""
+    scale = site["scale"]
+    if scale is None or not not_jax_tracer(scale):
+        return 1.0
+    return float(np.ravel(scale)[0])
 
 
 def assigned(approximation, gp_sites: list[str]) -> dict:

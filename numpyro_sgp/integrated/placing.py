@@ -80,13 +80,22 @@ class Placed(Messenger):
         self.field, self.thetas, self.points, self._joint = field, thetas, points, joint
         self.log_prior = jnp.zeros((), field.dtype)
         self.known, self.projections, self.left, self.joint = {}, {}, {}, {}
+        self._has_scan = False
         super().__init__()
 
     def process_message(self, msg):
         name, field = msg.get("name"), self.field
+        self._has_scan = self._has_scan or msg["type"] == "control_flow"
         if msg["type"] != "sample" or msg["is_observed"]:
             return
         if msg["value"] is not None:
+            if name in field.latents and self._has_scan:
+                raise ValueError(
+                    f"Latent site '{name}' is drawn inside of control_flow.scan, of which "
+                    "one Gaussian over all sites does not see what the likelihood makes of "
+                    "it. Write it without (dist.GaussianRandomWalk, or a Python loop), or "
+                    "use sgp.fit without joint=True, or NUTS."
+                )
             if name in field.latents:
                 raise ValueError(
                     f"Latent site '{name}' is put at a value inside of the model "

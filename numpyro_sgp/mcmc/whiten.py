@@ -51,6 +51,12 @@ class WhitenReparam(Reparam):
         if obs is not None:
             raise ValueError(f"GP site '{name}' is observed, so it cannot be whitened.")
         prior, reinterpreted = messages.unwrap(fn)
+        if not isinstance(prior, GaussianProcess):
+            raise TypeError(
+                f"WhitenReparam is for GP sites, but '{name}' is {type(prior).__name__}. "
+                "For others there are numpyro.infer.reparam.LocScaleReparam and "
+                "TransformReparam."
+            )
         checks.check_inputs(name, prior)
         K, mean, L = _covariance(prior)
         white = dist.Normal(jnp.zeros((), K.dtype), jnp.ones((), K.dtype))

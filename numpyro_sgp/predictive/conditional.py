@@ -126,28 +126,17 @@ class GPPredictive:
         Checks sites and shapes; numbers in the covariances of old and new rows, and the
         sites beside GPs whose samples are values at these arguments too.
         """
-        self._check_grouped(sample)
-        train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
-        if not train:
+        if (args or kwargs) and not (self.train_args or self.train_kwargs):
             raise ValueError(
-                "The model has no latent GP site; use numpyro.infer.Predictive."
+                "GPPredictive needs the arguments that the samples were drawn with: "
+                "GPPredictive(model, samples, train_args=(X, y))."
             )
+        self._check_grouped(sample)
+        self._check_train(sample)
+        train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
         rows = {}
         for name, prior in train.items():
             checks.check_inputs(name, prior)
-            if name not in sample:
-                raise ValueError(
-                    f"posterior_samples has no values of GP site '{name}', only of "
-                    f"{sorted(sample)}."
-                )
-            if jnp.shape(sample[name]) != prior.shape():
-                is_grouped = jnp.shape(sample[name])[1:] == prior.shape()
-                raise ValueError(
-                    f"The samples of GP site '{name}' have shape "
-                    f"{jnp.shape(sample[name])}, but at train_args it has "
-                    f"{prior.shape()}. Pass the arguments that the samples were drawn "
-                    f"with.{_GROUPED if is_grouped else ''}"
-                )
             rows[name] = prior.event_shape[0]
         new = {}
         others = self._of_no_row(sample, train, args, kwargs)
@@ -168,6 +157,45 @@ class GPPredictive:
         priors = {**train, **new}
         numbers = (int(np.prod(priors[k].batch_shape)) * n**2 for k, n in rows.items())
         return sum(numbers), set(others)
+
+    def _check_train(self, sample):
+        """
+        :raises ValueError: if samples are not those of GP sites at the training inputs.
+        """
+        shapes: dict[str, tuple] = {}
+        whitened: list[str] = []
+
+        def look():
+            where = self.model, self.train_args, self.train_kwargs
+            trace = messages.trace_of(*where, at_site=_mean_where_none)
+            shapes.update({k: p.shape() for k, p in _gp_sites(trace).items()})
+            sites = (s for s in trace.values() if s["type"] == "sample")
+            whitened.extend(s["name"] for s in sites if s["infer"].get("whitened"))
+
+        jax.eval_shape(look)
+        if whitened:
+            raise ValueError(
+                f"The model is whitened ('{whitened[0]}'), and says nothing of f at new "
+                "inputs. Give GPPredictive the one that is not: GPPredictive(model, "
+                "samples, train_args=(X, y)), with the samples of sgp.whiten(model)."
+            )
+        if not shapes:
+            raise ValueError(
+                "The model has no latent GP site; use numpyro.infer.Predictive."
+            )
+        for name, shape in shapes.items():
+            if name not in sample:
+                raise ValueError(
+                    f"posterior_samples has no values of GP site '{name}', only of "
+                    f"{sorted(sample)}."
+                )
+            known = jnp.shape(sample[name])
+            if known != shape:
+                raise ValueError(
+                    f"The samples of GP site '{name}' have shape {known}, but at "
+                    f"train_args it has {shape}. Pass the arguments that the samples were "
+                    f"drawn with.{_GROUPED if known[1:] == shape else ''}"
+                )
 
     def _check_grouped(self, sample):
         """Refuses samples with an axis of chains, before they are put into the model."""

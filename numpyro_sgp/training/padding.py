@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.primitives import Messenger
 
-from numpyro_sgp._checks import real
+from numpyro_sgp._checks import check_whole, real
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA, on_data
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.rows import sites_on_f
@@ -74,6 +74,7 @@ def pad_rows(*arrays, size: int | None = None) -> tuple:
         )
     (num_rows,) = counts
     size = 1 << (num_rows - 1).bit_length() if size is None else size
+    check_whole(size, "size", least=1)
     if size < num_rows:
         raise ValueError(f"size must be at least the {num_rows} rows given, got {size}.")
     # By NumPy: indexing by JAX would compile for each number of rows.

@@ -216,7 +216,8 @@ def test_a_scale_handler_scales_likelihood_and_kl(regression):
     X, y, guide, params = regression
     params = random_params(params)
     scaled = handlers.scale(helpers.gaussian_model, scale=0.1)
-    scaled_guide, _ = set_up(scaled, sgp.SVGP(6), X, y)
+    with pytest.warns(UserWarning, match="'f' is scaled by 0.1.*KL.*so many times"):
+        scaled_guide, _ = set_up(scaled, sgp.SVGP(6), X, y)
     full = loss(sgp.TraceGP_ELBO(), params, helpers.gaussian_model, guide, X, y)
     value = loss(sgp.TraceGP_ELBO(), params, scaled, scaled_guide, X, y)
     assert_allclose(value, 0.1 * full, rtol=1e-12)

@@ -736,6 +736,21 @@ def test_bad_options_are_told(options, error, message):
         fit(known, given.pop("approximation"), given.pop("data"), **given)
 
 
+@pytest.mark.filterwarnings("ignore:GP site 'f' is scaled")  # which goes before
+def test_scaled_gp_sites_are_refused():
+    """Their posterior is another under NUTS, whose prior alone is scaled: .53 for 1.07."""
+
+    def model(X, y=None):
+        with numpyro.handlers.scale(scale=0.5):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    for scaled in (model, numpyro.handlers.scale(known, scale=0.5)):
+        with pytest.raises(ValueError, match="'f' is scaled by .*5.*observed sites alone"):
+            fit(scaled, sgp.SVGP(5), (X, Y), steps=1)
+
+
 def test_batches_of_a_model_without_a_plate_are_refused():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

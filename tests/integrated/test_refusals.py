@@ -7,6 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.contrib.control_flow import scan
 
 import numpyro_sgp as sgp
 
@@ -62,6 +63,15 @@ def substituted(X, y=None):
     observe(dist.Normal(site("f", X), noise), y)
 
 
+def scanned(X, y=None):
+    def step(value, _):
+        z = numpyro.sample("z", dist.Normal())
+        return 0.8 * value + z, value
+
+    _, walk = scan(step, 0.0, jnp.arange(len(X)))
+    observe(dist.Normal(site("f", X) + walk, 0.3), y)
+
+
 def deep(X, y=None):
     h = site("h", X)
     observe(dist.Normal(site("f", h[:, None]), 0.3), y)
@@ -83,6 +93,7 @@ def deep(X, y=None):
             "'noise' is put at a value.*handlers.condition",
             marks=pytest.mark.filterwarnings("ignore:init_to_median"),  # NumPyro's own
         ),
+        (scanned, sgp.SVGP(4), "'z' is drawn inside of control_flow.scan"),
         (plain, sgp.MixtureSVGP(4), "GP site 'f'.*MixtureSVGP.*covariance='full'"),
         (plain, sgp.SVGP(4, covariance="diagonal"), "GP site 'f'.*'diagonal'"),
         (plain, sgp.SVGP(4, tight="diagonal"), "GP site 'f': tight bounds"),

@@ -15,7 +15,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro.infer.util import log_density
 
-from numpyro_sgp import GaussianProcess, whiten
+from numpyro_sgp import GaussianProcess, WhitenReparam, whiten
 from numpyro_sgp.kernels import RBF
 from tests.helpers import factorised
 
@@ -310,3 +310,12 @@ def test_density_of_the_centred_model_is_scipys():
     prior = scipy.stats.multivariate_normal(np.full(N, 0.5), dense()).logpdf(f)
     likelihood = scipy.stats.norm(f, NOISE).logpdf(Y).sum()
     assert_allclose(density(known, {"f": f})[0], prior + likelihood, rtol=1e-9)
+
+
+def test_whitening_is_for_gp_sites():
+    def model():
+        numpyro.sample("x", dist.Normal())
+
+    config = {"x": WhitenReparam()}
+    with pytest.raises(TypeError, match="'x' is Normal.*LocScaleReparam"):
+        handlers.seed(handlers.reparam(model, config=config), 0)()

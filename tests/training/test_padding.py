@@ -73,6 +73,11 @@ def test_rounds_of_growing_data_compile_nothing(count_compiled):
     assert counts[0] > 0 and counts[2:] == [0, 0, 0]
 
 
+def test_sizes_are_whole_numbers():
+    with pytest.raises(ValueError, match="size must be a whole number.*64.5"):
+        sgp.pad_rows(X, size=64.5)
+
+
 def test_rows_are_filled_to_the_next_power_of_two():
     X_padded, y, mask = sgp.pad_rows(X[:5], Y[:5])
     assert_array_equal(X_padded, X[[0, 1, 2, 3, 4, 0, 1, 2]])
