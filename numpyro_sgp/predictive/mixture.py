@@ -14,10 +14,12 @@ from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import feeding
 
 _MAX_NUMBERS = 3e7  # of inducing points, rows and draws, held at one time
+_MOST_TIED = 10_000  # rows that are drawn together
 TIED = (
     "Marginals of f are integrated row by row, but the likelihood ties rows together (or "
     "joint draws were asked for). Draw f by guide.sample_posterior, and average over the "
-    "draws: the density of all rows, or what a deep GP predicts."
+    "draws: the density of all rows, and predictions by a deep GP or of more than 10,000 "
+    "rows."
 )
 
 
@@ -34,7 +36,7 @@ class MixtureParts:
     :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
     :param num_draws: number of draws, if there is something to draw.
     :param may_tie: whether the likelihood may tie rows of f together.
-    :raises NoMarginals: if it does and may not, or ties those of a deep GP.
+    :raises NoMarginals: if it does and may not, or ties those of a deep GP or very many.
     """
 
     def __init__(
@@ -64,7 +66,8 @@ class MixtureParts:
         below = feeding(lambda f: self.run(f, self.others), shapes, dtype)
         #: GP sites that feed no other.
         self.last = [name for name in shapes if name not in below]
-        if self.tied and below:
+        rows = max(shape[-1] for shape in shapes.values())
+        if self.tied and (below or rows > _MOST_TIED):
             raise NoMarginals(TIED)
         self.drawn = self._draws_others or bool(below)
         self.keys = jax.random.split(self.key, (num_draws if self.drawn else 1, 3))
