@@ -472,7 +472,7 @@ def test_what_marginals_cannot_give_is_refused():
     svi = SVI(tied, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
     params = svi.get_params(svi.init(jax.random.key(0), X, y))
     with pytest.raises(ValueError, match="ties rows together"):
-        sgp.log_predictive_density(guide, params, X, y)
+        sgp.log_predictive_density(guide, params, X, y, expectation=sgp.GaussHermite(9))
 
 
 def test_a_column_of_observations_and_minibatches_are_refused():

@@ -101,6 +101,45 @@ def test_running_sums_are_normal_and_of_all_rows():
     )
 
 
+def test_densities_of_differences_are_those_of_quadrature():
+    y = np.array([1, 1, 0])
+    guide = guide_of(preferences, X, LEFT, RIGHT, y)
+    new = X_NEW, LEFT, RIGHT
+    q = guide.posterior(PARAMS, *new)["f"]
+    D = np.eye(6)[LEFT] - np.eye(6)[RIGHT]
+    sd = np.sqrt(np.diag(D @ np.asarray(q.covariance_matrix) @ D.T))
+    grid = np.linspace(-9.0, 9.0, 201)
+    weights = norm.pdf(grid) * (grid[1] - grid[0])
+    signs = 2.0 * y - 1.0
+    likelihood = expit(signs * (D @ np.asarray(q.mean) + sd * grid[:, None]))
+    exact = weights @ likelihood
+    error = np.sqrt(weights @ likelihood**2 - exact**2) / exact / np.sqrt(DRAWS)
+    found = sgp.log_predictive_density(guide, PARAMS, *new, y)["y"]
+    assert found.shape == (3,)
+    assert np.all(np.abs(found - np.log(exact)) < 4.0 * error)
+    fitted = sgp.Fitted(guide, PARAMS, (X, LEFT, RIGHT, y))
+    assert_allclose(fitted.log_score(*new, y)["y"].mean, np.mean(found), rtol=1e-6)
+    with pytest.raises(ValueError, match="ties rows together"):
+        sgp.log_predictive_density(guide, PARAMS, *new, y, expectation=sgp.GaussHermite(20))
+    with pytest.raises(ValueError, match="no observed site"):
+        sgp.log_predictive_density(guide, PARAMS, *new)
+
+
+def test_a_mask_leaves_areas_out():
+    def seen_areas(X, area, y=None, seen=True):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        total = jax.ops.segment_sum(jnp.exp(f), area, num_segments=2)
+        with numpyro.plate("areas", 2), numpyro.handlers.mask(mask=seen):
+            numpyro.sample("y", dist.Poisson(total), obs=y)
+
+    data = X, np.array([0, 0, 0, 0, 1, 1, 1]), np.array([3, 2])
+    guide = guide_of(seen_areas, *data)
+    seen = np.array([True, False])
+    found = sgp.log_predictive_density(guide, PARAMS, *data, seen)["y"]
+    whole = sgp.log_predictive_density(guide, PARAMS, *data)["y"]
+    assert_allclose(found, [whole[0], np.nan])
+
+
 def test_figures_show_functions_of_which_responses_are_tied():
     guide = guide_of(walk, X, jnp.sin(X[:, 0]))
     fitted = sgp.Fitted(guide, PARAMS, (X, jnp.sin(X[:, 0])))

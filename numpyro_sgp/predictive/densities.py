@@ -33,6 +33,7 @@ from numpyro_sgp.predictive.mixture import (
     components,
     shapes_and_dtype,
 )
+from numpyro_sgp.predictive.nodes import points_together
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.tracing.rows import by_row, sites_on_f
@@ -41,6 +42,10 @@ from numpyro_sgp.tracing.state import state_of
 _MAX_NODE_NUMBERS = 3e6  # of rows and nodes, held at one time
 MOST_FUNCTIONS = 20  # of which second derivatives are taken
 RULES = GaussHermite(100), GaussHermite(30), MonteCarlo(2000)
+_NO_OBSERVATIONS = (
+    "The model has no observed site with these arguments. Pass observations too: "
+    "log_predictive_density(guide, params, X_new, y_new)."
+)
 _RULES_OF_A_DRAW = GaussHermite(100), GaussHermite(30), MonteCarlo(100)
 
 
@@ -91,9 +96,12 @@ def log_predictive_density(
     :param num_draws: number of draws of other latents and inner layers; without effect if
         there are none.
     :return: for each observed site an array of shape ``(N,)``, NaN where a mask leaves a
-        row out; the negative mean of the rest is the NLPD.
+        row out; the negative mean of the rest is the NLPD. Of observations that are of
+        several rows of f each (differences, sums over areas) one density each, in the batch
+        shape of the site, by 2048 joint draws of f in O(N^3).
     :raises ValueError: if the arguments have no observations, an observed site has no
-        value for each row, or ``num_draws`` is not positive.
+        value for each row, rows are tied together and there is an ``expectation`` (or a
+        deep GP), or ``num_draws`` is not positive.
 
     **Example:**
 
@@ -180,10 +188,49 @@ def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, dict, dict
     """
     given, expectation, num_draws = static
     args, kwargs = join_static(arrays, given)
-    options = expectation, rng_key, num_draws, True
-    density, observed, nan = _by_site_and_row(guide, params, args, kwargs, *options)
+    if guide.couples_rows and expectation is None:
+        density, observed, nan = _tied(guide, params, args, kwargs, rng_key, num_draws)
+    else:
+        options = expectation, rng_key, num_draws, True
+        density, observed, nan = _by_site_and_row(guide, params, args, kwargs, *options)
     found = {name: jnp.where(observed[name], v, jnp.nan) for name, v in density.items()}
     return found, {k: jnp.isfinite(v) | ~observed[k] for k, v in found.items()}, nan
+
+
+def _tied(guide, params, args, kwargs, rng_key, num_draws) -> tuple[dict, dict, dict]:
+    """The same of observations that are of several rows of f each, by joint draws."""
+    parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws, may_tie=True)
+    means = {name: q.mean for name, q in parts.posteriors.items()}
+    trace = _checked(parts.run(means, parts.others), whole=True)
+
+    def of_sites(f, others=parts.others):
+        return _by_site(parts.run(f, others))
+
+    sites = {name: trace[name] for name in sorted(sites_on_f(of_sites, means))}
+    if not sites:
+        raise ValueError(_NO_OBSERVATIONS)
+
+    def given_draw(keys):
+        found, given, others = parts.at(keys)
+        points = points_together(found, len(parts.keys), keys[2], given, others)
+
+        def at(point):
+            density = of_sites(point["f"], point["others"])
+            return {name: density[name] for name in sites}
+
+        numbers = sum(int(np.prod(jnp.shape(mean))) for mean in means.values())
+        limit = int(np.clip(_MAX_NODE_NUMBERS / numbers / parts.chunk, 1, 2048))
+        each = mapped(at, points, limit)
+        return {k: logsumexp(v, axis=0) - np.log(len(v)) for k, v in each.items()}
+
+    values = parts.map(given_draw)
+    density = {k: logsumexp(v, axis=0) - np.log(len(v)) for k, v in values.items()}
+    counted = {k: messages.counted(site) for k, site in sites.items()}
+    nan = {
+        k: jnp.broadcast_to(messages.missing(s["fn"], s["value"]), counted[k].shape)
+        for k, s in sites.items()
+    }
+    return density, {k: v > 0 for k, v in counted.items()}, nan
 
 
 def _has_hash(value) -> bool:
@@ -427,10 +474,7 @@ def _observed_rows(trace, counts, on_f) -> dict:
                 f"{' or '.join(map(str, counts))} rows."
             )
     if not values:
-        raise ValueError(
-            "The model has no observed site with these arguments. Pass observations too: "
-            "log_predictive_density(guide, params, X_new, y_new)."
-        )
+        raise ValueError(_NO_OBSERVATIONS)
     return values
 
 

@@ -13,6 +13,8 @@ from jax.typing import ArrayLike
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.predictive.mixture import components, shapes_and_dtype
 
+_TOGETHER = 2048  # draws of f whose rows are tied together
+
 
 @dataclass(frozen=True)
 class _Midpoints:
@@ -112,8 +114,13 @@ def points_of(posteriors, rule, key, given, others) -> dict:
     return _with_others(f, jnp.concatenate(all_weights), key, given, others)
 
 
-def joint_points(posteriors, number, key, given, others) -> dict:
-    """The same of draws of all rows together; of one Gaussian in pairs about its mean."""
+def points_together(posteriors, num_draws, key, given, others) -> dict:
+    """
+    The same where rows of f are drawn together; of one Gaussian in pairs about its mean.
+
+    :param num_draws: of what q(f) is given, which share the draws of f.
+    """
+    number = max(_TOGETHER // num_draws, 2)
     keys = jax.random.split(key, len(posteriors))
     in_pairs = all(q.num_components == 1 for q in posteriors.values())
     f = {}

@@ -18,7 +18,7 @@ from numpyro_sgp.predictive.mixture import (
     NoMarginals,
     components,
 )
-from numpyro_sgp.predictive.nodes import joint_points, points_of, rules
+from numpyro_sgp.predictive.nodes import points_of, points_together, rules
 from numpyro_sgp.predictive.quantiles import ALL, OTHERS, ROUGH, solved
 from numpyro_sgp.tracing.linear import LinearProgram
 from numpyro_sgp.tracing.messages import can_draw, innermost
@@ -34,7 +34,6 @@ _CLASSES = (
 )
 _MAX_NUMBERS = 3e6  # of rows, quantiles and nodes held at one time
 _FEW_POINTS = 64  # by which quantiles are looked for first
-_TOGETHER = 2048  # draws of f whose rows are tied together
 _DRAWS = 4  # of a response that has no cdf, at each value of f
 
 
@@ -59,8 +58,7 @@ def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
         marginals = {name: _components(q) for name, q in found.items()}
         ends = {name: found[name] for name in parts.last}
         if parts.tied:
-            number = max(_TOGETHER // total, 2)
-            points = joint_points(ends, number, keys[2], given, others)
+            points = points_together(ends, total, keys[2], given, others)
             return marginals, 3 * [points]
         chosen = rules(functions, total, shift)
         points = [points_of(ends, rule, keys[2], given, others) for rule in chosen]
