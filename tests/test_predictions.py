@@ -578,8 +578,14 @@ def test_what_cannot_be_predicted_is_refused_or_left_out():
         found["nowhere"]
     with pytest.raises(ValueError, match="between 0 and 1"):
         sgp.predict(black_box, PARAMS, X_NEW, quantiles=[5, 95])
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        sgp.predict(black_box, PARAMS, X_NEW.at[0].set(jnp.nan), jnp.ones(3))
+    for wrong in (jnp.nan, jnp.inf):  # infinitely far away is the prior, without a word
+        X_wrong = X_NEW.at[0].set(wrong)
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            sgp.predict(black_box, PARAMS, X_wrong, jnp.ones(3))
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            sgp.Predictor(black_box, PARAMS)(X_wrong, jnp.ones(3))
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            sgp.log_predictive_density(black_box, PARAMS, X_wrong, jnp.ones(3))
 
 
 class OnlyDensity(dist.Distribution):

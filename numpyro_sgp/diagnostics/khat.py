@@ -281,12 +281,24 @@ def is_cheap(params: dict, model, guide, *args, **kwargs) -> bool:
     :param params: parameters of guide and model.
     :param args: arguments of both.
     """
+    return not too_many_rows(params, model, guide, *args, **kwargs)
+
+
+def too_many_rows(params: dict, model, guide, *args, **kwargs) -> tuple[str, bool] | None:
+    """
+    Why k-hat is not :func:`is_cheap`, and whether it is in float64; None where it is.
+    """
     try:
         rows, each = _size(params, model, guide, args, kwargs)
     except Exception:
-        return True  # guide_khat says what is wrong
+        return None  # guide_khat says what is wrong
     single = jax.numpy.result_type(float) == jax.numpy.float32
-    return rows <= (MAX_ROWS_EACH if each or single else MAX_ROWS)
+    limit = MAX_ROWS_EACH if each or single else MAX_ROWS
+    if rows <= limit:
+        return None
+    told = f"{rows} rows, more than {limit}, are too many for the joint density of f(X)"
+    in_float64 = single and rows <= (MAX_ROWS_EACH if each else MAX_ROWS)
+    return told + (" in float32" if in_float64 else ""), in_float64
 
 
 def good_k(num_draws: int) -> float:

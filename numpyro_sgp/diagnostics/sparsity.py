@@ -29,7 +29,9 @@ class SparsityCurve:
     :param gained: nats that the bound gains by them.
     :param se: standard errors of ``gained``; zero where the bound is not random.
     :param lost: nats that are lost at least, at these hyperparameters and inducing points:
-        the largest gain, less what q(u) has left to gain by itself.
+        the largest gain, less what q(u) has left to gain by itself. With hyperparameters
+        that are trained again it may be several times as much: too few points make noise
+        larger and lengthscales longer than they would be.
     :param needed: inducing points, of all GP sites together, from which on a further one
         gains less than 0.1 nat; None where ``added`` does not reach it.
     :param nats_left: what q(u) has left to gain; NaN where that is not known, and then
@@ -57,6 +59,7 @@ class SparsityCurve:
         if self.lost < 0.05:
             return f"no loss by the {self.num_inducing} inducing points was found"
         text = f"{self.num_inducing} inducing points lose at least {self.lost:.1f} nats"
+        text += " at these hyperparameters, which would move with more of them"
         if any(self.se):
             text += f" (± {self.se[-1]:.1g})"
         pairs = zip(self.added, self.gained, strict=True)

@@ -60,7 +60,7 @@ class _Matrix(_Data):
 
 
 def with_columns(array, columns) -> np.ndarray:
-    """A NumPy array that knows the names of its columns, for :func:`check_columns`."""
+    """A NumPy array that knows the names of its columns, for :func:`columns_in`."""
     found = np.asarray(array).view(_Matrix)
     found._columns = tuple(columns)
     return found
@@ -71,40 +71,7 @@ def columns_in(array) -> tuple:
     return array._columns if isinstance(array, _Matrix) else ()
 
 
-def columns_of(model, args, kwargs) -> dict[str, tuple] | None:
-    """
-    Names of the columns of arguments that were frames; None where there is one still, of
-    which the model knows the names.
-    """
-    leaves = _named_leaves(model, args, kwargs)
-    if any(map(is_frame, leaves.values())):
-        return None
-    return {name: columns_in(v) for name, v in leaves.items() if columns_in(v)}
-
-
-def check_columns(model, columns: dict[str, tuple] | None, args, kwargs) -> None:
-    """
-    Frames are matrices for a model that was given such: what their columns are is known by
-    names alone.
-
-    :param columns: of what was given before: :func:`columns_of`.
-    :raises ValueError: if a frame has columns of these names in other places. One that has
-        none of these names is taken as it is.
-    """
-    for name, value in _named_leaves(model, args, kwargs).items():
-        names = (columns or {}).get(name)
-        if names is None or not is_frame(value):
-            continue
-        known, given = ([*map(str, labels)] for labels in (names, value.columns))
-        if given != known and not set(known).isdisjoint(given):
-            raise ValueError(
-                f"Argument '{name}' has the columns {', '.join(given)}, where it had "
-                f"{', '.join(known)}: a matrix of them is taken by place. Give "
-                f"{name}[{list(names)}], or {name}.to_numpy() if places are right."
-            )
-
-
-def _named_leaves(model, args, kwargs) -> dict:
+def named_leaves(model, args, kwargs) -> dict:
     """Arrays, frames and the like by name, those in containers with their place there."""
     named = dict(named_arguments(model, args, kwargs))
     leaves = jax.tree_util.tree_flatten_with_path(named, is_leaf=is_frame)[0]
@@ -124,9 +91,11 @@ def as_arrays(model, args, kwargs):
     :param kwargs: dict of keyword arguments.
     :return: both, converted.
     :raises TypeError: for an array with masked values.
-    :raises ValueError: if the first array has no rows.
+    :raises ValueError: if the first array has no rows, or frames and series have the same
+        labels of rows in another order.
     """
     named = list(named_arguments(model, args, kwargs))
+    _check_order(named)
     rows = _row_counts(value for _, value in named)
     found = [_converted(value, f"Argument '{name}'", rows) for name, value in named]
     for (name, _), value in zip(named, found, strict=True):
@@ -138,6 +107,21 @@ def as_arrays(model, args, kwargs):
                 )
             break
     return tuple(found[: len(args)]), dict(zip(kwargs, found[len(args) :], strict=True))
+
+
+def _check_order(named) -> None:
+    """Rows go together by place: refuses those whose labels say that they do not."""
+    frames = [(name, v.index) for name, v in named if _is_pandas(v) and hasattr(v, "index")]
+    for name, index in frames[1:]:
+        first, labels = frames[0]
+        if len(index) != len(labels) or index.equals(labels):
+            continue
+        if index.is_unique and labels.is_unique and index.isin(labels).all():
+            raise ValueError(
+                f"Arguments '{first}' and '{name}' have the same labels of rows in another "
+                f"order, but rows go together by place. Give {name}.loc[{first}.index], or "
+                f"{name}.to_numpy() if places are right."
+            )
 
 
 def named_arguments(model, args, kwargs):

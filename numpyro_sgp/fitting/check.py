@@ -10,7 +10,13 @@ from numpyro.infer.svi import SVIState
 from numpyro.util import find_stack_level
 
 from numpyro_sgp.diagnostics.evidence import begin_bracket
-from numpyro_sgp.diagnostics.khat import NUM_DRAWS, Weighed, begin_weigh, good_k, is_cheap
+from numpyro_sgp.diagnostics.khat import (
+    NUM_DRAWS,
+    Weighed,
+    begin_weigh,
+    good_k,
+    too_many_rows,
+)
 from numpyro_sgp.diagnostics.optimality import begin_nats_left
 from numpyro_sgp.diagnostics.sparsity import begin_curve
 from numpyro_sgp.fitting.attempts import Attempts
@@ -71,7 +77,8 @@ def check(
     # Their programs are compiled while the attempts go on.
     if problem.natural and small:
         left = functools.cache(_begun(begin_nats_left, *given, loss, rng_key))
-    if is_cheap(params, guide.model, guide, *args, **kwargs):
+    too_many = too_many_rows(params, guide.model, guide, *args, **kwargs)
+    if not too_many:
         weights = _begun(_weigh, plates, rng_key, params, guide, args, kwargs)
     if small:
         curve = _begun(begin_curve, *given, loss, rng_key, left=left)
@@ -85,7 +92,7 @@ def check(
         _of_q(left, rng_key, problem),
         others,
         _of_points(curve, points),
-        _of_family(weights, given),
+        _of_family(weights, given, too_many),
         _of_latents(given),
     ]
     if digits is not None:
@@ -199,16 +206,18 @@ def _of_points(curve, points):
     mend = ""
     if curve.lost > 1.0 and curve.needed != curve.num_inducing:
         number = curve.needed or f"more than {points + max(curve.added, default=points)}"
-        mend = f"use {number} inducing points, or num_inducing='auto'"
+        mend = f"num_inducing='auto', or {number} inducing points and a check again: "
+        mend += "trained with more of them, hyperparameters may gain several times as much"
     return Cause(name, curve.lost, se, str(curve), mend)
 
 
-def _of_family(weights, given):
+def _of_family(weights, given, too_many):
     """All that is between q and the posterior, as importance weights see it."""
     name = "family"
     if weights is None:
-        told = "unknown: too many rows for the joint density of f(X)"
-        return Cause(name, np.nan, told=told)
+        told, in_float64 = too_many
+        mend = "numpyro.enable_x64() at the beginning of the program" if in_float64 else ""
+        return Cause(name, np.nan, told=f"unknown: {told}", mend=mend)
     try:
         found = weights()
     except Exception as failed:  # a distribution without a density, for one

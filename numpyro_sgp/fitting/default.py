@@ -313,7 +313,8 @@ def _train(
         guide.take_natural_gradients(1.0)
         svi = SVI(guide.model, guide, optax.adam(0.01), loss)
         state = _initial_state(svi, for_init, for_guide, args, kwargs)
-        check_unscaled(guide)
+        if isinstance(guide, AutoSparseGP):  # others say it themselves
+            check_unscaled(guide)
     else:
         svi = before.svi
         kwargs = {**svi.static_kwargs, **kwargs}

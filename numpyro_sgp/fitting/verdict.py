@@ -134,6 +134,7 @@ class Verdict:
         points = self.causes["inducing points"]
         if points.nats >= 0.05:
             text += f"; the inducing points lose at least {points.number} nats"
+            text += " at these hyperparameters"
         told_already = *_LEFT, "inducing points", FLOAT32
         for name, cause in self.causes.items():
             if name in told_already or not cause.mend:

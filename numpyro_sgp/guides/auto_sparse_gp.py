@@ -18,10 +18,10 @@ from numpyro_sgp.distributions import KeptPosterior, SparsePosterior
 from numpyro_sgp.distributions.arguments import (
     as_arrays,
     as_numbers,
-    check_columns,
     check_indexable,
     is_frame,
 )
+from numpyro_sgp.distributions.columns import check_columns, check_columns_of_inputs
 from numpyro_sgp.guides.memory import check_joint
 from numpyro_sgp.guides.messengers import (
     Drawn,
@@ -408,10 +408,13 @@ class AutoSparseGP(PreparedGuide):
 
         :param args: tuple of the arguments of the model.
         :param kwargs: dict of its keyword arguments.
-        :raises ValueError: if columns of a frame are in other places than they were.
+        :raises ValueError: if columns of a frame are in other places than they were, or
+            inputs have another number of them.
         """
         args, kwargs = as_arrays(self.model, args, kwargs)
         columns = None if self._setup is None else self._setup.columns
+        if self._setup is not None:
+            check_columns_of_inputs(self.model, self._setup.inputs, args, kwargs)
         if columns is None:
             return args, kwargs
         check_columns(self.model, columns, args, kwargs)
@@ -420,6 +423,17 @@ class AutoSparseGP(PreparedGuide):
             return as_numbers(leaf, "An argument") if is_frame(leaf) else leaf
 
         return jax.tree.map(plain, (args, kwargs), is_leaf=is_frame)
+
+    def check_finite(self, params, args, kwargs) -> None:
+        """
+        :raises ValueError: if inputs of a GP site are not finite.
+        """
+        leaves = jax.tree.leaves((args, kwargs))
+        arrays = (v for v in leaves if isinstance(v, np.ndarray | jax.Array))
+        known = (v for v in arrays if not_jax_tracer(v))
+        real = (v for v in known if jnp.issubdtype(v.dtype, jnp.floating))
+        if not all(np.isfinite(v).all() for v in real):
+            self.posterior(params, *args, **kwargs)  # which says why, if it is these
 
     def check_rows(self, args, kwargs, of_responses=False) -> None:
         """

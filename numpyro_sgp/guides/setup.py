@@ -15,7 +15,8 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._programs import on_data, one_program
 from numpyro_sgp._threads import one_thread
-from numpyro_sgp.distributions.arguments import columns_of, in_float64
+from numpyro_sgp.distributions.arguments import in_float64
+from numpyro_sgp.distributions.columns import columns_of, inputs_among
 from numpyro_sgp.families import Param
 from numpyro_sgp.guides.checks import (
     assigned,
@@ -102,6 +103,7 @@ class Setup:
     :param arguments: the model's ``(args, kwargs)``; None where they are of a minibatch.
     :param columns: names of the columns of arguments that were frames; None where there is
         one still.
+    :param inputs: of :func:`~numpyro_sgp.distributions.arguments.inputs_among`.
     :param subsampled: whether a plate of the model has a minibatch of its rows.
     :param takes_rows: whether rows of arrays are taken by the index of a plate.
     :param coupling: which rows the likelihood, and other GP sites, tie together.
@@ -116,6 +118,7 @@ class Setup:
     starts: dict
     arguments: tuple | None
     columns: dict[str, tuple[str, ...]] | None
+    inputs: dict[str, tuple[str, int]]
     subsampled: bool
     takes_rows: bool
     coupling: Coupling
@@ -257,6 +260,7 @@ def prepare(
         starts=starts,
         arguments=None if subsampled else (args, kwargs),
         columns=columns_of(model, args, kwargs),
+        inputs=inputs_among(model, args, kwargs, {k: site.X for k, site in found.items()}),
         subsampled=subsampled,
         takes_rows=rows.any,
         coupling=coupling,

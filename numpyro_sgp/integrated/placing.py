@@ -14,7 +14,12 @@ from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions import BlackBox
-from numpyro_sgp.distributions.arguments import check_columns, columns_of
+from numpyro_sgp.distributions.columns import (
+    check_columns,
+    check_columns_of_inputs,
+    columns_of,
+    inputs_among,
+)
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.integrated.effects import of_standardised
 from numpyro_sgp.tracing import checks, messages
@@ -214,16 +219,20 @@ def check_model(model, args: tuple, kwargs: dict) -> None:
         jax.eval_shape(look)
 
 
-def new_arguments(model, known: tuple, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def new_arguments(field, known: tuple, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """
     Arguments of a model as arrays.
 
-    :param known: ``(args, kwargs)`` of the inference.
+    :param field: of the inference, with the model and the inputs of its GP sites.
+    :param known: ``(args, kwargs)`` of it.
     :raises ValueError: if inputs or observations are not finite, or do not fit the model,
         codes of groups are none of its, or columns of a frame are in other places.
     """
+    model, inputs = field.model, {name: site.X for name, site in field.sites.items()}
     check_columns(model, columns_of(model, *known), args, kwargs)
     args, kwargs = as_plain_arrays(model, args, kwargs)
+    among = inputs_among(model, known[0], known[1], inputs)
+    check_columns_of_inputs(model, among, args, kwargs)
     check_codes(model, args, kwargs)
 
     def look():

@@ -469,7 +469,7 @@ class Nested:
     def _arguments(self, args, kwargs):
         if args or kwargs:
             known = self.examples or (self.args, self.kwargs)
-            return new_arguments(self.model, known, args, kwargs)
+            return new_arguments(self.field, known, args, kwargs)
         if self.examples is not None:
             raise ValueError(
                 "The training data are not in the file that this came from. Say at which "

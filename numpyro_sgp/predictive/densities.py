@@ -127,6 +127,7 @@ def log_predictive_density(
     check_key(rng_key)
     args, kwargs = guide.as_set_up(args, kwargs)
     check_row_indices(guide.model, args, kwargs)
+    guide.check_finite(params, args, kwargs)
     told = expectation, num_draws
     leaves = jax.tree.leaves((args, kwargs))
     if not any(has_no_numbers(leaf) for leaf in leaves) and _has_hash(expectation):

@@ -137,6 +137,7 @@ class Predictor:
             return {name: Marginals(*moments) for name, moments in found.items()}
         refuse_sparse(self.guide.model, args, kwargs)
         self.guide.check_rows(args, kwargs)
+        self.guide.check_finite(self.params, args, kwargs)
         if any(map(has_no_numbers, leaves)):
             return self._one_by_one(args, kwargs)
         # Programs look another way where what is known in them is computed at once.

@@ -235,6 +235,7 @@ def predict(
 
 def _predict(guide, params, args, kwargs, rng_key, options, *more):
     guide.check_rows(args, kwargs, of_responses=True)
+    guide.check_finite(params, args, kwargs)
     found = None
     if not any(has_no_numbers(leaf) for leaf in jax.tree.leaves((args, kwargs))):
         found = _in_batches(guide, params, rng_key, (args, kwargs), options, *more)

@@ -18,7 +18,13 @@ from scipy.stats import multivariate_normal
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics import khat
-from numpyro_sgp.diagnostics.khat import good_k, guide_khat, is_cheap, weigh
+from numpyro_sgp.diagnostics.khat import (
+    good_k,
+    guide_khat,
+    is_cheap,
+    too_many_rows,
+    weigh,
+)
 from numpyro_sgp.fitting.check import family
 from numpyro_sgp.guides.point_latents import point_latents
 from tests.helpers import optimal_whitened_q
@@ -339,6 +345,18 @@ def test_it_is_computed_unasked_where_it_is_cheap():
     assert rows(200, model, draws) and not rows(201, model, draws)
     with jax.enable_x64(False):
         assert not rows(201, fixed_model, fixed)
+
+    def why(number, model, guide):
+        X = jnp.zeros((number, 1))
+        return too_many_rows({}, model, guide, X, jnp.zeros(number))
+
+    assert why(201, model, draws)[1] is False  # each draw has a covariance of its own
+    with jax.enable_x64(False):
+        assert why(200, fixed_model, fixed) is None
+        told, in_float64 = why(201, fixed_model, fixed)
+        assert "201 rows, more than 200" in told and "in float32" in told and in_float64
+        told, in_float64 = why(1001, fixed_model, fixed)
+        assert "in float32" not in told and not in_float64
 
 
 @pytest.mark.slow

@@ -50,6 +50,28 @@ def test_columns_in_another_order_are_refused(results):
             result.posterior(FRAME.rename(columns={"b": "c"}))
 
 
+def test_rows_in_another_order_are_refused(results):
+    """They were paired by place: a noise ten times too large, without a word."""
+    other = Y.sample(frac=1.0, random_state=0)
+    told = r"the same labels of rows in another order.*Give y.loc\[X.index\]"
+    with pytest.raises(ValueError, match=told):
+        sgp.fit(model, sgp.SVGP(4), (FRAME, other), steps=1, progress_bar=False)
+    for result in results:
+        with pytest.raises(ValueError, match=told):
+            result.log_score(FRAME, other)
+        renamed = other.set_axis(range(100, 120))  # which says nothing of X
+        assert np.isfinite(result.log_score(FRAME, renamed)["y"].mean)
+
+
+def test_another_number_of_columns_is_told_with_that_of_the_inputs(results):
+    for result in results:
+        for call in (result.posterior, result.predict):
+            with pytest.raises(ValueError, match=r"'X' has the shape \(3, 1\).*2 columns"):
+                call(FRAME.to_numpy()[:3, :1])
+            with pytest.raises(ValueError, match=r"one row as X\[None\]"):
+                call(FRAME.to_numpy()[0])
+
+
 def test_others_are_matrices(results):
     for result in results:
         expected = result.posterior(FRAME.to_numpy())["f"].mean

@@ -1,0 +1,91 @@
+"""Which columns arguments of a model have, by their names and by their number."""
+
+import numpy as np
+from numpyro.util import not_jax_tracer
+
+from numpyro_sgp.distributions.arguments import (
+    as_numbers,
+    columns_in,
+    is_frame,
+    named_leaves,
+)
+
+
+def columns_of(model, args, kwargs) -> dict[str, tuple] | None:
+    """
+    Names of the columns of arguments that were frames; None where there is one still, of
+    which the model knows the names.
+    """
+    leaves = named_leaves(model, args, kwargs)
+    if any(map(is_frame, leaves.values())):
+        return None
+    return {name: columns_in(v) for name, v in leaves.items() if columns_in(v)}
+
+
+def check_columns(model, columns: dict[str, tuple] | None, args, kwargs) -> None:
+    """
+    Frames are matrices for a model that was given such: what their columns are is known by
+    names alone.
+
+    :param columns: of what was given before: :func:`columns_of`.
+    :raises ValueError: if a frame has columns of these names in other places. One that has
+        none of these names is taken as it is.
+    """
+    for name, value in named_leaves(model, args, kwargs).items():
+        names = (columns or {}).get(name)
+        if names is None or not is_frame(value):
+            continue
+        known, given = ([*map(str, labels)] for labels in (names, value.columns))
+        if given != known and not set(known).isdisjoint(given):
+            raise ValueError(
+                f"Argument '{name}' has the columns {', '.join(given)}, where it had "
+                f"{', '.join(known)}: a matrix of them is taken by place. Give "
+                f"{name}[{list(names)}], or {name}.to_numpy() if places are right."
+            )
+
+
+def inputs_among(model, args, kwargs, inputs: dict) -> dict[str, tuple[str, int]]:
+    """
+    Arguments that are inputs of a GP site as they are: its name and number of columns, by
+    that of the argument.
+
+    :param inputs: of GP sites, ``(N, D)`` by name.
+    """
+    found = {}
+    for name, value in named_leaves(model, args, kwargs).items():
+        for site, X in inputs.items():
+            if np.ndim(X) != 2 or np.shape(value) != np.shape(X):
+                continue
+            if not (not_jax_tracer(value) and not_jax_tracer(X)):
+                continue
+            try:
+                known = as_numbers(value, "")
+            except TypeError:  # of strings, which a model encodes
+                continue
+            if np.allclose(known, X, rtol=1e-6, atol=0.0):  # rounded to JAX's digits
+                found.setdefault(name, (site, np.shape(X)[1]))
+    return found
+
+
+def check_columns_of_inputs(model, among: dict, args, kwargs) -> None:
+    """
+    :param among: of :func:`inputs_among`.
+    :raises TypeError: if it is a frame of something else than numbers.
+    :raises ValueError: if an argument is no table of as many columns as it was.
+    """
+    for name, value in named_leaves(model, args, kwargs).items():
+        site, columns = among.get(name, ("", 0))
+        if columns and is_frame(value):
+            value = as_numbers(value, f"Argument '{name}'")
+        shape = np.shape(value)
+        if not columns or (len(shape) == 2 and shape[1] == columns):
+            continue
+        mend = f"Give a table of shape (N, {columns})"
+        if shape == (columns,):
+            mend += f": one row as {name}[None]"
+        if len(shape) == 1 and columns == 1:
+            mend += f": one column as {name}[:, None]"
+        raise ValueError(
+            f"Argument '{name}' has the shape {shape}, but the inputs of GP site '{site}' "
+            f"have {columns} column{'s' * (columns > 1)}. {mend}."
+        )
