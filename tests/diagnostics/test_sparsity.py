@@ -496,6 +496,6 @@ def test_it_says_what_it_found():
     curve = SparsityCurve(64, (8, 16), (2.6, 3.1), (0.0, 0.0), 3.1, 72, 0.0)
     assert repr(curve) == (
         "<SparsityCurve: 64 inducing points lose at least 3.1 nats at these "
-        "hyperparameters, which would move with more of them; 8 more gain 2.6, 16 more gain "
-        "3.1; from about 72 on a further one gains less than 0.1>"
+        "hyperparameters, which would move with more of them; 8 more gain 2.6, 16 more "
+        "gain 3.1; from about 72 on a further one gains less than 0.1>"
     )
