@@ -256,6 +256,8 @@ def test_what_samples_do_not_go_with_is_told():
         white(KEY, X_NEW)  # NumPyro's Predictive would have the values of the rows of X
     with pytest.raises(ValueError, match=r"train_args=\(X, y\)"):
         GPPredictive(model, {"f": np.zeros((3, N))})(KEY, X_NEW)
+    known = GPPredictive(lambda X=X, y=Y: model(X, y), {"f": np.zeros((3, N))})
+    assert known(KEY, X_NEW, None)["f"].shape == (3, len(X_NEW))
     few = GPPredictive(model, {"f": np.zeros((3, N))}, train_args=(X[:2], Y[:2]))
     with pytest.raises(ValueError, match=rf"have shape \({N},\), but.* it has \(2,\)"):
         few(KEY, X_NEW)

@@ -8,10 +8,12 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.infer.autoguide import AutoNormal
 from scipy.special import expit
 from scipy.stats import norm
 
 import numpyro_sgp as sgp
+from tests.helpers import slow
 
 X = jnp.linspace(-2.0, 2.0, 7)[:, None]
 X_NEW = jnp.linspace(-1.5, 2.5, 6)[:, None]
@@ -99,6 +101,33 @@ def test_running_sums_are_normal_and_of_all_rows():
     assert np.all(
         np.abs(y.quantiles[0] - norm.ppf(0.9, L @ mean, sd)) < 4 * 1.71 * sd / DRAWS**0.5
     )
+
+
+@pytest.mark.parametrize(
+    "approximation", [sgp.SVGP(4), slow(sgp.MixtureSVGP(4, num_components=2))]
+)
+def test_two_functions_and_a_latent_that_is_drawn(approximation):
+    """Against many joint draws of the guide itself."""
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(0.5), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(level + jnp.cumsum(f) * g, 0.5), obs=y)
+
+    guide = sgp.AutoSparseGP(model, approximation, AutoNormal)
+    svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    y = jnp.sin(X[:, 0])
+    params = svi.get_params(svi.init(jax.random.key(0), X, y))
+    found = sgp.predict(guide, params, X_NEW, quantiles=())["y"]
+    shape = (20_000,)
+    draws = guide.sample_posterior(jax.random.key(1), params, X_NEW, sample_shape=shape)
+    loc = draws["level"][:, None] + np.cumsum(draws["f"], axis=-1) * draws["g"]
+    sd = np.sqrt(np.var(loc, axis=0) + 0.25)
+    # Of 100 draws of the level, with twenty of the functions each.
+    assert np.all(np.abs(found.mean - np.mean(loc, axis=0)) < 4.0 * sd / 10.0)
+    assert_allclose(found.sd, sd, rtol=4.0 * 1.5 / np.sqrt(DRAWS) + 4.0 / np.sqrt(200.0))
 
 
 def test_densities_of_differences_are_those_of_quadrature():

@@ -59,9 +59,9 @@ class SparsityCurve:
         if self.lost < 0.05:
             return f"no loss by the {self.num_inducing} inducing points was found"
         text = f"{self.num_inducing} inducing points lose at least {self.lost:.1f} nats"
-        text += " at these hyperparameters, which would move with more of them"
         if any(self.se):
             text += f" (± {self.se[-1]:.1g})"
+        text += " at these hyperparameters, which would move with more of them"
         pairs = zip(self.added, self.gained, strict=True)
         text += "; " + ", ".join(f"{k} more gain {g:.1f}" for k, g in pairs)
         if self.needed is None:

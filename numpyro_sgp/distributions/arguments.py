@@ -116,11 +116,11 @@ def _check_order(named) -> None:
         first, labels = frames[0]
         if len(index) != len(labels) or index.equals(labels):
             continue
-        if index.is_unique and labels.is_unique and index.isin(labels).all():
+        if index.is_unique and set(index) == set(labels):
             raise ValueError(
                 f"Arguments '{first}' and '{name}' have the same labels of rows in another "
-                f"order, but rows go together by place. Give {name}.loc[{first}.index], or "
-                f"{name}.to_numpy() if places are right."
+                f"order, but rows go together by place. Give {name}.to_numpy() if places "
+                f"are right, and {name}.loc[{first}.index] if labels are."
             )
 
 

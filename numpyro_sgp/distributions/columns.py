@@ -1,8 +1,12 @@
 """Which columns arguments of a model have, by their names and by their number."""
 
+from collections.abc import Callable
+from contextlib import contextmanager
+
 import numpy as np
 from numpyro.util import not_jax_tracer
 
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions.arguments import (
     as_numbers,
     columns_in,
@@ -67,25 +71,40 @@ def inputs_among(model, args, kwargs, inputs: dict) -> dict[str, tuple[str, int]
     return found
 
 
-def check_columns_of_inputs(model, among: dict, args, kwargs) -> None:
+def told_of_columns(model, among: dict, args, kwargs) -> str:
     """
+    What to say of a model that failed where an argument has not the columns that it had;
+    empty where all have.
+
     :param among: of :func:`inputs_among`.
-    :raises TypeError: if it is a frame of something else than numbers.
-    :raises ValueError: if an argument is no table of as many columns as it was.
     """
     for name, value in named_leaves(model, args, kwargs).items():
         site, columns = among.get(name, ("", 0))
-        if columns and is_frame(value):
-            value = as_numbers(value, f"Argument '{name}'")
         shape = np.shape(value)
         if not columns or (len(shape) == 2 and shape[1] == columns):
             continue
         mend = f"Give a table of shape (N, {columns})"
         if shape == (columns,):
             mend += f": one row as {name}[None]"
-        if len(shape) == 1 and columns == 1:
+        elif len(shape) == 1 and columns == 1:
             mend += f": one column as {name}[:, None]"
-        raise ValueError(
+        return (
             f"Argument '{name}' has the shape {shape}, but the inputs of GP site '{site}' "
-            f"have {columns} column{'s' * (columns > 1)}. {mend}."
+            f"had {columns} column{'s' * (columns > 1)}. {mend}."
         )
+    return ""
+
+
+@contextmanager
+def telling_columns(model, among: Callable[[], dict], args, kwargs):
+    """Says so of an error that is raised inside, of a model that is run."""
+    try:
+        yield
+    except NEEDS_KNOWN_DATA:
+        raise
+    except (TypeError, ValueError) as error:
+        told = told_of_columns(model, among(), args, kwargs)
+        if not told:
+            raise
+        first = str(error).splitlines()[:1]
+        raise ValueError(" ".join([told, *(f"({line})" for line in first)])) from error

@@ -9,7 +9,7 @@ import numpy as np
 from numpyro_sgp._checks import check_key, check_model, check_positive
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.base import check_approximations
-from numpyro_sgp.guides.checks import known_scale
+from numpyro_sgp.guides.checks import scaled_alone
 from numpyro_sgp.training.padding import Padded
 
 _MOST_STARTS = 1000
@@ -87,16 +87,18 @@ def check_arguments(model, approximation, data, rng_key, base_guide):
         )
 
 
-def check_unscaled(guide: AutoSparseGP) -> None:
+def check_scales(guide) -> None:
     """
-    :raises ValueError: if a GP site of a guide that is set up is scaled.
+    :raises ValueError: if a GP site of a guide that is set up is scaled otherwise than the
+        likelihood is.
     """
-    for name in guide.approximations:
-        if (scale := known_scale(guide.known().trace[name])) != 1.0:
-            raise ValueError(
-                f"GP site '{name}' is scaled by {scale:.3g} (numpyro.handlers.scale), and "
-                "its prior no Gaussian process of this kernel. Scale observed sites alone."
-            )
+    if not isinstance(guide, AutoSparseGP) or guide.known().subsampled:
+        return
+    if told := scaled_alone(guide.known().trace):
+        raise ValueError(
+            f"{told} That is no prior of a Gaussian process with this kernel, and NUTS has "
+            "another posterior. Scale observed sites alone."
+        )
 
 
 def check_data(data) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from numpyro_sgp.fitting.arguments import (
     check_arguments,
     check_joint,
     check_numbers,
-    check_unscaled,
+    check_scales,
     guide_of,
     joint_kinds,
 )
@@ -162,10 +163,10 @@ def fit(
         ``sample``, ``check``, ``save``, ...
     :raises TypeError: if ``data`` is no tuple (or list), or ``approximation`` something
         else.
-    :raises ValueError: if numbers are not positive, a GP site is scaled, a guide is of
-        another model or comes with a ``base_guide``, ``joint`` comes with an
-        ``expectation``, ``pad`` or ``SVGP("auto")`` or the model is none of one Gaussian
-        field, and as the guide does.
+    :raises ValueError: if numbers are not positive, a GP site is scaled and the likelihood
+        is not, a guide is of another model or comes with a ``base_guide``, ``joint`` comes
+        with an ``expectation``, ``pad`` or ``SVGP("auto")`` or the model is none of one
+        Gaussian field, and as the guide does.
 
     **References:**
 
@@ -312,9 +313,10 @@ def _train(
     if before is None:
         guide.take_natural_gradients(1.0)
         svi = SVI(guide.model, guide, optax.adam(0.01), loss)
-        state = _initial_state(svi, for_init, for_guide, args, kwargs)
-        if isinstance(guide, AutoSparseGP):  # others say it themselves
-            check_unscaled(guide)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"GP site '.*' is scaled by")
+            state = _initial_state(svi, for_init, for_guide, args, kwargs)
+        check_scales(guide)
     else:
         svi = before.svi
         kwargs = {**svi.static_kwargs, **kwargs}

@@ -285,7 +285,7 @@ class Fitted:
         Joint draws of all latent and deterministic sites from the posterior.
 
         :param key: random key.
-        :param args: arguments of the model, ``X_new`` most often, or the training data.
+        :param args: arguments of the model, ``X_new`` most often; none: the training data.
         :param sample_shape: shape of the sample.
         :return: values by site, each of shape ``sample_shape + site shape``.
         :raises ValueError: if arguments are left out and the training data are not there.
@@ -328,7 +328,7 @@ class Fitted:
         """
         Posterior medians of latent sites; that of f given those of the others.
 
-        :param args: arguments of the model, ``X_new`` most often, or the training data.
+        :param args: arguments of the model, ``X_new`` most often; none: the training data.
         :raises ValueError: if arguments are left out and the training data are not there.
         """
         args, kwargs = self._arguments(args, kwargs, "median(X)")
@@ -339,7 +339,7 @@ class Fitted:
         Posterior quantiles of latent sites; those of f given medians of the others.
 
         :param quantiles: levels between 0 and 1, or one such number.
-        :param args: arguments of the model, ``X_new`` most often, or the training data.
+        :param args: arguments of the model, ``X_new`` most often; none: the training data.
         :return: for each site an array with a leading axis of the levels.
         :raises ValueError: if arguments are left out and the training data are not there.
         """

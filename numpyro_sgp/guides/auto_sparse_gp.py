@@ -21,7 +21,7 @@ from numpyro_sgp.distributions.arguments import (
     check_indexable,
     is_frame,
 )
-from numpyro_sgp.distributions.columns import check_columns, check_columns_of_inputs
+from numpyro_sgp.distributions.columns import check_columns, telling_columns
 from numpyro_sgp.guides.memory import check_joint
 from numpyro_sgp.guides.messengers import (
     Drawn,
@@ -266,7 +266,9 @@ class AutoSparseGP(PreparedGuide):
                 raise _AllFound  # what follows in the model is not looked at
             return fn, values[site["name"]]
 
-        with handlers.block(), handlers.substitute(data=params), suppress(_AllFound):
+        telling = telling_columns(self.model, lambda: self.known().inputs, args, kwargs)
+        quietly = handlers.block(), handlers.substitute(data=params)
+        with telling, quietly[0], quietly[1], suppress(_AllFound):
             others = self._base_values(params, rng_key, args, kwargs)
             posterior_here = self.known().posteriors(self.natural_rate)
             run_model(self.model, at_site, others, jax.random.key(0), args, kwargs)
@@ -408,13 +410,10 @@ class AutoSparseGP(PreparedGuide):
 
         :param args: tuple of the arguments of the model.
         :param kwargs: dict of its keyword arguments.
-        :raises ValueError: if columns of a frame are in other places than they were, or
-            inputs have another number of them.
+        :raises ValueError: if columns of a frame are in other places than they were.
         """
         args, kwargs = as_arrays(self.model, args, kwargs)
         columns = None if self._setup is None else self._setup.columns
-        if self._setup is not None:
-            check_columns_of_inputs(self.model, self._setup.inputs, args, kwargs)
         if columns is None:
             return args, kwargs
         check_columns(self.model, columns, args, kwargs)

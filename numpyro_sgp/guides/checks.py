@@ -6,6 +6,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp._programs import on_data
@@ -61,15 +62,6 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
         )
     for site in gp_sites:
         checks.check_inputs(site["name"], messages.unwrap(site["fn"])[0])
-        if (scale := known_scale(site)) != 1.0:
-            warnings.warn(
-                f"GP site '{site['name']}' is scaled by {scale:.3g} (numpyro.handlers."
-                "scale): the KL of q(f) counts so many times, as where it is annealed, and "
-                "q is no approximation of what NUTS samples, unless the scale is one at "
-                "last. Scale observed sites alone.",
-                UserWarning,
-                stacklevel=find_stack_level(),
-            )
     checks.check_plates(trace)
     checks.check_imputed(trace)
     if not any(s["is_observed"] for s in sample_sites):
@@ -81,17 +73,41 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
         )
     checks.check_latents(trace)
     checks.check_observations(trace)
+    if told := scaled_alone(trace):
+        warnings.warn(
+            f"{told} The KL of q(f) has that scale too, as where it is annealed: unless "
+            "that is one at last, q is of no model that NUTS samples. Scale observed sites "
+            "alone.",
+            UserWarning,
+            stacklevel=find_stack_level(),
+        )
     for name in given:
         checks.check_support(name, trace[name])
     return trace
 
 
-def known_scale(site) -> float:
-    """What a GP site is scaled by, one where that is not known."""
+def scaled_alone(trace) -> str:
+    """
+    What to say of a GP site that :class:`numpyro.handlers.scale` scales otherwise than the
+    likelihood; empty where none is. Of all sites alike, q is that without it.
+    """
+    if subsample_plate_sizes(trace):  # which scale observed sites too
+        return ""
+    sites = [site for site in trace.values() if site["type"] == "sample"]
+    likelihood = {_known_scale(site) for site in sites if site["is_observed"]}
+    for site in filter(messages.is_latent_gp, sites):
+        if (scale := _known_scale(site)) != 1.0 and likelihood != {scale}:
+            return f"GP site '{site['name']}' is scaled by {scale:.3g}."
+    return ""
+
+
+def _known_scale(site) -> float:
+    """What a site is scaled by, one where that is not known; of several, not one."""
     scale = site["scale"]
     if scale is None or not not_jax_tracer(scale):
         return 1.0
-    return float(np.ravel(scale)[0])
+    numbers = np.ravel(scale)
+    return float(numbers[np.argmax(numbers != 1.0)])
 
 
 def assigned(approximation, gp_sites: list[str]) -> dict:

@@ -103,7 +103,7 @@ class Setup:
     :param arguments: the model's ``(args, kwargs)``; None where they are of a minibatch.
     :param columns: names of the columns of arguments that were frames; None where there is
         one still.
-    :param inputs: of :func:`~numpyro_sgp.distributions.arguments.inputs_among`.
+    :param inputs: of :func:`~numpyro_sgp.distributions.columns.inputs_among`.
     :param subsampled: whether a plate of the model has a minibatch of its rows.
     :param takes_rows: whether rows of arrays are taken by the index of a plate.
     :param coupling: which rows the likelihood, and other GP sites, tie together.

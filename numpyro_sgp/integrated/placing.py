@@ -16,9 +16,9 @@ from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions import BlackBox
 from numpyro_sgp.distributions.columns import (
     check_columns,
-    check_columns_of_inputs,
     columns_of,
     inputs_among,
+    telling_columns,
 )
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.integrated.effects import of_standardised
@@ -85,16 +85,14 @@ class Placed(Messenger):
         self.field, self.thetas, self.points, self._joint = field, thetas, points, joint
         self.log_prior = jnp.zeros((), field.dtype)
         self.known, self.projections, self.left, self.joint = {}, {}, {}, {}
-        self._has_scan = False
         super().__init__()
 
     def process_message(self, msg):
         name, field = msg.get("name"), self.field
-        self._has_scan = self._has_scan or msg["type"] == "control_flow"
         if msg["type"] != "sample" or msg["is_observed"]:
             return
         if msg["value"] is not None:
-            if name in field.latents and self._has_scan:
+            if name in field.latents and "_scan_current_index" in msg["infer"]:
                 raise ValueError(
                     f"Latent site '{name}' is drawn inside of control_flow.scan, of which "
                     "one Gaussian over all sites does not see what the likelihood makes of "
@@ -231,19 +229,25 @@ def new_arguments(field, known: tuple, args: tuple, kwargs: dict) -> tuple[tuple
     model, inputs = field.model, {name: site.X for name, site in field.sites.items()}
     check_columns(model, columns_of(model, *known), args, kwargs)
     args, kwargs = as_plain_arrays(model, args, kwargs)
-    among = inputs_among(model, known[0], known[1], inputs)
-    check_columns_of_inputs(model, among, args, kwargs)
     check_codes(model, args, kwargs)
 
     def look():
         trace = messages.trace_of(model, args, kwargs, at_site=messages.at_prior_mean)
         for name, site in trace.items():
             if messages.is_latent_gp(site):
-                checks.check_inputs(name, messages.unwrap(site["fn"])[0])
+                prior = messages.unwrap(site["fn"])[0]
+                checks.check_inputs(name, prior)
+                here, before = prior.X.shape[-1], inputs[name].shape[-1]
+                if here != before:
+                    told = f"GP site '{name}' has inputs with {here} columns"
+                    raise ValueError(f"{told} here, where it had {before}.")
         checks.check_observations(trace)
         return ()
 
-    with suppress(*NEEDS_KNOWN_DATA):
+    def among():
+        return inputs_among(model, *known, inputs=inputs)
+
+    with suppress(*NEEDS_KNOWN_DATA), telling_columns(model, among, args, kwargs):
         jax.eval_shape(look)
     return args, kwargs
 

@@ -1,5 +1,7 @@
 """Predictions from posterior samples of MCMC."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -126,7 +128,7 @@ class GPPredictive:
         Checks sites and shapes; numbers in the covariances of old and new rows, and the
         sites beside GPs whose samples are values at these arguments too.
         """
-        if (args or kwargs) and not (self.train_args or self.train_kwargs):
+        if not (self.train_args or self.train_kwargs) and _needs_arguments(self.model):
             raise ValueError(
                 "GPPredictive needs the arguments that the samples were drawn with: "
                 "GPPredictive(model, samples, train_args=(X, y))."
@@ -299,6 +301,16 @@ class GPPredictive:
                 and name not in drawn
             )
         }
+
+
+def _needs_arguments(model) -> bool:
+    try:
+        inspect.signature(model).bind()
+    except TypeError:
+        return True
+    except ValueError:  # it has no signature
+        return False
+    return False
 
 
 def _by_place(model, args, kwargs) -> dict:

@@ -268,7 +268,7 @@ def _by_site_and_row(
 ) -> tuple[dict, dict, dict]:
     """As :func:`batch_log_density`; and whether a row has a NaN that is not masked."""
     if getattr(expectation, "joint", False):
-        raise ValueError(TIED)
+        raise ValueError(TIED.format("Leave the expectation out."))
     parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws)
 
     def of_sites(f):

@@ -17,9 +17,8 @@ _MAX_NUMBERS = 3e7  # of inducing points, rows and draws, held at one time
 _MOST_TIED = 10_000  # rows that are drawn together
 TIED = (
     "Marginals of f are integrated row by row, but the likelihood ties rows together (or "
-    "joint draws were asked for). Draw f by guide.sample_posterior, and average over the "
-    "draws: the density of all rows, and predictions by a deep GP or of more than 10,000 "
-    "rows."
+    "joint draws were asked for). {} Or draw f by guide.sample_posterior, and average over "
+    "the draws."
 )
 
 
@@ -45,7 +44,7 @@ class MixtureParts:
         #: Whether rows of f are to be drawn together.
         self.tied = guide.couples_rows
         if self.tied and not may_tie:
-            raise NoMarginals(TIED)
+            raise NoMarginals(TIED.format("Leave the expectation out."))
         check_whole(num_draws, "num_draws", least=1)
         self.guide, self.params, self.args, self.kwargs = guide, params, args, kwargs
         self.key = jax.random.key(0) if rng_key is None else rng_key
@@ -67,11 +66,14 @@ class MixtureParts:
         #: GP sites that feed no other.
         self.last = [name for name in shapes if name not in below]
         rows = max(shape[-1] for shape in shapes.values())
-        if self.tied and (below or rows > _MOST_TIED):
-            raise NoMarginals(TIED)
+        if self.tied and below:
+            raise NoMarginals(TIED.format("That is not for a deep GP."))
+        if self.tied and rows > _MOST_TIED:
+            told = f"Give at most {_MOST_TIED} of the {rows} rows at a time."
+            raise NoMarginals(TIED.format(told))
         self.drawn = self._draws_others or bool(below)
         self.keys = jax.random.split(self.key, (num_draws if self.drawn else 1, 3))
-        numbers = sum(map(_numbers, self.posteriors.values()))
+        numbers = sum(_numbers(q, self.tied) for q in self.posteriors.values())
         #: Draws done at a time.
         self.chunk = int(np.clip(_MAX_NUMBERS / numbers, 1, len(self.keys)))
 
@@ -148,11 +150,11 @@ def _alone(posteriors) -> dict:
     }
 
 
-def _numbers(q):
-    """Of the covariances of inducing points and rows in one draw."""
+def _numbers(q, tied):
+    """Of the covariances of inducing points and rows in one draw, or of rows and rows."""
     num_inducing = q.chol.shape[-1]
     rows = num_inducing + q.event_shape[0]
-    return int(np.prod(q.batch_shape)) * num_inducing * rows
+    return int(np.prod(q.batch_shape)) * (rows if tied else num_inducing) * rows
 
 
 def shapes_and_dtype(posteriors: dict) -> tuple[dict, jnp.dtype]:

@@ -171,10 +171,12 @@ class Padded:
         """
 
         def look(args, kwargs, rows, f):
-            at_f = messages.at_values({name: v[..., rows] for name, v in f.items()})
+            size = len(rows)  # of which GP sites on a grid of their own are not
+            of_rows = {k: v[..., rows] for k, v in f.items() if v.shape[-1] == size}
+            at_f = messages.at_values({**f, **of_rows})
             trace = messages.trace_of(self.model, args, kwargs, at_site=at_f)
             sites = {k: site for k, site in trace.items() if site["type"] == "sample"}
-            return {k: _parts_of(site, len(rows)) for k, site in sites.items()}
+            return {k: _parts_of(site, size) for k, site in sites.items()}
 
         def functions():
             trace = messages.trace_of(self.model, *given, at_site=messages.at_prior_mean)

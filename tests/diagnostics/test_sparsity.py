@@ -442,7 +442,6 @@ def test_with_points_at_all_rows_nothing_is_lost():
     assert sparsity_curve(guide, params, X, y).lost < 1e-3
 
 
-@pytest.mark.filterwarnings("ignore:GP site .f. is scaled")
 def test_what_is_not_known_has_a_reason(monkeypatch):
     def deep(X, y=None):
         inner = numpyro.sample("inner", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -499,3 +498,5 @@ def test_it_says_what_it_found():
         "hyperparameters, which would move with more of them; 8 more gain 2.6, 16 more "
         "gain 3.1; from about 72 on a further one gains less than 0.1>"
     )
+    curve = SparsityCurve(64, (8,), (3.1,), (0.2,), 3.1, None, 0.0)
+    assert "at least 3.1 nats (± 0.2) at these" in str(curve)

@@ -216,11 +216,21 @@ def test_a_scale_handler_scales_likelihood_and_kl(regression):
     X, y, guide, params = regression
     params = random_params(params)
     scaled = handlers.scale(helpers.gaussian_model, scale=0.1)
-    with pytest.warns(UserWarning, match="'f' is scaled by 0.1.*KL.*so many times"):
-        scaled_guide, _ = set_up(scaled, sgp.SVGP(6), X, y)
+    scaled_guide, _ = set_up(scaled, sgp.SVGP(6), X, y)
     full = loss(sgp.TraceGP_ELBO(), params, helpers.gaussian_model, guide, X, y)
     value = loss(sgp.TraceGP_ELBO(), params, scaled, scaled_guide, X, y)
     assert_allclose(value, 0.1 * full, rtol=1e-12)
+
+
+def test_a_scale_of_the_gp_site_alone_is_told():
+    def annealed(X, y=None):
+        with handlers.scale(scale=0.1):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    with pytest.warns(UserWarning, match="'f' is scaled by 0.1. The KL.*annealed"):
+        set_up(annealed, sgp.SVGP(5), *helpers.count_data())
 
 
 @pytest.mark.parametrize("rule", [sgp.GaussHermite(7), sgp.MonteCarlo(7)])

@@ -736,7 +736,6 @@ def test_bad_options_are_told(options, error, message):
         fit(known, given.pop("approximation"), given.pop("data"), **given)
 
 
-@pytest.mark.filterwarnings("ignore:GP site 'f' is scaled")  # which goes before
 def test_scaled_gp_sites_are_refused():
     """Their posterior is another under NUTS, whose prior alone is scaled: .53 for 1.07."""
 
@@ -746,9 +745,17 @@ def test_scaled_gp_sites_are_refused():
         with numpyro.plate("data", X.shape[0]):
             numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
 
-    for scaled in (model, numpyro.handlers.scale(known, scale=0.5)):
-        with pytest.raises(ValueError, match="'f' is scaled by .*5.*observed sites alone"):
-            fit(scaled, sgp.SVGP(5), (X, Y), steps=1)
+    with pytest.raises(ValueError, match="'f' is scaled by 0.5.*observed sites alone"):
+        fit(model, sgp.SVGP(5), (X, Y), steps=1)
+
+
+def test_a_scale_of_all_sites_leaves_q_where_it_is():
+    """As of a loss for each row, 1 / N times that of all."""
+    given = sgp.SVGP(inducing=X[::6], train_inducing=False), (X, Y)
+    plain = fit(known, *given)
+    scaled = fit(numpyro.handlers.scale(known, scale=0.1), *given, tolerance=0.001)
+    assert_allclose(scaled.bound, 0.1 * plain.bound, atol=1e-3)
+    assert_allclose(scaled.posterior(X)["f"].mean, plain.posterior(X)["f"].mean, atol=0.01)
 
 
 def test_batches_of_a_model_without_a_plate_are_refused():

@@ -1,6 +1,7 @@
 """Frames that are taken for matrices, whose columns have names."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -53,14 +54,16 @@ def test_columns_in_another_order_are_refused(results):
 def test_rows_in_another_order_are_refused(results):
     """They were paired by place: a noise ten times too large, without a word."""
     other = Y.sample(frac=1.0, random_state=0)
-    told = r"the same labels of rows in another order.*Give y.loc\[X.index\]"
+    told = r"the same labels of rows in another order.*y.loc\[X.index\] if labels"
     with pytest.raises(ValueError, match=told):
         sgp.fit(model, sgp.SVGP(4), (FRAME, other), steps=1, progress_bar=False)
     for result in results:
         with pytest.raises(ValueError, match=told):
             result.log_score(FRAME, other)
-        renamed = other.set_axis(range(100, 120))  # which says nothing of X
-        assert np.isfinite(result.log_score(FRAME, renamed)["y"].mean)
+        pairs = pd.MultiIndex.from_product([range(4), range(5)])
+        for labels in (range(100, 120), pairs):  # which say nothing of X
+            renamed = other.set_axis(labels)
+            assert np.isfinite(result.log_score(FRAME, renamed)["y"].mean)
 
 
 def test_another_number_of_columns_is_told_with_that_of_the_inputs(results):
@@ -70,6 +73,16 @@ def test_another_number_of_columns_is_told_with_that_of_the_inputs(results):
                 call(FRAME.to_numpy()[:3, :1])
             with pytest.raises(ValueError, match=r"one row as X\[None\]"):
                 call(FRAME.to_numpy()[0])
+
+
+def test_a_model_may_shape_its_inputs_itself():
+    def shaped(x, y=None):
+        model(jnp.reshape(x, (-1, 1)), y)
+
+    x = np.linspace(0.0, 3.0, 9)
+    data = x[:, None], np.sin(x)
+    fitted = sgp.fit(shaped, sgp.SVGP(4), data, steps=3, progress_bar=False)
+    assert fitted.predict(x[:3])["f"].mean.shape == (3,)
 
 
 def test_others_are_matrices(results):

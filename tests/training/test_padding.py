@@ -243,6 +243,21 @@ def test_models_that_compute_with_all_rows_are_not_padded(model, site):
     Padded(model).fill((X, 1.0 * y), {})  # nothing is added
 
 
+def test_functions_on_a_grid_of_their_own_are_padded_beside():
+    grid = np.linspace(0.0, 1.0, 5)[:, None]
+
+    def model(X, grid, cell, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(), grid))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + g[cell], 1.0), obs=y)
+
+    X, y = growing(11)
+    for T in (grid, np.linspace(0.0, 1.0, 20)[:, None]):
+        (_, T_filled, _, _), _ = Padded(model).fill((X, T, np.arange(11) % 5, y), {})
+        assert T_filled.shape == T.shape
+
+
 def test_rows_along_another_axis_are_not_padded():
     def model(X, y=None):
         process = sgp.GaussianProcess(sgp.kernels.RBF(), X)
