@@ -160,7 +160,9 @@ class Padded:
             raise ValueError(
                 f"pad=True fills the data up from {num_rows} to {size} rows along the "
                 f"first axis of each array, but an argument of the shape {along[0]} has as "
-                "many along another one. Give fit its transpose, and turn it in the model."
+                "many along another one, and the model failed: if these are rows, give fit "
+                "the transpose, and turn it in the model. "
+                f"({' '.join(str(error).splitlines()[:1])})"
             ) from error
 
     def _check_statistics(self, given, other, rows, num_rows):
