@@ -37,6 +37,7 @@ from numpyro_sgp.fitting.verdict import (
     unknown,
 )
 from numpyro_sgp.guides.point_latents import point_latents
+from numpyro_sgp.guides.row_latents import row_latents
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.checks import check_whole_plates
 from numpyro_sgp.tracing.state import state_of
@@ -292,6 +293,15 @@ def _of_latents(given):
         told = f"there are none, but {apart}"
         return Cause("point estimates", np.nan, told=told, mend="sgp.nested, or MCMC")
     blind = "LOO, evidence and intervals do not know their spread"
+    if of_rows := [name for name in row_latents(guide.known()) if name in points]:
+        # Whose joint density is highest where they explain what f and the noise should.
+        told = (
+            f"{', '.join(of_rows)}, with an entry for each row, held at points, may take "
+        )
+        told += "from f and from the noise what is theirs"
+        mend = "sgp.fit with joint=True, sgp.nested, base_guide=AutoNormal, or MCMC"
+        whole = f"{', '.join(points)}: {blind}; {told}"
+        return Cause("point estimates", np.nan, told=whole, mend=mend, headline=told)
     return held_at_points(
         points,
         f"{blind}; {apart}" if beside else blind,

@@ -34,6 +34,7 @@ from numpyro_sgp.guides.messengers import (
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.guides.prepared import PreparedGuide
 from numpyro_sgp.guides.reports import report, verdicts
+from numpyro_sgp.guides.row_latents import check_row_latents
 from numpyro_sgp.inducing import InducingVerdict
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.row_indices import check_codes, check_row_indices
@@ -437,9 +438,12 @@ class AutoSparseGP(PreparedGuide):
     def check_rows(self, args, kwargs, of_responses=False) -> None:
         """
         :param of_responses: whether responses are asked for, rather than GP sites.
-        :raises ValueError: if codes of groups are none of the model's, or the model draws
-            the rows of a minibatch, so that predictions would be of these.
+        :raises ValueError: if codes of groups are none of the model's, there are latents
+            for each row and these are others, or the model draws the rows of a minibatch,
+            so that predictions would be of these.
         """
+        if of_responses:
+            check_row_latents(self.known(), self.model, args, kwargs)
         if not self.known().takes_rows:
             check_codes(self.model, args, kwargs)
             return

@@ -21,6 +21,7 @@ from numpyro_sgp.distributions.columns import (
     telling_columns,
 )
 from numpyro_sgp.fitting.problem import as_plain_arrays
+from numpyro_sgp.guides.row_latents import DRAW_ANEW, check_row_latents
 from numpyro_sgp.integrated.effects import of_standardised
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.program import opening
@@ -117,8 +118,7 @@ class Placed(Messenger):
             raise ValueError(
                 f"Latent site '{name}' has the shape {msg['fn'].shape()} with these "
                 f"arguments, but had {field.shapes[name]} with the training data: it is "
-                "one number for each row of those. Its values at other rows are not "
-                "inferred."
+                f"one number for each row of those, and says nothing of others. {DRAW_ANEW}"
             )
         if name in field.sites:
             prior, _ = messages.unwrap(msg["fn"])
@@ -249,6 +249,7 @@ def new_arguments(field, known: tuple, args: tuple, kwargs: dict) -> tuple[tuple
 
     with suppress(*NEEDS_KNOWN_DATA), telling_columns(model, among, args, kwargs):
         jax.eval_shape(look)
+    check_row_latents(field.guide.known(), model, args, kwargs)
     return args, kwargs
 
 

@@ -25,6 +25,7 @@ from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import has_no_numbers
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.expectation import check_expectation
+from numpyro_sgp.guides.row_latents import check_row_latents
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.predictive.centres import centre_of, log_shares, order_of
 from numpyro_sgp.predictive.mixture import (
@@ -127,6 +128,7 @@ def log_predictive_density(
     check_key(rng_key)
     args, kwargs = guide.as_set_up(args, kwargs)
     check_row_indices(guide.model, args, kwargs)
+    check_row_latents(guide.known(), guide.model, args, kwargs)
     guide.check_finite(params, args, kwargs)
     told = expectation, num_draws
     leaves = jax.tree.leaves((args, kwargs))

@@ -9,6 +9,7 @@ from numpyro import handlers
 
 from numpyro_sgp._checks import check_whole
 from numpyro_sgp._programs import mapped
+from numpyro_sgp.guides.row_latents import DRAW_ANEW
 from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import feeding
@@ -134,10 +135,9 @@ class MixtureParts:
                 raise NoMarginals(
                     f"Latent site '{name}' has the shape {shape} with these arguments, but "
                     f"the guide has values of shape {held}, those of the rows that it was "
-                    "trained on: they say nothing of other rows. Make it a part of the "
-                    "likelihood, which is integrated for new rows (a Normal latent: "
-                    "dist.Normal(f, sqrt(s**2 + noise**2))), or predict f alone, by "
-                    "posterior."
+                    f"trained on: they say nothing of other rows. {DRAW_ANEW} Of f alone "
+                    "there is posterior; a Normal latent is best a part of a Normal "
+                    "likelihood: dist.Normal(f, sqrt(s**2 + noise**2))."
                 ) from error
             raise
 

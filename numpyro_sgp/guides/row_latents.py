@@ -1,0 +1,79 @@
+"""Latents with an entry for each row of the data, which say nothing of other rows."""
+
+import numpy as np
+from numpyro.util import not_jax_tracer
+
+from numpyro_sgp.distributions.arguments import as_numbers, named_leaves
+from numpyro_sgp.tracing import messages
+
+#: What to do about them.
+DRAW_ANEW = (
+    "GPPredictive draws it anew: sgp.GPPredictive(model, samples, train_args=(X, y))(key, "
+    "X_new), with samples = fitted.sample(key, sample_shape=(1000,)) or those of MCMC."
+)
+
+
+def check_row_latents(setup, model, args, kwargs) -> None:
+    """
+    :param setup: of the guide, with the arguments that it was set up with.
+    :raises ValueError: if there are such latents and arguments have as many other rows.
+    """
+    names = row_latents(setup)
+    if names and (other := _other_rows(setup, model, args, kwargs)):
+        raise ValueError(
+            f"Latent site '{names[0]}' has an entry for each row of the training data, and "
+            f"argument '{other}' has other rows, of which these values say nothing. "
+            f"{DRAW_ANEW}"
+        )
+
+
+def row_latents(setup) -> list[str]:
+    """Latents beside f in a plate of the likelihood, of as many as a GP site has rows."""
+    rows = {np.shape(site.X)[-2] for site in setup.sites.values()}
+    sites = {k: s for k, s in setup.trace.items() if s["type"] == "sample"}
+    plates = {
+        frame.name
+        for site in sites.values()
+        if messages.is_response(site)
+        for frame in site["cond_indep_stack"]
+        if frame.size in rows
+    }
+    return [
+        name
+        for name in setup.latents
+        if any(frame.name in plates for frame in sites[name]["cond_indep_stack"])
+    ]
+
+
+def _other_rows(setup, model, args, kwargs) -> str:
+    """
+    The first argument of as many rows as it had whose rows are others: of those that are
+    inputs of GP sites, or, if none is as it is, of all but observations.
+    """
+    if setup.arguments is None:
+        return ""
+    before, sites = named_leaves(model, *setup.arguments), setup.trace.values()
+    observed = [s["value"] for s in sites if s["type"] == "sample" and s["is_observed"]]
+    for name, value in named_leaves(model, args, kwargs).items():
+        known = before.get(name)
+        if known is None or np.shape(known) != np.shape(value) or not np.shape(value):
+            continue
+        if setup.inputs and name not in setup.inputs:
+            continue
+        if not (not_jax_tracer(known) and not_jax_tracer(value)):
+            continue
+        try:
+            known, value = as_numbers(known, ""), as_numbers(value, "")
+        except TypeError:  # of strings
+            continue
+        if setup.inputs or not any(_are_same(known, y) for y in observed):
+            if not _are_same(known, value):
+                return name
+    return ""
+
+
+def _are_same(a, b) -> bool:
+    """But for the digits that JAX takes."""
+    if np.shape(a) != np.shape(b) or not not_jax_tracer(b):
+        return False
+    return np.allclose(a, b, rtol=1e-6, atol=0.0, equal_nan=True)
