@@ -38,8 +38,8 @@ MAX_FIELD = 5_000
 TIED = (
     "The likelihood ties rows of the data together, or uses several rows of a GP site in "
     "one term. Nested inference is for likelihoods of one row of linear predictors at a "
-    "time: use NUTS(sgp.whiten(model)), or sgp.fit with "
-    "expectation=MonteCarlo(num_samples, joint=True)."
+    "time. Of sums and differences of rows (f[i] - f[j]) it is with VGP(), which leaves "
+    "nothing open between rows; else use sgp.fit, or NUTS(sgp.whiten(model))."
 )
 
 NOT_FINITE = (

@@ -283,6 +283,32 @@ def test_the_evidence_is_that_of_draws_from_the_prior(likelihood):
     assert abs(posterior.log_evidence - exact) < 0.1 + 3 * error
 
 
+def test_differences_of_rows_are_exact_with_a_point_for_each():
+    rng, X = rows(9, 3)
+    left = rng.integers(0, 9, 25)
+    right = (left + rng.integers(1, 9, 25)) % 9
+    y = np.sin(X[left, 0]) - np.sin(X[right, 0]) + 0.3 * rng.normal(size=25)
+
+    def model(X, left, right, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern12(1.0, 0.7), X))
+        with numpyro.plate("pairs", len(left)):
+            numpyro.sample("y", dist.Normal(f[left] - f[right], 0.3), obs=y)
+
+    data = X, left, right, y
+    found = sgp.nested(model, sgp.VGP(jitter=1e-10), data, progress_bar=False)
+    K = np.exp(-np.abs(X - X.T) / 0.7)
+    D = np.eye(9)[left] - np.eye(9)[right]
+    C = D @ K @ D.T + 0.09 * np.eye(25)
+    exact = -0.5 * (y @ np.linalg.solve(C, y) + np.linalg.slogdet(2.0 * np.pi * C)[1])
+    np.testing.assert_allclose(found.log_evidence, exact, atol=1e-5)
+    gain = np.linalg.solve(C, D @ K).T
+    f = found.posterior()["f"]
+    np.testing.assert_allclose(f.mean, gain @ y, atol=1e-5)
+    np.testing.assert_allclose(f.variance, np.diag(K - gain @ D @ K), atol=1e-5)
+    with pytest.raises(ValueError, match=r"several rows of a GP site.*it is with VGP\(\)"):
+        sgp.nested(model, sgp.SVGP(4), data, progress_bar=False)
+
+
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 7, 20])
 def test_quadrature_has_the_first_moments_of_a_normal(number):
     nodes, weights = map(np.asarray, quadrature(number, 10, float))
