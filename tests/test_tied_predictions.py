@@ -13,7 +13,6 @@ from scipy.special import expit
 from scipy.stats import norm
 
 import numpyro_sgp as sgp
-from tests.helpers import slow
 
 X = jnp.linspace(-2.0, 2.0, 7)[:, None]
 X_NEW = jnp.linspace(-1.5, 2.5, 6)[:, None]
@@ -103,8 +102,9 @@ def test_running_sums_are_normal_and_of_all_rows():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "approximation", [sgp.SVGP(4), slow(sgp.MixtureSVGP(4, num_components=2))]
+    "approximation", [sgp.SVGP(4), sgp.MixtureSVGP(4, num_components=2)]
 )
 def test_two_functions_and_a_latent_that_is_drawn(approximation):
     """Against many joint draws of the guide itself."""

@@ -749,6 +749,7 @@ def test_scaled_gp_sites_are_refused():
         fit(model, sgp.SVGP(5), (X, Y), steps=1)
 
 
+@pytest.mark.slow
 def test_a_scale_of_all_sites_leaves_q_where_it_is():
     """As of a loss for each row, 1 / N times that of all."""
     given = sgp.SVGP(inducing=X[::6], train_inducing=False), (X, Y)

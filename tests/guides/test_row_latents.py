@@ -78,6 +78,7 @@ def test_what_is_told_to_do_draws_it_anew(results):
             assert abs(y[:, 0].mean() - mean) < 5.0 * np.sqrt(variance / 4000)
 
 
+@pytest.mark.slow
 def test_a_point_for_each_row_is_in_the_headline(results):
     """Of t * e with both at points f went to nothing, and all that was checked was fine."""
     verdict = results[0].check()
@@ -95,6 +96,7 @@ def test_inputs_that_are_latents_are_those_of_the_training():
         fitted.predict(x + 1.0)
 
 
+@pytest.mark.slow
 def test_latents_of_areas_are_of_no_row():
     area = np.arange(N) % 3
     data = X, area, np.array([5, 3, 4])
