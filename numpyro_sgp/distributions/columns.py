@@ -50,10 +50,10 @@ def check_columns(model, columns: dict[str, tuple] | None, args, kwargs) -> None
 
 def inputs_among(model, args, kwargs, inputs: dict) -> dict[str, tuple[str, int]]:
     """
-    Arguments that are inputs of a GP site as they are: its name and number of columns, by
-    that of the argument.
+    Arguments that are inputs of a GP site as they are.
 
     :param inputs: of GP sites, ``(N, D)`` by name.
+    :return: the site and its number of columns D, by the name of the argument.
     """
     found = {}
     for name, value in named_leaves(model, args, kwargs).items():
@@ -97,7 +97,13 @@ def told_of_columns(model, among: dict, args, kwargs) -> str:
 
 @contextmanager
 def telling_columns(model, among: Callable[[], dict], args, kwargs):
-    """Says so of an error that is raised inside, of a model that is run."""
+    """
+    Around a run of a model: says what :func:`told_of_columns` does with an error of it.
+
+    :param among: which makes what :func:`inputs_among` returns, where it is needed.
+    :raises ValueError: in the place of a ``TypeError`` or ``ValueError``, if there is
+        something to say.
+    """
     try:
         yield
     except NEEDS_KNOWN_DATA:

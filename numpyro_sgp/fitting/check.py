@@ -295,10 +295,8 @@ def _of_latents(given):
     blind = "LOO, evidence and intervals do not know their spread"
     if of_rows := [name for name in row_latents(guide.known()) if name in points]:
         # Whose joint density is highest where they explain what f and the noise should.
-        told = (
-            f"{', '.join(of_rows)}, with an entry for each row, held at points, may take "
-        )
-        told += "from f and from the noise what is theirs"
+        told = f"{', '.join(of_rows)}, with an entry for each row, held at points, may"
+        told += " take from f and from the noise what is theirs"
         mend = "sgp.fit with joint=True, sgp.nested, base_guide=AutoNormal, or MCMC"
         whole = f"{', '.join(points)}: {blind}; {told}"
         return Cause("point estimates", np.nan, told=whole, mend=mend, headline=told)

@@ -268,8 +268,8 @@ class AutoSparseGP(PreparedGuide):
             return fn, values[site["name"]]
 
         telling = telling_columns(self.model, lambda: self.known().inputs, args, kwargs)
-        quietly = handlers.block(), handlers.substitute(data=params)
-        with telling, quietly[0], quietly[1], suppress(_AllFound):
+        given = handlers.substitute(data=params)
+        with telling, handlers.block(), given, suppress(_AllFound):
             others = self._base_values(params, rng_key, args, kwargs)
             posterior_here = self.known().posteriors(self.natural_rate)
             run_model(self.model, at_site, others, jax.random.key(0), args, kwargs)
