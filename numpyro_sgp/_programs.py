@@ -18,6 +18,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.distributions import Distribution
 
 from numpyro_sgp._equality import computed_once
+from numpyro_sgp._threads import few_cores
 
 _COMPILED: OrderedDict = OrderedDict()  # by what they are compiled from
 _KEPT = 256  # of these, those used last
@@ -35,6 +36,10 @@ _QUICK: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
 }
+# Those that run a thousand times for a moment: in half of their time, for a third more.
+_OFTEN = _QUICK | {"xla_backend_optimization_level": 1}
+# Each part of a program brings its own functions: one part takes a fifth less in all.
+_WHOLE = "xla_cpu_parallel_codegen_split_count", 1
 
 # Calls of LAPACK for a batch of matrices wait in a thread of a pool for tasks that the same
 # pool has: side by side, as many of them as it has threads wait for ever (jaxlib 0.10).
@@ -42,7 +47,7 @@ _IN_TURN = "xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
 _BATCH = re.compile(r"custom_call @lapack_[^\n]*: \(tensor<\d+x\d+x\d+x")
 
 
-def _options(briefly: bool, batches: bool) -> dict[str, Any] | None:
+def _options(briefly: bool, often: bool, batches: bool) -> dict[str, Any] | None:
     """
     Options of the compiler, None for none.
 
@@ -51,7 +56,9 @@ def _options(briefly: bool, batches: bool) -> dict[str, Any] | None:
     if not _on_cpu():
         return None
     found = _if_known(_PLAIN) | (_if_known(_IN_TURN) if batches else {})
-    return (found | (_QUICK if briefly else {})) or None
+    if briefly:
+        found |= (_OFTEN if often else _QUICK) | (_if_known(_WHOLE) if few_cores() else {})
+    return found or None
 
 
 def _on_cpu() -> bool:
@@ -76,11 +83,12 @@ class shared:  # noqa: N801, as jax.jit
 
     :param fn: a function of trees of arrays.
     :param briefly: whether it is to be compiled soon rather than to run fast.
+    :param often: whether it runs a thousand times for all that.
     """
 
-    def __init__(self, fn, briefly=False):
+    def __init__(self, fn, briefly=False, often=False):
         self._fn = fn
-        self._briefly = briefly
+        self._haste = briefly, often
         self._programs = OrderedDict()
 
     def __call__(self, *args):
@@ -120,7 +128,7 @@ class shared:  # noqa: N801, as jax.jit
             traced = jax.jit(jaxpr_as_fun(same), keep_unused=True).trace(*leaves)
         lowered = traced.lower()
         text = lowered.as_text()
-        options = _options(self._briefly, bool(_BATCH.search(text)))
+        options = _options(*self._haste, bool(_BATCH.search(text)))
         main = text[text.index("@main(") :].split("->")[0]
         # What is not in the text cannot be told apart by it.
         if "callback" in text or "__elided__" in text or main.count("%arg") != len(leaves):

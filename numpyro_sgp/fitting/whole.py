@@ -67,6 +67,7 @@ def descent_of(problem, key) -> Descent:
         families=problem.natural,
         scales=problem.scales(),
         briefly=problem.is_small,
+        often=True,
     )
     computed = state_of(svi.model, problem.args, kwargs)
     has_64_bits = jax.config.jax_enable_x64  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from scipy.stats import norm, qmc
+from scipy.special import ndtri
 
 from numpyro_sgp._programs import shared
 from numpyro_sgp.families.blocks import Block
@@ -111,8 +111,10 @@ def quadrature(number: int, num_rows: int, dtype) -> tuple[Array, Array]:
         each = _GRIDS[number][num_rows > _MANY]
         nodes, weights = tensor_grid(*gauss_hermite(each), number)
     else:
+        from scipy.stats import qmc  # slow to import
+
         points = qmc.Sobol(number, rng=0).random(_DRAWS // 2)
-        nodes = norm.ppf(np.clip(points, 1e-9, 1 - 1e-9))
+        nodes = ndtri(np.clip(points, 1e-9, 1 - 1e-9))
         nodes = np.concatenate([nodes, -nodes])
         nodes = np.linalg.solve(np.linalg.cholesky(nodes.T @ nodes / _DRAWS), nodes.T).T
         weights = np.full(_DRAWS, 1.0 / _DRAWS)

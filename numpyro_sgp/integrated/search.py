@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 from scipy.spatial import KDTree
-from scipy.special import logsumexp
-from scipy.stats import chi2, multivariate_t, norm, qmc
+from scipy.special import gammaincinv, logsumexp, ndtri
 
 from numpyro_sgp.fitting.scales import MOVES
 from numpyro_sgp.integrated.nodes import (
@@ -422,15 +421,19 @@ def _next_proposal(z, weights, root):
 
 def _student_draws(centre, root, number, seed):
     """Quasi-random draws from a Student t."""
+    from scipy.stats import qmc  # slow to import
+
     power = (number - 1).bit_length()  # of two: SciPy warns of other numbers of points
     points = qmc.Sobol(len(root) + 1, rng=seed).random_base2(power)[:number]
     points = np.clip(points, 1e-9, 1 - 1e-9)
-    scale = np.sqrt(_FREEDOM / chi2(_FREEDOM).ppf(points[:, 0]))
-    return centre + scale[:, None] * (norm.ppf(points[:, 1:]) @ root.T)
+    chi2 = 2.0 * gammaincinv(0.5 * _FREEDOM, points[:, 0])
+    return centre + np.sqrt(_FREEDOM / chi2)[:, None] * (ndtri(points[:, 1:]) @ root.T)
 
 
 def _weights(z, nodes, proposals, top):
     """Weights of nodes drawn from several proposals, and the log of their mean."""
+    from scipy.stats import multivariate_t  # slow to import
+
     log_q = np.full(len(z), -np.inf)
     counts = [_ROUND] * len(proposals)
     counts[-1] = len(z) - sum(counts[:-1])  # the last one may have ended early

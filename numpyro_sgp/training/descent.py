@@ -45,6 +45,7 @@ class Descent:
     :param scales: what a step of length one is in each parameter, arrays (or trees of
         them) like the parameters, by name; ones where left out.
     :param briefly: whether the program is to be compiled soon rather than to run fast.
+    :param often: whether it runs a thousand times for all that.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Descent:
         families=None,
         scales=None,
         briefly=False,
+        often=False,
     ):
         self.svi, self.args, self.kwargs = svi, args, kwargs
         _check_fixed(svi.guide, natural)
@@ -111,7 +113,7 @@ class Descent:
 
         self._value = shared(lambda x, data: loss(x, data)[0], briefly)
         self._value_and_grad_of = jax.value_and_grad(loss, has_aux=True)
-        self._value_and_grad = shared(self._value_and_grad_of, briefly)
+        self._value_and_grad = shared(self._value_and_grad_of, briefly, often)
 
     def _profile(self, loss_key, families, filled):
         """
@@ -350,8 +352,8 @@ def warn_of_edge() -> None:
     """What to say, to who called the caller, where a :class:`Descent` is at an edge."""
     warnings.warn(
         "L-BFGS stopped where it found no lower loss next to parameters at which "
-        "the loss or its gradient is not finite. Look at result.params for one at "
-        "the edge of its range, or, in float32, try numpyro.enable_x64().",
+        "the loss or its gradient is not finite. Look at the result's params for one "
+        "at the edge of its range, or, in float32, try numpyro.enable_x64().",
         stacklevel=4,  # one is of the lock
     )
 
