@@ -151,7 +151,7 @@ class MovedBound:
         with handlers.block(), handlers.trace() as trace, at_sites:
             args, kwargs = self._data.filled(arrays)
             run(*args, **kwargs)
-        checks.check_whole_plates(trace, "what inducing points lose is of all rows")
+        checks.check_whole_plates(trace, "bounds with more points are of all rows")
         return found
 
     def _fields_of(self, arrays, key, params):

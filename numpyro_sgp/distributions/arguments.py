@@ -137,6 +137,17 @@ def named_arguments(model, args, kwargs):
     yield from kwargs.items()
 
 
+def with_given(model, args, kwargs, given) -> tuple[tuple, dict]:
+    """
+    Known arguments of a model with others by name, which may be among those by place; of
+    these given ones that are no arguments of the model are left as they are.
+    """
+    by_place = dict(named_arguments(model, args, {}))
+    if by_place.keys() & given.keys():
+        return (), {**by_place, **kwargs, **given}
+    return args, {**kwargs, **given}
+
+
 def refuse_sparse(model, args, kwargs) -> None:
     """
     :raises TypeError: if an argument of a model has a sparse matrix of SciPy, which no

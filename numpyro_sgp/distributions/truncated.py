@@ -216,6 +216,12 @@ def moments(fn) -> tuple[Array, Array]:
     return jnp.broadcast_to(mean, fn.shape()), jnp.broadcast_to(variance, fn.shape())
 
 
+def _share_below(x: Array) -> Array:
+    """(1 - exp(-x)) / x."""
+    is_zero = jnp.abs(x) < jnp.finfo(x.dtype).eps
+    return jnp.where(is_zero, 1.0 - 0.5 * x, -jnp.expm1(-x) / jnp.where(is_zero, 1.0, x))
+
+
 def student_moments(fn) -> tuple[Array, Array]:
     """
     Mean and variance of a truncated Student's t distribution, which NumPyro neither has nor
@@ -234,10 +240,15 @@ def student_moments(fn) -> tuple[Array, Array]:
         )
 
     log_all = _between(plain, low, high)
-    one_sided = low is None or high is None
-    mean = df / (df - 1.0) * (at(low) - at(high))
-    far = jnp.inf if high is None else -jnp.inf
-    mean = jnp.where(df > 1.0, mean, far) if one_sided else mean
+    if low is None or high is None:
+        unknown, far = jnp.inf, jnp.inf if high is None else -jnp.inf
+        mean = df / jnp.where(df > 1.0, df - 1.0, 1.0) * (at(low) - at(high))
+        mean = jnp.where(df > 1.0, mean, far)
+    else:  # df / (df - 1) times a difference that is zero where df is one
+        unknown = jnp.nan
+        apart = 0.5 * (jnp.log1p(high**2 / df) - jnp.log1p(low**2 / df))
+        nearer = jnp.where(apart > 0.0, at(low), at(high))
+        mean = df * apart * nearer * _share_below((df - 1.0) * jnp.abs(apart))
     # t^2 times the density is two densities, one of them with two degrees of freedom less.
     many = df > 2.0
     less = jnp.where(many, df - 2.0, 1.0)
@@ -245,7 +256,6 @@ def student_moments(fn) -> tuple[Array, Array]:
     scores = (None if v is None else v * ratio for v in (low, high))
     log_ratio = _between(dist.StudentT(less), *scores) - log_all
     square = df * ((df - 1.0) / less * jnp.exp(log_ratio) - 1.0)
-    unknown = jnp.inf if one_sided else jnp.nan
     variance = jnp.where(many, jnp.maximum(square - mean**2, 0.0), unknown)
     if low is not None and high is not None:
         width = high - low

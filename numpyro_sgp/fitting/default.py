@@ -273,16 +273,18 @@ def fit(
         fitted = train_from_gaussian(given, train_option, make, train, limits)
         fitted = fitted or train_option(approximation)
     fitted.seconds = time.monotonic() - started
+    is_at_edge = fitted.stopped.startswith(AT_EDGE)
     where = fitted.guide, fitted.params, data, kwargs
     gone = hierarchies.vanished(*where)
     remarks: list[tuple[Any, Any]] = [(still, still.still(*where)), (hierarchies, gone)]
     if not gone and (endless := unbounded.unbounded(fitted)):
         fitted.stopped, remarks = "", [*remarks, (unbounded, endless)]
+        is_at_edge = False
     for room, found in remarks:
         if found:
             fitted.stopped = "; ".join(filter(None, (room.told_of(found), fitted.stopped)))
             room.warn_of(found)
-    if fitted.stopped.startswith(AT_EDGE):
+    if is_at_edge:
         warn_of_edge()
     return fitted
 

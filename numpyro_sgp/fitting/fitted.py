@@ -20,7 +20,7 @@ from numpyro_sgp._programs import split
 from numpyro_sgp._threads import alone, methods_alone
 from numpyro_sgp.diagnostics import to_arviz
 from numpyro_sgp.distributions import FunctionSamples, SparsePosterior
-from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.distributions.arguments import as_arrays, with_given
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.fitting.bound import bound_of
 from numpyro_sgp.fitting.check import check
@@ -362,7 +362,7 @@ class Fitted:
         """
         if not args:
             args, own = self._arguments((), {}, "to_arviz(X, y)")
-            kwargs = {**own, **kwargs}
+            args, kwargs = with_given(self.model, args, own, kwargs)
         svi = self.svi
         if svi is None:
             loss = TraceGP_ELBO() if self.loss is None else self.loss

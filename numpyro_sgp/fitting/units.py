@@ -62,16 +62,15 @@ def _real_latents(problem) -> dict:
     Prior and its standard deviations, of those that are held at points and neither depend
     on other latents nor have such that do: units of these go together.
     """
-    setup, found = problem.guide.known(), {}
+    setup, names, found = problem.guide.known(), {}, {}
     for name in getattr(setup, "latents", ()):
-        full, site = f"{name}_auto_loc", setup.trace.get(name)
+        full, site = f"{name}_{problem.guide.prefix}_loc", setup.trace.get(name)
         if full in problem.free and site is not None:
             sd = _prior_sd(site["fn"], np.shape(problem.free[full]))
             if sd is not None:
-                found[full] = site["fn"], sd
+                names[full], found[full] = name, (site["fn"], sd)
     if not any(_is_unusual(sd) for _, sd in found.values()):
         return found
-    names = {f"{name}_auto_loc": name for name in setup.latents}
     values = at_points(problem.guide, problem.params)
     others = tied(problem.guide.model, problem.args, problem.kwargs, values)
     together = others.keys() | frozenset().union(*others.values())

@@ -281,9 +281,9 @@ class Field:
             if len(every) > 1:
                 raise ValueError(
                     "The observed sites use linear predictors of the shapes "
-                    f"{', '.join(map(str, every))}, which have no rows in common. Nested "
-                    "inference is for observed sites of the same rows: use sgp.fit, or "
-                    "NUTS(sgp.whiten(model))."
+                    f"{', '.join(map(str, every))}, which have no rows in common. "
+                    "sgp.nested and joint=True are for observed sites of the same rows: "
+                    "use sgp.fit without joint=True, or NUTS(sgp.whiten(model))."
                 )
             raise ValueError(TIED)
         self.candidates = found

@@ -37,9 +37,10 @@ MAX_FIELD = 5_000
 
 TIED = (
     "The likelihood ties rows of the data together, or uses several rows of a GP site in "
-    "one term. Nested inference is for likelihoods of one row of linear predictors at a "
-    "time. Of sums and differences of rows (f[i] - f[j]) it is with VGP(), which leaves "
-    "nothing open between rows; else use sgp.fit, or NUTS(sgp.whiten(model))."
+    "one term. sgp.nested and joint=True are for likelihoods of one row of linear "
+    "predictors at a time. Of sums and differences of rows (f[i] - f[j]) they are with "
+    "VGP(), which leaves nothing open between rows; else use sgp.fit without joint=True, "
+    "or NUTS(sgp.whiten(model))."
 )
 
 NOT_FINITE = (
@@ -338,7 +339,9 @@ def check_size(field: Field, whole: bool = False) -> None:
     if field.size > most:
         sizes = field.gp_sizes() | {k: math.prod(field.shapes[k]) for k in field.effects}
         shown = ", ".join(f"'{name}': {size}" for name, size in sizes.items())
+        few = sum(field.gp_sizes().values()) < field.size - most
+        mend = "NUTS(sgp.whiten(model))" if few else "fewer inducing points"
         raise ValueError(
             f"The field has {field.size} numbers ({shown}), and a covariance over all of "
-            f"them; at most {most}. Use fewer inducing points."
+            f"them; at most {most}. Use {mend}."
         )

@@ -15,6 +15,7 @@ from jax import Array
 from numpyro_sgp._checks import check_key, check_levels, check_sample_shape, check_whole
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics.arviz import Found, to_arviz
+from numpyro_sgp.distributions.arguments import with_given
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.log_score import LogScore
 from numpyro_sgp.fitting.problem import as_plain_arrays
@@ -227,9 +228,7 @@ class Nested:
         for name, q in marginals(self.field, self.nodes, args, kwargs).items():
             if name in self.field.effects:
                 continue
-            values = np.zeros((0, *q.mean.shape))
-            if levels:
-                values = q.quantile(levels)
+            values = q.quantile(levels) if levels else np.zeros((0, *q.mean.shape))
             axis = max(q.mean.ndim - 1, 0)
             mean, sd = jnp.asarray(q.mean), jnp.asarray(q.sd)
             at_levels = jnp.asarray(values)
@@ -318,8 +317,8 @@ class Nested:
 
             return jax.lax.map(one, (free, values), batch_size=_TOGETHER)
 
-        found = at_draws(self.field, run, free, values, args, kwargs)
-        return {k: v.reshape(*sample_shape, *v.shape[1:]) for k, v in found.items()}
+        found = at_draws(self.field, run, free, values, args, kwargs).items()
+        return {k: v[:number].reshape(*sample_shape, *v.shape[1:]) for k, v in found}
 
     @cached_property
     def _loose(self):
@@ -405,7 +404,8 @@ class Nested:
             ``dims``), and keyword arguments of the model.
         """
         if not args:
-            args, kwargs = self.args, {**self.kwargs, **kwargs}
+            args, own = self._arguments((), {})
+            args, kwargs = with_given(self.model, args, own, kwargs)
         kwargs.setdefault("seconds", self.seconds)
         return to_arviz(self, *args, num_samples=num_samples, **kwargs)
 

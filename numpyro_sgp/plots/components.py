@@ -138,6 +138,11 @@ def _place(name, priors, values, named):
     if name in priors:
         prior = priors[name]
         X = np.asarray(prior.X)
+        if X.ndim > 2:
+            raise ValueError(
+                f"Each function of '{name}' has inputs of its own (shape {X.shape}): there "
+                "is no one axis for all. Name others, plot_components(result, sites=[...])."
+            )
         X = X.reshape(len(X), -1)
         read = _columns_read(prior, X)
         if len(read) > 2:

@@ -95,7 +95,7 @@ def plot_inducing(
     if fitted.args is not None:
         trace = trace_with_data(fitted, args, kwargs)
         X = np.asarray(messages.unwrap(trace[site]["fn"])[0].X)
-        X = X.reshape(len(X), -1)[:, columns]
+        X = X.reshape(-1, D)[:, columns]  # of all functions, where each has its own
     if ax is None:
         ax = new_axes()
     if X is not None:

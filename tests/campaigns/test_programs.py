@@ -12,8 +12,11 @@ from campaigns import _bound, _bounded, _dense, programs
 from campaigns._case import EPS, differences
 from campaigns._table import FOLDER
 
-# Densities of f as it is are asked for, which HMC is warned of.
-pytestmark = pytest.mark.filterwarnings("ignore:The .* values of a GaussianProcess")
+# Densities of f as it is are asked for, which HMC is warned of, and GP sites are scaled.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .* values of a GaussianProcess"),
+    pytest.mark.filterwarnings("ignore:GP site .* is scaled"),
+]
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,10 @@ def test_bad_input_is_told():
 
     guide = sgp.AutoSparseGP(scaled, sgp.SVGP(3, tight="diagonal"))
     svi = SVI(scaled, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
-    with pytest.raises(ValueError, match="'f' is scaled"):
+    with (
+        pytest.warns(UserWarning, match="'f' is scaled by 0.5"),
+        pytest.raises(ValueError, match="'f' is scaled"),
+    ):
         svi.run(KEY, 1, X, y * 1.0, progress_bar=False)
 
     def elsewhere(X, y, batch_size):

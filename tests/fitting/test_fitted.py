@@ -249,6 +249,8 @@ def test_arviz_data_are_those_of_the_svi(fitted, loaded):
     assert_array_equal(data["posterior"]["f"], known["posterior"]["f"])
     assert data.attrs["elbo"] == known.attrs["elbo"] and "seconds" not in data.attrs
     assert data["sample_stats"]["loss"].shape[-1] == 30
+    named = fitted.to_arviz(X=X, y=Y, num_samples=4, khat=False)
+    assert_array_equal(named["posterior"]["f"], known["posterior"]["f"])
     loaded.seconds = 2.0
     again = loaded.to_arviz(X, Y, seen=SEEN, num_samples=4, khat=False)
     assert_array_equal(again["posterior"]["f"], known["posterior"]["f"])

@@ -107,6 +107,23 @@ def test_a_level_of_ten_thousand_is_found(kind):
     assert abs(level - best) < 0.1 * prior_sd and raw.check().converged
 
 
+def test_units_go_by_the_prefix_of_the_guide():
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(8_000.0, 1e4))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1e6, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(level + f, 300.0), obs=y)
+
+    X = np.linspace(0.0, 6.0, 8)[:, None]
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3), prefix="q")
+    svi = SVI(model, guide, optax.sgd(0.0), sgp.TraceGP_ELBO())
+    args = X, np.full(8, 9_700.0)
+    state = svi.init(jax.random.key(0), *args)
+    problem = Problem(svi, state, args, {})
+    assert problem.units.means == {"level_q_loc": 8_000.0}
+    assert {*problem.units.sizes} == {"level_q_loc"}
+
+
 @pytest.mark.slow
 def test_priors_that_say_nothing_are_no_unit():
     """

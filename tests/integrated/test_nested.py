@@ -271,6 +271,9 @@ def test_arviz_has_what_mcmc_has(posterior):
     assert data["log_likelihood"]["y"].dims == ("chain", "draw", "data")
     assert data.attrs["method"] == "nested"
     np.testing.assert_allclose(data.attrs["elbo"], posterior.log_evidence)
+    named = as_tree(posterior.to_arviz(X=X, y=COUNTS, num_samples=20))
+    assert named["posterior"]["f"].shape == (1, 20, 30)
+    assert posterior.sample(jax.random.key(0), sample_shape=(0,))["f"].shape == (0, 30)
 
 
 @pytest.mark.slow

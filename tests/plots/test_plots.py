@@ -282,6 +282,17 @@ def test_what_cannot_be_drawn_of_components_is_told(of_additive, plane):
     wide = RNG.normal(size=(12, 3))
     with pytest.raises(ValueError, match="'f' reads 3 columns of its inputs"):
         plot_components(untrained(simple, (wide, Y)))
+    with pytest.raises(ValueError, match=r"Each function of 'f' has .* \(2, 12, 1\)"):
+        plot_components(untrained(apart, APART))
+
+
+def apart(X, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[1]):
+        numpyro.sample("y", dist.Normal(f.sum(axis=0), 0.3), obs=y)
+
+
+APART = np.stack([LINE, LINE + 1.0]), Y
 
 
 # ---- inducing points --------------------------------------------------------------------
@@ -297,6 +308,11 @@ def test_inducing_points_are_drawn_where_they_began_and_are(line):
         assert_allclose(now, at_first + 0.25)
     assert_array_equal(drawn["data"], np.stack([LINE[:, 0], Y], axis=1))
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("X", "y")
+
+
+def test_inputs_of_all_functions_are_drawn_where_each_has_its_own():
+    ax = plot_inducing(untrained(apart, APART, sgp.SVGP(inducing=LINE[:4])))
+    assert_array_equal(lines(ax)["data"][:, 0], APART[0].ravel())
 
 
 def test_of_more_columns_two_are_chosen():
