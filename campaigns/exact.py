@@ -108,7 +108,7 @@ def told(block, kind, size, precision, each):
         X, y, free, given, (exact, terms) = case.drawn()
         params, eps = case.svi.constrain_fn(free), bounds.EPS[precision] * terms
         if kind == "bracket":
-            lower, upper, why = evidence_bracket(case.guide, params, X, y)
+            lower, upper, why, _ = evidence_bracket(case.guide, params, X, y)
             between = lower - eps <= exact <= upper + eps
             if why or not between:
                 failed.append(f"{number}: {exact:.9g}, {lower:.9g} to {upper:.9g} {why}")

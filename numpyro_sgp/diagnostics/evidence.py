@@ -19,11 +19,13 @@ class EvidenceBracket(NamedTuple):
     :param lower: nats.
     :param upper: nats.
     :param unknown: why it cannot be told (then both are NaN), or empty.
+    :param gain: what is between the lower end and the bound at hand.
     """
 
     lower: float
     upper: float
     unknown: str = ""
+    gain: float = float("nan")
 
 
 def evidence_bracket(guide, params: dict, *args, rng_key=None, **kwargs) -> EvidenceBracket:
@@ -145,7 +147,8 @@ def bracket_of(bound: MovedBound, params, rng_key=None) -> EvidenceBracket:
         below, above = gaussian_bracket(A, left, slack, residual[i], root[i])
         lower, upper = lower + below, upper + above
     at_hand = fit + float(np.asarray(terms[name]).sum())
-    return EvidenceBracket(float(max(lower, at_hand)), float(upper))
+    lower = float(max(lower, at_hand))
+    return EvidenceBracket(lower, float(upper), gain=lower - at_hand)
 
 
 def gaussian_bracket(A, left, slack, residual, root) -> tuple[float, float]:

@@ -249,10 +249,10 @@ class MovedBound:
     def most_points(self, field: Field) -> int:
         """
         How many points it makes sense to add: as many as there are, or 32; four times as
-        many where that is cheap.
+        many where that is cheap; no more than rows.
         """
         M, N = field.A.shape[-2:]
-        return min(max(32, 4 * M if N * M <= _CHEAP else M), max(N - M, 1))
+        return min(max(32, 4 * M if N * M <= _CHEAP else M), N)
 
     def choose(self, key, params, name, field: Field, precision, most: int):
         r"""

@@ -138,7 +138,7 @@ class Added(NamedTuple):
     :param orders: rows of X by site, ``(number, Q)``, in the order in which they came.
     :param sizes: numbers of points at which q(v) was settled, for each site.
     :param gains: what the bound gained at each, for each key that scores.
-    :param all_chosen: whether no other row would gain anything.
+    :param all_chosen: whether no other row would gain anything, or there is none.
     :param q: q(v) at all of them.
     """
 
@@ -177,7 +177,7 @@ def add_points(bound: MovedBound, params, rng_key, max_points=None) -> Added | N
         orders[name], rows[name] = bound.choose(
             keys[0], params, name, field, precision, most
         )
-        all_chosen &= len(orders[name]) < most
+        all_chosen &= len(orders[name]) < most or most == field.prior.shape[-1]
     known = here, rows
     draws = _draws(bound, params, train, orders, known)
     scores = _draws(bound, params, score, orders, known) if is_random else draws

@@ -89,10 +89,17 @@ def check(
     others = attempts.of_others(losses)
     if gone := vanished(guide, params, args, kwargs):
         others = Cause(others.name, np.nan, told=told_of(gone), mend=MEND)
+    if bracket is not None:
+        try:
+            bracket = bracket()
+        except Exception:  # a likelihood without derivatives, for one
+            bracket = None
+    of_q = _of_q(left, rng_key, problem)
+    beside = np.nan if bracket is None else bracket.gain - of_q.nats
     found = [
-        _of_q(left, rng_key, problem),
+        of_q,
         others,
-        _of_points(curve, points),
+        _of_points(curve, points, beside),
         _of_family(weights, given, too_many),
         _of_latents(given),
     ]
@@ -100,11 +107,6 @@ def check(
         found.append(digits(attempts.descent, others))
     found += attempts.of_optima()
     found += [cause for more in MORE_CAUSES if (cause := more(*given)) is not None]
-    if bracket is not None:
-        try:
-            bracket = bracket()
-        except Exception:  # a likelihood without derivatives, for one
-            bracket = None
     return Verdict({cause.name: cause for cause in found}, bracket, bound)
 
 
@@ -192,8 +194,12 @@ def _of_q(left, rng_key, problem):
     return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
 
 
-def _of_points(curve, points):
-    """What orthogonal points would gain."""
+def _of_points(curve, points, beside):
+    """
+    What orthogonal points would gain.
+
+    :param beside: what they do with the best q(u) beside them, where that is known.
+    """
     name = "inducing points"
     if curve is None:
         return Cause(name, np.nan, told="unknown: too many rows")
@@ -204,12 +210,16 @@ def _of_points(curve, points):
     if curve.unknown:
         return Cause(name, np.nan, told=f"unknown: {curve.unknown}")
     se = float(curve.se[-1]) if curve.se else 0.0
-    mend = ""
-    if curve.lost > 1.0 and curve.needed != curve.num_inducing:
+    told, mend, lost = str(curve), "", curve.lost
+    if beside > max(lost, ENOUGH_NATS):
+        told = f"{beside:.2g} where q(u) moves with further points; as it is: {told}"
+        lost = beside
+    if lost > 1.0 and (lost == beside or curve.needed != curve.num_inducing):
         number = curve.needed or f"more than {points + max(curve.added, default=points)}"
+        number = f"more than {points}" if number == curve.num_inducing else number
         mend = f"num_inducing='auto', or {number} inducing points and a check again: "
         mend += "trained with more of them, hyperparameters may gain several times as much"
-    return Cause(name, curve.lost, se, str(curve), mend)
+    return Cause(name, lost, se, told, mend)
 
 
 def _of_family(weights, given, too_many):

@@ -24,7 +24,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_sgp._programs import join_static, on_data, shared, split_static
 from numpyro_sgp.fitting.check import MORE_CAUSES
-from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause
+from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, unknown
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.marginals import flat, known_at_edge
@@ -50,8 +50,7 @@ def sites_apart(guide: Any, params: dict, args: tuple, kwargs: dict) -> Cause | 
     try:
         return _looked_at(guide, setup, params, args, kwargs)
     except Exception as error:  # a likelihood without derivatives, for one
-        first = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Cause(_NAME, np.nan, told=f"unknown: {first}")
+        return Cause(_NAME, np.nan, told=unknown(error))
 
 
 def _looked_at(guide, setup, params, args, kwargs) -> Cause | None:

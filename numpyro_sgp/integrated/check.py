@@ -13,7 +13,13 @@ import numpy as np
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k
 from numpyro_sgp.diagnostics.khat import weighed as weighed_draws
-from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict, held_at_points
+from numpyro_sgp.fitting.verdict import (
+    ENOUGH_NATS,
+    Cause,
+    Verdict,
+    held_at_points,
+    unknown,
+)
 from numpyro_sgp.guides import SVGP, AutoSparseGP
 from numpyro_sgp.guides.points import point_name, points_of
 from numpyro_sgp.integrated.field import Field
@@ -136,9 +142,11 @@ def _of_points(profile, points, chosen, args, kwargs):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = [richer(node.free, start)[0].value - node.value for node in chosen]
+    except _NotTried as error:
+        mend = "nested with more of them, and its log_evidence"
+        return Cause(name, np.nan, told=f"unknown: {error}", mend=mend)
     except Exception as error:
-        first = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Cause(name, np.nan, told=f"unknown: {first}")
+        return Cause(name, np.nan, told=unknown(error))
     found = [gain for gain in found if np.isfinite(gain)]
     if not found:
         return Cause(name, np.nan, told="unknown: the bound with more is not finite")
@@ -161,6 +169,10 @@ def _of_jitter(name, lost):
     return Cause(name, max(high, 0.0), told=told, mend=mend)
 
 
+class _NotTried(Exception):
+    """More points of this kind are not looked at."""
+
+
 def _larger(field, points, args, kwargs) -> Field | None:
     """The same field with twice as many inducing points more at each site."""
     options: dict[str, Any] = {}
@@ -169,8 +181,8 @@ def _larger(field, points, args, kwargs) -> Field | None:
         names = map(point_name, range(len(site.points)))
         own = [np.asarray(points[name][key]) for key in names]
         if any(Z.ndim > 2 for Z in own) or site.approximation.inter_domain:
-            raise NotImplementedError(
-                "points of each latent function, or inter-domain ones"
+            raise _NotTried(
+                f"those at '{name}' are of each latent function, or inter-domain ones"
             )
         Z = np.concatenate(own)
         rows = np.unique(np.asarray(site.X), axis=0)
@@ -225,8 +237,7 @@ def _of_family(profile, chosen, args, kwargs, weighed):
             found = np.asarray(run(free, node.q, key, profile.points, arrays), float)
             each.append(weighed_draws(found))
     except Exception as error:
-        first = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Cause(name, np.nan, told=f"unknown: {first}")
+        return Cause(name, np.nan, told=unknown(error))
     low, high = (f(found.gap for found in each) for f in (min, max))
     khat, limit = max(found.khat for found in each), good_k(NUM_DRAWS)
     told = f"{low:.2g} to {high:.2g} between q(w) and the posterior at {len(chosen)} nodes"

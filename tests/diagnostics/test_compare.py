@@ -293,7 +293,11 @@ def test_bad_pareto_k_is_in_the_table_and_not_a_warning():
     # The standard error of k from the 134 largest of 2000 is (1 + k) / sqrt(134) = 0.2.
     assert 0.9 < comparison.table.loc["a", "k_max"] < 2.5
     assert comparison.table.loc["a", "k_bad"] == 0.25
-    assert "Pareto k of 1 of 4 observations is above 0.70" in said(comparison, "a")
+    remark = "Pareto k of 1 of 4 observations is above 0.70"
+    assert remark in said(comparison, "a") and "too high most" in said(comparison, "a")
+    tree.attrs["method"] = "nested"
+    remark = said(compare({"a": tree}), "a")
+    assert "too low or too high" in remark and "too high most" not in remark
 
 
 def test_bad_pareto_k_is_that_of_arviz_for_few_draws():

@@ -174,7 +174,7 @@ def check_brackets(bound, seeds):
     widths = []
     for seed in seeds:
         problem = Problem.random(seed, noisy_rows=seed % 2 == 0)
-        lower, upper, unknown = bracket_of(
+        lower, upper, unknown, _ = bracket_of(
             bound, problem.params(0.5 * problem.m, problem.S)
         )
         assert not unknown
@@ -401,7 +401,7 @@ def test_priors_of_points_are_no_part_of_the_evidence():
     svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
     params = svi.get_params(svi.init(jax.random.key(0), X, y, kind="drawn"))
     params["lengthscale_auto_loc"] = jnp.asarray(0.4)
-    lower, upper, _ = evidence_bracket(guide, params, X, y, kind="drawn")
+    lower, upper, *_ = evidence_bracket(guide, params, X, y, kind="drawn")
     C = rbf(1.0, 0.4) + 0.09 * np.eye(30)
     evidence = multivariate_normal(np.zeros(30), C).logpdf(y)
     assert lower <= evidence <= upper < lower + 1.0
@@ -421,13 +421,48 @@ def test_functions_of_their_own_and_masked_rows_are_in_the_bracket():
     guide = sgp.AutoSparseGP(two, sgp.SVGP(M, **OPTIONS))
     svi = SVI(two, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
     params = svi.get_params(svi.init(jax.random.key(0), X, Y))
-    lower, upper, unknown = evidence_bracket(guide, params, X, Y)
+    lower, upper, unknown, _ = evidence_bracket(guide, params, X, Y)
     assert not unknown
     evidence = 0.0
     for y_q, s, K in zip(Y, noise, (rbf(1.0, 0.4), rbf(0.5, 0.8)), strict=True):
         C = (K + s**2 * np.eye(30))[np.ix_(seen, seen)]
         evidence += multivariate_normal(np.array(X)[seen, 0], C).logpdf(y_q[seen])
     assert lower <= evidence <= upper < lower + 2.0
+
+
+@pytest.mark.slow
+def test_more_patches_than_rows_may_lose_all_the_same():
+    """Points that are added are rows, of which there are twelve, not twelve minus 18."""
+    rng = np.random.default_rng(0)
+    images, y = rng.normal(size=(12, 12)), rng.normal(size=12)
+    base = sgp.kernels.RBF(2.0, 0.8)
+    kernel = 10.0 * sgp.kernels.Convolutional(base, (4, 3), 2)
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    patches = sgp.SVGP(18, sgp.InducingPatches("kmeans"))
+    guide = sgp.AutoSparseGP(model, patches)
+    step = sgp.natural_gradients(guide, 1.0, optax.sgd(0.0))
+    svi = SVI(model, guide, step, sgp.TraceGP_ELBO())
+    params = svi.run(jax.random.key(0), 1, images, y, progress_bar=False).params
+    key, run = jax.random.key(0), (model, guide, images, y)
+    bound = -float(sgp.TraceGP_ELBO().loss(key, params, *run))
+    # By hand: patches of all images, the mean of the base kernel over pairs of them.
+    rows = images.reshape(12, 4, 3)
+    parts = [rows[:, i : i + 2, j : j + 2] for i in range(3) for j in range(2)]
+    flat = np.stack(parts, axis=1).reshape(-1, 4)
+    pairs = 2.0 * np.exp(-0.5 * cdist(flat, flat, "sqeuclidean") / 0.8**2)
+    K = 10.0 * pairs.reshape(12, 6, 12, 6).mean(axis=(1, 3))
+    evidence = multivariate_normal(np.zeros(12), K + 0.25 * np.eye(12)).logpdf(y)
+    found = evidence_bracket(guide, params, images, y)
+    assert found.lower - 1e-6 <= evidence <= found.upper + 1e-6 < found.lower + 1e-3
+    assert evidence - bound > 0.5
+    assert_allclose(found.gain, evidence - bound, rtol=1e-3)
+    curve = sparsity_curve(guide, params, images, y)
+    assert 0.05 < curve.lost <= evidence - bound
 
 
 # ---- what is refused, and what it says ---------------------------------------------------
