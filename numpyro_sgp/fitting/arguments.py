@@ -9,7 +9,7 @@ import numpy as np
 from numpyro_sgp._checks import check_key, check_model, check_positive
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.base import check_approximations
-from numpyro_sgp.guides.checks import scaled_alone
+from numpyro_sgp.guides.checks import put_inside, scaled_alone
 from numpyro_sgp.training.padding import Padded
 
 _MOST_STARTS = 1000
@@ -87,12 +87,16 @@ def check_arguments(model, approximation, data, rng_key, base_guide):
         )
 
 
-def check_scales(guide) -> None:
+def check_sites(guide) -> None:
     """
-    :raises ValueError: if a GP site of a guide that is set up is scaled otherwise than the
-        likelihood is.
+    :raises ValueError: if the model of a guide that is set up puts a latent at a value by
+        itself, or a GP site is scaled otherwise than the likelihood is.
     """
-    if not isinstance(guide, AutoSparseGP) or guide.known().subsampled:
+    if not isinstance(guide, AutoSparseGP):
+        return
+    if told := put_inside(guide.known().trace):
+        raise ValueError(told)
+    if guide.known().subsampled:
         return
     if told := scaled_alone(guide.known().trace):
         raise ValueError(

@@ -24,7 +24,7 @@ from numpyro_sgp.fitting.arguments import (
     check_arguments,
     check_joint,
     check_numbers,
-    check_scales,
+    check_sites,
     guide_of,
     joint_kinds,
 )
@@ -318,7 +318,7 @@ def _train(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"GP site '.*' is scaled by")
             state = _initial_state(svi, for_init, for_guide, args, kwargs)
-        check_scales(guide)
+        check_sites(guide)
     else:
         svi = before.svi
         kwargs = {**svi.static_kwargs, **kwargs}

@@ -10,7 +10,12 @@ from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp._programs import on_data
-from numpyro_sgp.guides.messengers import FirstRows, OnePlateEach, ProperPriors
+from numpyro_sgp.guides.messengers import (
+    FirstRows,
+    OnePlateEach,
+    ProperPriors,
+    PutInside,
+)
 from numpyro_sgp.kernels import White
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import Coupling, find_coupling, log_likelihood
@@ -26,7 +31,7 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
     """
 
     def run(args, kwargs):
-        model_here = ProperPriors(OnePlateEach(FirstRows(model)), start)
+        model_here = ProperPriors(OnePlateEach(FirstRows(PutInside(model))), start)
         at_mean = messages.at_prior_mean
         trace = messages.trace_of(model_here, args, kwargs, at_site=at_mean)
         checks.check_kernels(trace)
@@ -84,6 +89,18 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
     for name in given:
         checks.check_support(name, trace[name])
     return trace
+
+
+def put_inside(trace) -> str:
+    """What to say of latents that a model has values for by itself; empty of none."""
+    names = [name for name, site in trace.items() if site.get("put_inside")]
+    if not names:
+        return ""
+    return (
+        f"Latent site '{names[0]}' is put at a value inside of the model "
+        "(numpyro.handlers.substitute), which the guide's values would replace. Fix it by "
+        "numpyro.handlers.condition(model, data), which makes it an observation."
+    )
 
 
 def scaled_alone(trace) -> str:

@@ -54,6 +54,15 @@ def drawn_by(base_guide, names, args, kwargs) -> dict:
     return {name: found[name] for name in names}
 
 
+class PutInside(Messenger):
+    """Marks latents that have values inside of the model, by a handler there."""
+
+    def process_message(self, msg):
+        is_open = msg["type"] == "sample" and not msg["is_observed"]
+        if is_open and msg["value"] is not None:
+            msg["put_inside"] = "_scan_current_index" not in msg["infer"]
+
+
 class Drawn(Messenger):
     """Puts NaN where a distribution cannot be drawn from, which stops nothing else."""
 

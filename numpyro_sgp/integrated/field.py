@@ -283,7 +283,9 @@ class Field:
                     "The observed sites use linear predictors of the shapes "
                     f"{', '.join(map(str, every))}, which have no rows in common. "
                     "sgp.nested and joint=True are for observed sites of the same rows: "
-                    "use sgp.fit without joint=True, or NUTS(sgp.whiten(model))."
+                    "use sgp.fit without joint=True, or NUTS(sgp.whiten(model)). A sum "
+                    "over rows that the model takes by itself has none: give "
+                    "numpyro.factor an array with the term of each row."
                 )
             raise ValueError(TIED)
         self.candidates = found

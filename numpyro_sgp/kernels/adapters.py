@@ -173,17 +173,29 @@ class TinygpKernel(Kernel):
     A tinygp kernel; :func:`as_kernel` makes it.
 
     :param kernel: a ``tinygp.kernels.Kernel``; it sees each point as a row, of shape
-        ``(D,)``.
+        ``(D,)``, and a quasiseparable one, which is for one column, as a number.
     """
 
     kernel: Any
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
-        return _matrix(self.kernel, X1, X2)
+        return _matrix(self._seen, X1, X2)
 
     def diag(self, X: ArrayLike) -> Array:
         # With one argument, a tinygp kernel is its diagonal.
-        return jnp.vectorize(self.kernel, signature="(n,d)->(n)")(numbers(X, _INPUTS))
+        return jnp.vectorize(self._seen, signature="(n,d)->(n)")(numbers(X, _INPUTS))
+
+    def _seen(self, *inputs):
+        quasisep = sys.modules.get("tinygp.kernels.quasisep")
+        if quasisep is None or not isinstance(self.kernel, quasisep.Quasisep):
+            return self.kernel(*inputs)
+        if inputs[0].shape[-1] != 1:
+            raise ValueError(
+                f"A {type(self.kernel).__name__} of tinygp.kernels.quasisep is for inputs "
+                f"of one column, but these have {inputs[0].shape[-1]}. Use its namesake in "
+                "tinygp.kernels, or one of numpyro_sgp.kernels."
+            )
+        return self.kernel(*(X[:, 0] for X in inputs))
 
 
 @frozen_pytree

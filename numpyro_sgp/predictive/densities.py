@@ -474,7 +474,9 @@ def _observed_rows(trace, counts, on_f) -> dict:
             raise ValueError(
                 f"Observed site '{name}' has log likelihoods of shape "
                 f"{jnp.shape(messages.log_prob(site))}, not one for each of the "
-                f"{' or '.join(map(str, counts))} rows."
+                f"{' or '.join(map(str, counts))} rows. One event of all rows has one "
+                "density: give it a plate of the rows in the place of to_event, and each "
+                "row its own distribution."
             )
     if not values:
         raise ValueError(_NO_OBSERVATIONS)

@@ -736,6 +736,14 @@ def test_bad_options_are_told(options, error, message):
         fit(known, given.pop("approximation"), given.pop("data"), **given)
 
 
+def test_values_that_the_model_puts_in_are_refused():
+    """They would be replaced by those of the guide, without a word."""
+    put = numpyro.handlers.substitute(learned, data={"noise": jnp.asarray(0.1)})
+    told = "'noise' is put at a value .*handlers.condition"
+    with pytest.warns(UserWarning, match="stores"), pytest.raises(ValueError, match=told):
+        fit(put, sgp.SVGP(3), (X, Y))
+
+
 def test_scaled_gp_sites_are_refused():
     """Their posterior is another under NUTS, whose prior alone is scaled: .53 for 1.07."""
 

@@ -129,6 +129,20 @@ def test_foreign_kernel_is_the_same_kernel(make, wrapper):
     assert_allclose(kernel.diag(X1), np.full(4, 1.5), rtol=1e-9)
 
 
+def test_quasiseparable_kernels_of_tinygp_see_numbers():
+    pytest.importorskip("tinygp")
+    from tinygp.kernels import quasisep
+
+    kernel = as_kernel(quasisep.Matern32(scale=0.7, sigma=1.2))
+    X1, X2 = points(4)[:, :1], points(3, seed=1)[:, :1]
+    ours = Matern32(1.44, 0.7)
+    assert_allclose(kernel(X1, X2), ours(X1, X2), rtol=1e-6)
+    assert_allclose(kernel(X1), ours(X1), rtol=1e-6, atol=1e-9)
+    assert_allclose(kernel.diag(X1), np.full(4, 1.44), rtol=1e-6)
+    with pytest.raises(ValueError, match="Matern32 of tinygp.* but these have 2"):
+        kernel(points(4))
+
+
 @foreign
 def test_foreign_kernel_takes_batches_of_inputs(make, wrapper):
     kernel = as_kernel(make())
