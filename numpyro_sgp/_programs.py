@@ -304,20 +304,22 @@ class at_once:  # noqa: N801, as jax.jit
         plain = all(map(_is_plain, fixed)) and _is_plain(structure)
         if by_operation or not plain or any(map(_is_traced, leaves)):
             return self._fn(*trees, *static)
-        run = self._run(structure, fixed, static, briefly)
-        arrays = [leaf for leaf, known in zip(leaves, is_array, strict=True) if known]
+        arrays, places = _each_once(
+            [leaf for leaf, known in zip(leaves, is_array, strict=True) if known]
+        )
+        run = self._run(structure, fixed, static, briefly, places)
         try:
             return run(arrays).whole()
         except NEEDS_KNOWN_DATA:
             return self._fn(*trees, *static)
 
-    def _run(self, structure, fixed, static, briefly):
-        key = structure, fixed, static, briefly
+    def _run(self, structure, fixed, static, briefly, places):
+        key = structure, fixed, static, briefly, places
         run = self._kept.pop(key, None)
         if run is None:
 
             def filled(arrays):
-                given = iter(arrays)
+                given = (arrays[place] for place in places)
                 leaves = [next(given) if leaf is None else leaf for leaf in fixed]
                 return _Filled(self._fn(*jax.tree.unflatten(structure, leaves), *static))
 
@@ -325,6 +327,19 @@ class at_once:  # noqa: N801, as jax.jit
         self._kept[key] = run  # as the one used last
         forget(self._kept, FEW)
         return run
+
+
+def _each_once(arrays: list) -> tuple[list, tuple[int, ...]]:
+    """
+    Arrays without those that are the same object as one before, as code may ask
+    (``X2 is X1``), and where each of them is.
+    """
+    where: dict[int, int] = {}
+    places = []
+    for i, array in enumerate(arrays):
+        places.append(where.setdefault(id(array) if np.ndim(array) else -i - 1, len(where)))
+    found = dict(zip(places, arrays, strict=True))
+    return [found[place] for place in range(len(where))], tuple(places)
 
 
 def _is_plain(part) -> bool:

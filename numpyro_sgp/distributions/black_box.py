@@ -102,7 +102,9 @@ class BlackBox(dist.Distribution):
             )
         self.function = log_prob
         self.sampler = sample
-        self.f = numbers(f, "f of BlackBox")
+        f = numbers(f, "f of BlackBox")
+        is_real = jnp.issubdtype(f.dtype, jnp.floating)
+        self.f = f if is_real else f.astype(jnp.result_type(float))
         self._rank = self.f.ndim
         if self.f.ndim < 1:
             raise ValueError("f must have the rows of data along its last axis.")

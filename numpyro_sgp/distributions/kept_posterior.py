@@ -209,6 +209,8 @@ def _of_its_own(K):
     the time in double precision), and drops a barrier on a CPU before it decides so; it
     does not look through a loop, which has no turn.
     """
+    if K.size == 0:
+        return K
     # With NaN it has one, which changes signs: of no account where squares are taken.
     turns = jnp.where(K.ravel()[0] > -jnp.inf, 0, 1)
     return lax.fori_loop(0, turns, lambda _, K: -K, K)

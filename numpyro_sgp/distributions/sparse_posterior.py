@@ -209,7 +209,8 @@ class SparsePosterior(GPPosterior):
         Variances in the shape of f. Exact arithmetic stays above zero; the floor takes the
         square root's rounding errors where the data pin f down to the last digits.
         """
-        floor = jnp.finfo(prior.dtype).eps * prior
+        limits = jnp.finfo(prior.dtype)
+        floor = limits.eps * prior + limits.tiny  # of no variance the root has a slope too
         return jnp.broadcast_to(at_least(variance, floor), self.shape())
 
     def _cancels(self, index, block):

@@ -84,7 +84,7 @@ def tails(fn: Any) -> Tails | None:
     if isinstance(fn, dist.HalfNormal):
         return _between_zero(
             lambda y: jnp.log(erf(y / (jnp.sqrt(2.0) * fn.scale))),
-            lambda y: jnp.log(2.0) + log_ndtr(-y / fn.scale),
+            lambda y: jnp.log(2.0) + log_ndtr(-scaled(y, 0.0, fn.scale)),
             fn.scale,
         )
     if isinstance(fn, dist.HalfCauchy):
@@ -101,7 +101,8 @@ def scaled(value, loc, scale) -> Array:
     value = jnp.asarray(value, jnp.result_type(float))
     none = jnp.isinf(value)
     found = (jnp.where(none, 0.0, value) - loc) / scale
-    return jnp.where(none, jnp.sign(value) * NOWHERE, found)
+    found = jnp.where(none, jnp.sign(value) * NOWHERE, found)
+    return jnp.clip(found, -NOWHERE, NOWHERE)  # 1e20 for infinity has a slope of NaN
 
 
 def _scaled_log(value, loc, scale):

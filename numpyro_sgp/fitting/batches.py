@@ -217,8 +217,8 @@ def _lower_rates(run, limits) -> str:
     """Twice as many steps with falling rates; why they ended too early, if they did."""
     held, chunk = run.count, _chunk(limits)
     number = _DOWN * held
-    if limits.steps is not None:
-        number = min(number, max(limits.steps - held, 0))
+    if limits.left is not None:
+        number = min(number, max(limits.left - held, 0))
     for begin in range(0, number, chunk):
         if limits.until is not None and (reason := limits.reached(0)):
             return reason
@@ -279,9 +279,9 @@ class _Finish:
 
 def _chunk(limits) -> int:
     """Steps of one program."""
-    if limits.steps is None:
+    if limits.left is None:
         return CHUNK
-    return max(1, min(CHUNK, limits.steps // (1 + _DOWN)))
+    return max(1, min(CHUNK, limits.left // (1 + _DOWN)))
 
 
 # ---- all rows -------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def _of_q(left, rng_key, problem):
     if not problem.natural:
         return Cause(name, np.nan, told="is trained with the other parameters")
     if left is None:
-        return Cause(name, np.nan, told="too many rows to tell", mend="check part of them")
+        return Cause(name, np.nan, told="too many rows to tell: check part of them")
     try:
         nats, why = left()
     except Exception as error:  # a likelihood without derivatives, for one

@@ -209,6 +209,11 @@ def fit(
 
     limits = Limits(tolerance, steps, until)
 
+    loss = TraceGP_ELBO(expectation)
+    known = getattr(approximation, "loss", None)
+    if isinstance(known, TraceGP_ELBO) and expectation is None:
+        loss = known
+
     def train(guide, start=None, before=None, descent=None, limits=limits):
         call = "fit(model, approximation, (X, group, y), num_groups=8)"
         with data_as_arguments(call):
@@ -217,7 +222,7 @@ def fit(
                 data,
                 kwargs,
                 rng_key,
-                loss=TraceGP_ELBO(expectation),
+                loss=loss,
                 limits=limits,
                 batch_size=batch_size,
                 restarts=restarts,
@@ -254,8 +259,8 @@ def fit(
         fitted = train(guide_of(approximation), before=before)
     elif isinstance(approximation, Fitted):
         # Its own programs serve where they have the bound that is asked for.
-        loss = getattr(approximation.svi, "loss", None)
-        if isinstance(loss, TraceGP_ELBO) and expectation is None:
+        own = getattr(approximation.svi, "loss", None)
+        if isinstance(own, TraceGP_ELBO) and expectation is None:
             fitted = train(approximation.guide, before=approximation)
         else:
             fitted = train(approximation.guide, start=approximation.params)

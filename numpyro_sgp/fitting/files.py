@@ -5,7 +5,9 @@ import os
 import warnings
 from typing import Any
 
+import jax
 import numpy as np
+from numpyro.distributions import biject_to
 from numpyro.infer import autoguide
 from numpyro.util import find_stack_level
 
@@ -13,6 +15,7 @@ from numpyro_sgp._checks import check_path
 from numpyro_sgp.fitting.encoding import NotInFile, decode, encode
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive.row_batches import first_rows
+from numpyro_sgp.tracing.coupling import Coupling
 from numpyro_sgp.training.archive import read_archive, write_archive
 from numpyro_sgp.training.padding import Padded
 
@@ -50,6 +53,7 @@ def write(path: str | os.PathLike, fitted: Any) -> None:
             "prefix": guide.prefix,
             "approximation": encode(guide.approximation, "approximation", arrays),
             "base_guide": base_guide,
+            "coupling": [bool(tied) for tied in guide.known().coupling],
             "loss": encode(fitted.loss, "loss", arrays),
         },
         "params": encode(fitted.params, "params", arrays, strict=True),
@@ -105,6 +109,8 @@ def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
         base_guide = chosen("base_guide", recipe["base_guide"], _base_guide)
         found["examples"] = args, kwargs = chosen("arguments", header["arguments"])
         description, prefix = recipe["description"], recipe["prefix"]
+        if coupling := recipe.get("coupling"):  # files of former versions have none
+            coupling = Coupling(*map(bool, coupling))
     except NotInFile as error:
         raise ValueError(
             f"{path} does not have all that makes the guide: {error}. Give it: "
@@ -116,6 +122,7 @@ def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
     try:
         guide = AutoSparseGP(model, approximation, base_guide, prefix=prefix)
         _set_up(guide, setup, description, args, kwargs)
+        guide.remember(given["arguments"], coupling)
         guide.check_params(found["params"])
     except Exception as error:  # of the model's code, which may raise anything
         raise ValueError(
@@ -141,6 +148,7 @@ def _examples(path, fitted, base_guide, arrays) -> dict:
         base = given if "absent" in base_guide else _base_guide(base_guide, arrays)
         new = AutoSparseGP(guide.model, guide.approximation, base, prefix=guide.prefix)
         _set_up(new, guide.setup_state(), guide.known().description, args, kwargs)
+        _check_same(guide.known(), new.known())
     except Exception as error:  # of the model's code, which may raise anything
         warnings.warn(
             f"{path} can be loaded with the training data alone, "
@@ -149,9 +157,21 @@ def _examples(path, fitted, base_guide, arrays) -> dict:
             UserWarning,
             stacklevel=find_stack_level(),
         )
-        return {"absent": "the model cannot be run with two rows of its arguments"}
+        return {"absent": "two rows of the model's arguments do not do"}
     arrays |= found
     return structure
+
+
+def _check_same(setup, of_few) -> None:
+    """
+    :raises ValueError: if a few rows say something else of a model than all of them.
+    """
+    for name in setup.latents:
+        supports = (s.trace[name]["fn"].support for s in (setup, of_few))
+        leaves = [jax.tree.leaves(biject_to(support)) for support in supports]
+        for a, b in zip(*leaves, strict=True):
+            if np.shape(a) == np.shape(b) and not np.allclose(a, b, rtol=1e-5, atol=0.0):
+                raise ValueError(f"the support of '{name}' is another one")
 
 
 def _set_up(guide, state, description, args, kwargs):

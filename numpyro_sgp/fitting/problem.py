@@ -135,6 +135,11 @@ class Problem:
         return constrained(self.svi, self.free)
 
     @functools.cached_property
+    def inputs(self) -> dict[str, np.ndarray]:
+        """Inputs of GP sites, ``(N, D)``: of a guide from a file not the few rows there."""
+        return inputs_of(self.guide, self.args, self.kwargs)
+
+    @functools.cached_property
     def _data_rows(self) -> tuple[frozenset[str], RowAxes | None]:
         return data_plates(self.guide, self.arrays, self._static, self.num_rows)
 
@@ -245,8 +250,8 @@ class Problem:
             if name not in self.profiled
         }
         roles = self.guide.roles()
-        for site in self.guide.known().sites.values():
-            sd = deviations(site.X)
+        for name, site in self.guide.known().sites.items():
+            sd = deviations(self.inputs[name])
             columns = max(1, np.sum(sd > 0.0))
             sd = np.where(sd > 0.0, sd, 1.0)
             for full in site.names.values():
@@ -262,6 +267,21 @@ class Problem:
     def units(self) -> Units:
         """Those of its latents and parameters."""
         return units(self)
+
+
+def inputs_of(guide, args: tuple, kwargs: dict) -> dict[str, np.ndarray]:
+    """Inputs of GP sites that the set-up knows, or that the model has with arguments."""
+    setup = guide.known()
+    if setup.subsampled or setup.arguments is not None:
+        return {name: np.asarray(site.X) for name, site in setup.sites.items()}
+
+    def run(args, kwargs):
+        where = guide.model, args, kwargs
+        trace = messages.trace_of(*where, at_site=messages.at_prior_mean)
+        return {name: messages.unwrap(trace[name]["fn"])[0].X for name in setup.sites}
+
+    found = on_data(run, args, kwargs)
+    return {k: np.asarray(X).reshape(-1, X.shape[-1]) for k, X in found.items()}
 
 
 class _Mean:

@@ -37,6 +37,11 @@ class Limits:
     taken: int = 0
     in_all: bool = True
 
+    @property
+    def left(self) -> int | None:
+        """How many steps may be made."""
+        return None if self.steps is None else max(self.steps - self.taken, 0)
+
     def reached(self, steps: int, seconds: float = 0.0) -> str:
         """Which limit is reached after so many steps, so long from now; empty if none."""
         if self.steps is not None and self.taken + steps >= self.steps:

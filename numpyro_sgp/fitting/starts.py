@@ -269,7 +269,7 @@ def lengthscales_of(problem, names) -> dict:
     fed, label_of = {}, {}
     for label, origin in labels.items():
         site, kernel = places[label]
-        X, dims = guide.known().sites[site].X, kernel.active_dims
+        X, dims = problem.inputs[site], kernel.active_dims
         X = X if dims is None else X[:, dims]
         if isinstance(kernel, Linear):  # whose values grow from zero
             sd = np.sqrt(np.mean(np.square(X, dtype=float), axis=0))
@@ -397,7 +397,7 @@ def with_other_points(
     guide, found = problem.guide, {}
     roles = guide.roles()
     for site_name, site in guide.known().sites.items():
-        X, drawn = site.X, {}
+        X, drawn = problem.inputs[site_name], {}
         wanted = (weights or {}).get(site_name, np.zeros(0))
         if len(wanted) == len(X) and 0.0 < wanted.sum() < np.inf:
             drawn["p"] = wanted / wanted.sum()
@@ -436,7 +436,7 @@ def with_explained_points(problem, free: dict, rng, share: float) -> dict | None
     kernels = None
     for name, site in guide.known().sites.items():
         full = [site.names.get(point_name(i)) for i in range(len(site.points))]
-        option, X = site.approximation, np.asarray(site.X)
+        option, X = site.approximation, problem.inputs[name]
         trained = [k for k in full if k in free and roles.get(k) == "inducing"]
         is_chosen = isinstance(getattr(option, "inducing", None), str)
         if len(trained) < len(full) or not is_chosen or option.inter_domain:

@@ -331,7 +331,8 @@ class AutoSparseGP(PreparedGuide):
             }
 
         def several(args, kwargs, params, key):
-            keys = jax.random.split(key, int(np.prod(sample_shape)))
+            number = int(np.prod(sample_shape))
+            keys = jax.random.split(key, max(number, 1))
             one = functools.partial(draw, args, kwargs, params)
             shapes = jax.eval_shape(one, keys[0])
             rows = max(shapes[name].shape[-1] for name in self.approximations)
@@ -339,7 +340,9 @@ class AutoSparseGP(PreparedGuide):
             # random; a chunk of them is kept near 3e7 numbers.
             chunk = int(np.clip(3e7 // rows**2, 1, len(keys)))
             draws = mapped(one, keys, chunk)
-            return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
+            return {
+                k: x[:number].reshape(*sample_shape, *x.shape[1:]) for k, x in draws.items()
+            }
 
         with handlers.block():
             if not sample_shape:

@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -17,6 +18,7 @@ from numpyro_sgp.guides.base import check_approximations
 from numpyro_sgp.guides.identity import check_params, difference
 from numpyro_sgp.guides.point_guide import by_one_program, near_means
 from numpyro_sgp.guides.setup import Setup, prepare, starting_values
+from numpyro_sgp.tracing.coupling import Coupling
 
 # Autoguides whose posterior is built from the model's density, which a guide for the
 # latents beside f does not have: f is integrated out of it.
@@ -26,6 +28,23 @@ _DENSITY_GUIDES = (
     autoguide.AutoSemiDAIS,
     autoguide.AutoSurrogateLikelihoodDAIS,
 )
+
+
+def base_maker(base_guide, prefix: str, init_loc_fn=None) -> Callable:
+    """
+    From a model to a guide of the latents beside f.
+
+    :param base_guide: a class of guides, or a function that is that already.
+    :param init_loc_fn: where a class begins; near prior means if None.
+    """
+    kind = getattr(base_guide, "func", base_guide)
+    base_guide = by_one_program(base_guide)
+    if not isinstance(kind, type):
+        return base_guide
+    if init_loc_fn is None and _starts_at_draws(base_guide, kind):
+        init_loc_fn = near_means
+    options = {} if init_loc_fn is None else {"init_loc_fn": init_loc_fn}
+    return functools.partial(base_guide, prefix=prefix, **options)
 
 
 def _starts_at_draws(base_guide, kind: type) -> bool:
@@ -76,14 +95,7 @@ class PreparedGuide(autoguide.AutoGuide):
         self.approximation = approximation
         #: What was given for it: a class, or a function from a model to a guide.
         self.base_guide_given = base_guide
-        kind = getattr(base_guide, "func", base_guide)
-        base_guide = by_one_program(base_guide)
-        if isinstance(kind, type):
-            if init_loc_fn is None and _starts_at_draws(base_guide, kind):
-                init_loc_fn = near_means
-            options = {} if init_loc_fn is None else {"init_loc_fn": init_loc_fn}
-            base_guide = functools.partial(base_guide, prefix=prefix, **options)
-        self._make_base = base_guide
+        self._make_base = base_maker(base_guide, prefix, init_loc_fn)
         self._setup: Setup | None = None
         #: Largest step of :func:`~numpyro_sgp.natural_gradients` on dual sites, once begun.
         self.natural_rate: float | None = None
@@ -160,6 +172,19 @@ class PreparedGuide(autoguide.AutoGuide):
                 "the base guide that were trained."
             )
         self._keep(replace(setup, arguments=None))
+
+    def remember(self, arguments: tuple | None, coupling: Coupling | None) -> None:
+        """
+        Takes what :meth:`setup_from` saw too little for.
+
+        :param arguments: the model's ``(args, kwargs)`` with the training data, with which
+            others are compared; None where they are not known.
+        :param coupling: which rows the likelihood ties together; None as it was found.
+        """
+        setup = self.known()
+        if arguments is not None and not setup.subsampled:
+            setup = replace(setup, arguments=as_arrays(self.model, *arguments))
+        self._keep(setup if coupling is None else replace(setup, coupling=coupling))
 
     def _prepare(self, base_key, args, kwargs, saved=None) -> Setup:
         warn_of_rounded_arguments(self.model, args, kwargs)

@@ -47,8 +47,8 @@ def row_latents(setup) -> list[str]:
 
 def _other_rows(setup, model, args, kwargs) -> str:
     """
-    The first argument of as many rows as it had whose rows are others: of those that are
-    inputs of GP sites, or, if none is as it is, of all but observations.
+    The first argument of as many rows as it had, or one, whose rows are others: of those
+    that are inputs of GP sites, or, if none is as it is, of all but observations.
     """
     if setup.arguments is None:
         return ""
@@ -56,9 +56,14 @@ def _other_rows(setup, model, args, kwargs) -> str:
     observed = [s["value"] for s in sites if s["type"] == "sample" and s["is_observed"]]
     for name, value in named_leaves(model, args, kwargs).items():
         known = before.get(name)
-        if known is None or np.shape(known) != np.shape(value) or not np.shape(value):
+        if known is None or not np.shape(value):
             continue
         if setup.inputs and name not in setup.inputs:
+            continue
+        if np.shape(known) != np.shape(value):
+            # Values of all rows go with a single one by broadcasting.
+            if setup.inputs and np.shape(value)[0] == 1:
+                return name
             continue
         if not (not_jax_tracer(known) and not_jax_tracer(value)):
             continue

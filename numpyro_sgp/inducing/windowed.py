@@ -177,6 +177,10 @@ def _check_window(kind, least, centre=0.0):
     width = real(kind.width, f"{type(kind).__name__}: width")
     if not isinstance(kind.width, float):
         object.__setattr__(kind, "width", width)
+    if hasattr(kind, "centre"):
+        centre = real(centre, f"{type(kind).__name__}: centre")
+        if not isinstance(kind.centre, float):
+            object.__setattr__(kind, "centre", centre)
     if not (not_jax_tracer(kind.width) and not_jax_tracer(centre)):
         return
     width, centre = np.asarray(kind.width), np.asarray(centre)

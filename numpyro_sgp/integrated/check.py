@@ -13,6 +13,7 @@ import numpy as np
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k
 from numpyro_sgp.diagnostics.khat import weighed as weighed_draws
+from numpyro_sgp.fitting.problem import inputs_of
 from numpyro_sgp.fitting.verdict import (
     ENOUGH_NATS,
     Cause,
@@ -176,7 +177,7 @@ class _NotTried(Exception):
 def _larger(field, points, args, kwargs) -> Field | None:
     """The same field with twice as many inducing points more at each site."""
     options: dict[str, Any] = {}
-    grown = False
+    grown, inputs = False, inputs_of(field.guide, args, kwargs)
     for name, site in field.sites.items():
         names = map(point_name, range(len(site.points)))
         own = [np.asarray(points[name][key]) for key in names]
@@ -185,7 +186,7 @@ def _larger(field, points, args, kwargs) -> Field | None:
                 f"those at '{name}' are of each latent function, or inter-domain ones"
             )
         Z = np.concatenate(own)
-        rows = np.unique(np.asarray(site.X), axis=0)
+        rows = np.unique(inputs[name], axis=0)
         number = min(2 * len(Z), len(rows))
         more = SVGP(number, seed=site.approximation.seed + 1)
         chosen = np.asarray(points_of(more.initial_points(_at(field, name), rows)[0]))

@@ -89,6 +89,8 @@ class Field:
         else:
             while (wrong := self.look(args, kwargs)) is not None:
                 self.effects = tuple(name for name in self.effects if name not in wrong)
+        #: Latents whose priors are made of the data; None where that was not asked.
+        self.of_data: tuple[str, ...] | None = None
         #: Names of the hyperparameters.
         self.thetas = tuple(name for name in fns if name not in self.effects)
         #: Their shapes in unconstrained space.

@@ -6,6 +6,7 @@ from typing import Any
 
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.loading import RESULTS
+from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.groups import Groups
 from numpyro_sgp.integrated.joint_fit import JointFit
@@ -16,6 +17,7 @@ from numpyro_sgp.integrated.result import Nested
 def _read(kind: Any, fitted: Fitted, more: dict, **options) -> Any:
     """A result of some class, of a file."""
     args, kwargs = fitted.examples or (fitted.args or (), fitted.kwargs)
+    args, kwargs = as_plain_arrays(fitted.model, args, kwargs)
     field = Field(fitted.guide, args, kwargs, tuple(more["effects"]))
     if axes := dict(more.get("groups", [])):  # files of former versions have none
         field.groups = Groups(axes, {name: field.shapes[name] for name in axes})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,9 @@ from numpyro_sgp.families import Full
 from numpyro_sgp.families.blocks import Block
 from numpyro_sgp.families.constraint import lower_triangular
 from numpyro_sgp.fitting.arguments import JOINT_GUIDES
-from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.guides import AutoSparseGP, messengers
 from numpyro_sgp.guides.messengers import FirstRows, Params, Plates, WithoutGPs
-from numpyro_sgp.guides.point_guide import by_one_program
+from numpyro_sgp.guides.prepared import base_maker
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.joint_fit import JointFit
 from numpyro_sgp.integrated.marginals import field_values, gp_shapes
@@ -176,11 +175,7 @@ class AutoJointGP(autoguide.AutoGuide):
         super().__init__(model, prefix=prefix)
         # Refuses what it refuses.
         self._sparse = AutoSparseGP(model, approximation, base_guide, prefix=prefix)
-        is_class = isinstance(getattr(base_guide, "func", base_guide), type)
-        base_guide = by_one_program(base_guide)
-        if is_class:
-            base_guide = functools.partial(base_guide, prefix=prefix)
-        self._make_base = base_guide
+        self._make_base = base_maker(base_guide, prefix)
         self._set_up: _Known | None = None
 
     # ---- set-up -------------------------------------------------------------------
@@ -314,10 +309,14 @@ class AutoJointGP(autoguide.AutoGuide):
         if known.base_guide is None:
             return Constrained(), 0.0
         with handlers.trace() as trace:
-            values = handlers.seed(known.base_guide, rng_key)(*args, **kwargs)
+            seeded = handlers.seed(known.base_guide, rng_key)
+            values = self._drawn(known, seeded, args, kwargs)
         sites = [s for s in trace.values() if s["type"] == "sample"]
         log_q = sum(jnp.sum(messages.log_prob(site)) for site in sites)
         return Constrained({name: values[name] for name in known.field.thetas}), log_q
+
+    def _drawn(self, known, base_guide, args, kwargs) -> dict:
+        return messengers.drawn_by(base_guide, known.field.thetas, args, kwargs)
 
     # ---- as a guide -----------------------------------------------------------------
 
@@ -334,7 +333,7 @@ class AutoJointGP(autoguide.AutoGuide):
             mean, root, points = self._declared(known)
             values = {}
             if known.base_guide is not None:
-                values = known.base_guide(*args, **kwargs)
+                values = self._drawn(known, known.base_guide, args, kwargs)
         thetas = Constrained({name: values[name] for name in known.field.thetas})
         started = not params.started.isdisjoint(self.parameter_names()["field"].values())
         rng_key = numpyro.prng_key()

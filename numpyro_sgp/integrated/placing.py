@@ -23,6 +23,7 @@ from numpyro_sgp.distributions.columns import (
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides.row_latents import DRAW_ANEW, check_row_latents
 from numpyro_sgp.integrated.effects import of_standardised
+from numpyro_sgp.integrated.units_of_data import check_units
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.program import opening
 from numpyro_sgp.tracing.row_indices import check_codes
@@ -218,6 +219,24 @@ def check_model(model, args: tuple, kwargs: dict) -> None:
         jax.eval_shape(look)
 
 
+def arguments_at(field, own: tuple, examples, args: tuple, kwargs: dict) -> tuple:
+    """
+    Arguments of a model as arrays, as given or those of the inference.
+
+    :param own: ``(args, kwargs)`` of the inference.
+    :param examples: a few rows of these; None where ``own`` has all of them.
+    :raises ValueError: if there are none, and as :func:`new_arguments` does.
+    """
+    if args or kwargs:
+        return new_arguments(field, examples or own, args, kwargs)
+    if examples is not None:
+        raise ValueError(
+            "The training data are not in the file that this came from. Say at which "
+            "inputs: pass the model's arguments."
+        )
+    return new_arguments(field, own, *own) if field.guide.known().subsampled else own
+
+
 def new_arguments(field, known: tuple, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """
     Arguments of a model as arrays.
@@ -243,6 +262,7 @@ def new_arguments(field, known: tuple, args: tuple, kwargs: dict) -> tuple[tuple
                     told = f"GP site '{name}' has inputs with {here} columns"
                     raise ValueError(f"{told} here, where it had {before}.")
         checks.check_observations(trace)
+        checks.check_whole_plates(trace, "predictions are of every row")
         return ()
 
     def among():
@@ -251,6 +271,7 @@ def new_arguments(field, known: tuple, args: tuple, kwargs: dict) -> tuple[tuple
     with suppress(*NEEDS_KNOWN_DATA), telling_columns(model, among, args, kwargs):
         jax.eval_shape(look)
     check_row_latents(field.guide.known(), model, args, kwargs)
+    check_units(field, known, args, kwargs)
     return args, kwargs
 
 

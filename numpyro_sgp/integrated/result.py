@@ -32,8 +32,9 @@ from numpyro_sgp.integrated.marginals import (
 )
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.packing import packed
-from numpyro_sgp.integrated.placing import new_arguments
+from numpyro_sgp.integrated.placing import arguments_at
 from numpyro_sgp.integrated.responses import at_draws, densities, loose, predicted
+from numpyro_sgp.integrated.units_of_data import in_units_of_data
 from numpyro_sgp.integrated.views import Shown
 from numpyro_sgp.plots import plot_posterior
 from numpyro_sgp.predictive import Prediction, Predictions
@@ -460,6 +461,8 @@ class Nested:
         fitted = Fitted(self.guide, self.guide.known().starts, self.args, self.kwargs)
         if self.examples is not None:
             fitted.args, fitted.kwargs, fitted.examples = None, {}, self.examples
+        elif in_units_of_data(self.field, self.args, self.kwargs):  # not those of few rows
+            fitted.args = None
         fitted.bound, fitted.seconds = self.log_evidence, self.seconds
         fitted.more = {self.kind: packed(self.field, self.nodes)}
         return fitted
@@ -467,15 +470,8 @@ class Nested:
     # ---- shown ----------------------------------------------------------------------
 
     def _arguments(self, args, kwargs):
-        if args or kwargs:
-            known = self.examples or (self.args, self.kwargs)
-            return new_arguments(self.field, known, args, kwargs)
-        if self.examples is not None:
-            raise ValueError(
-                "The training data are not in the file that this came from. Say at which "
-                "inputs: pass the model's arguments."
-            )
-        return self.args, self.kwargs
+        own = self.args, self.kwargs
+        return arguments_at(self.field, own, self.examples, args, kwargs)
 
     def _parts(self) -> str:
         """What the field is made of, and how many numbers of it each has."""

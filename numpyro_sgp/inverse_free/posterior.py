@@ -216,7 +216,7 @@ class InverseFreePosterior(GPPosterior):
     def _floored(self, variance):
         # Exact arithmetic stays above zero, as for SparsePosterior.
         prior = self.prior.kernel.diag(self.prior.X)
-        floor = jnp.finfo(prior.dtype).eps * prior
+        floor = jnp.finfo(prior.dtype).eps * prior + jnp.finfo(prior.dtype).tiny
         return jnp.broadcast_to(at_least(variance, floor), self.shape())
 
     @property

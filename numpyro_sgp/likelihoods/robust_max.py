@@ -126,7 +126,9 @@ class RobustMax(dist.Distribution):
         probability = jnp.asarray(probability, self.f.dtype)
         right = jnp.log1p(-jnp.asarray(self.epsilon, self.f.dtype))
         wrong = jnp.log(self.epsilon / (self.f.shape[0] - 1))
-        return wrong + (right - wrong) * probability
+        # Without a mistake to make, no multiple of log 0 is nothing.
+        other = jnp.where(probability < 1.0, (1.0 - probability) * wrong, 0.0)
+        return probability * right + other
 
     def expected_log_prob(self, mean: Array, variance: Array, value: ArrayLike) -> Array:
         r"""

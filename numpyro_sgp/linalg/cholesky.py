@@ -55,6 +55,12 @@ def _checked_range(jitter, dtype):
     return jitter, largest
 
 
+def _size(K: Array) -> Array:
+    """What jitter is relative to: the mean of the diagonal, if there is any."""
+    scale = jnp.mean(diagonal_of(K), axis=-1)
+    return jnp.where(scale == 0.0, 1e-20, scale)
+
+
 def with_jitter(K: Array, jitter: float | None = None) -> Array:
     """
     K with its diagonal raised by a multiple of its mean, where nothing is factorised.
@@ -70,7 +76,7 @@ def with_jitter(K: Array, jitter: float | None = None) -> Array:
     jitter, _ = _checked_range(jitter, K.dtype)
     if jitter == 0:
         return K
-    scale = jitter * jnp.mean(diagonal_of(K), axis=-1)
+    scale = jitter * _size(K)
     return K + scale[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
 
 
@@ -102,7 +108,7 @@ def jittered_cholesky(
     """
     jitter, largest = _checked_range(jitter, K.dtype)
     if scale is None:
-        scale = jnp.mean(diagonal_of(K), axis=-1)
+        scale = _size(K)
     scale = jnp.broadcast_to(scale, K.shape[:-2]).astype(K.dtype)
     L, level = _cholesky_retry(K, scale, jitter, largest)
     return L, level * scale
@@ -152,7 +158,7 @@ def factor_product(K: Array, v: Array, jitter: float | None = None) -> Array:
     [2. 6.]
     """
     jitter, largest = _checked_range(jitter, K.dtype)
-    scale = jnp.mean(diagonal_of(K), axis=-1)
+    scale = _size(K)
     return _factor_product(K, scale, v.astype(K.dtype), jitter, largest)
 
 
@@ -215,7 +221,7 @@ def whitened_solve(
     True
     """
     jitter, largest = _checked_range(jitter, K.dtype)
-    scale = jnp.mean(diagonal_of(K), axis=-1)
+    scale = _size(K)
     L, level, A = _whitened(K, scale, B, jitter, largest)
     return L, level * scale, A
 

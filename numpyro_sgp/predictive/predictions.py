@@ -332,7 +332,7 @@ def read_rows(found, gp_sites, num_rows, keep, levels, axes=None) -> dict[str, P
         if name in axes:
             axis = axes[name]
         elif name not in gp_sites and num_rows in shape:
-            axis = shape.index(num_rows)
+            axis = len(shape) - 1 - shape[::-1].index(num_rows)
         if keep < 1.0 and (name in axes or name in gp_sites):
             count = round(keep * shape[axis])
             for key, value in values.items():

@@ -18,7 +18,6 @@ from numpyro_sgp._checks import check_key
 from numpyro_sgp._kept import program
 from numpyro_sgp._programs import join_static, split_static
 from numpyro_sgp._threads import alone
-from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive.densities import batch_log_density
 from numpyro_sgp.tracing.given_rows import GivenRows
 from numpyro_sgp.tracing.state import state_of
@@ -471,7 +470,8 @@ def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwarg
     """The state to start from, of a guide that is set up and a model that scales."""
     check_keywords(svi.model, kwargs)
     guide, rows = svi.guide, None
-    if isinstance(guide, AutoSparseGP) and guide.prototype_trace is None:
+    # Of one Gaussian over all sites too, a guide that is none of these.
+    if hasattr(guide, "setup") and guide.prototype_trace is None:
         rows = source.sample(max(init_rows, source.batch_size))
     batch = tuple(a[: source.batch_size] for a in source.sample(source.batch_size))
     return _begin(svi, rng_key, source, init_params, init_state, rows, batch, args, kwargs)

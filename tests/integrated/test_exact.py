@@ -305,7 +305,9 @@ def test_differences_of_rows_are_exact_with_a_point_for_each():
     f = found.posterior()["f"]
     np.testing.assert_allclose(f.mean, gain @ y, atol=1e-5)
     np.testing.assert_allclose(f.variance, np.diag(K - gain @ D @ K), atol=1e-5)
-    with pytest.raises(ValueError, match=r"several rows of a GP site.*it is with VGP\(\)"):
+    with pytest.raises(
+        ValueError, match=r"several rows of a GP site.*they are with VGP\(\)"
+    ):
         sgp.nested(model, sgp.SVGP(4), data, progress_bar=False)
 
 
