@@ -23,7 +23,7 @@ from numpyro_sgp._numpyro import arguments_of
 from numpyro_sgp._programs import mapped, on_data, split
 from numpyro_sgp._threads import alone
 from numpyro_sgp.diagnostics.calibration import Calibration, calibration_attrs
-from numpyro_sgp.diagnostics.khat import guide_khat, is_cheap
+from numpyro_sgp.diagnostics.khat import guide_khat, too_many_rows
 from numpyro_sgp.diagnostics.layout import (
     WHITE,
     along,
@@ -210,7 +210,7 @@ def to_arviz(
         found.attrs.update(_elbo(fit, result.params, k_elbo, args, kwargs, points))
         found.attrs.update(convergence_attrs(fit, result, args, kwargs))
         given = (result.params, fit.model, fit.guide, *args)
-        if khat or (khat is None and not points and is_cheap(*given, **kwargs)):
+        if khat or (khat is None and not points and not too_many_rows(*given, **kwargs)):
             k_khat = jax.random.fold_in(rng_key, 3)
             found.attrs["khat"] = guide_khat(k_khat, *given, **kwargs)
         if calibration is not None:

@@ -273,20 +273,11 @@ def _moments_of(weights, values):
     )
 
 
-def is_cheap(params: dict, model, guide, *args, **kwargs) -> bool:
-    """
-    Whether k-hat is to be computed unasked: for at most 1000 rows of f(X), 200 where the
-    guide draws other latents or in float32.
-
-    :param params: parameters of guide and model.
-    :param args: arguments of both.
-    """
-    return not too_many_rows(params, model, guide, *args, **kwargs)
-
-
 def too_many_rows(params: dict, model, guide, *args, **kwargs) -> tuple[str, bool] | None:
     """
-    Why k-hat is not :func:`is_cheap`, and whether it is in float64; None where it is.
+    Why k-hat is not to be computed unasked, as it is for at most 1000 rows of f(X), 200
+    where the guide draws other latents or in float32; and whether it would be in float64.
+    None where it is.
     """
     try:
         rows, each = _size(params, model, guide, args, kwargs)

@@ -195,7 +195,7 @@ def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, dict, dict
         density, observed, nan = _tied(guide, params, args, kwargs, rng_key, num_draws)
     else:
         options = expectation, rng_key, num_draws, True
-        density, observed, nan = _by_site_and_row(guide, params, args, kwargs, *options)
+        density, observed, nan = by_site_and_row(guide, params, args, kwargs, *options)
     found = {name: jnp.where(observed[name], v, jnp.nan) for name, v in density.items()}
     return found, {k: jnp.isfinite(v) | ~observed[k] for k, v in found.items()}, nan
 
@@ -244,31 +244,17 @@ def _has_hash(value) -> bool:
     return True
 
 
-def batch_log_density(
-    guide,
-    params,
-    args,
-    kwargs,
-    expectation=None,
-    rng_key=None,
-    num_draws=100,
-    whole=False,
-) -> tuple[dict, dict]:
+def by_site_and_row(
+    guide, params, args, kwargs, expectation, rng_key, num_draws, whole
+) -> tuple[dict, dict, dict]:
     """
     What :func:`log_predictive_density` does.
 
     :param whole: whether to refuse subsampled plates; not where a batch of rows is given
         from outside.
-    :return: log densities by row, and whether a row has any observation that is not masked.
+    :return: log densities by row, whether a row has any observation that is not masked, and
+        whether it has a NaN that is not masked.
     """
-    options = expectation, rng_key, num_draws, whole
-    return _by_site_and_row(guide, params, args, kwargs, *options)[:2]
-
-
-def _by_site_and_row(
-    guide, params, args, kwargs, expectation, rng_key, num_draws, whole
-) -> tuple[dict, dict, dict]:
-    """As :func:`batch_log_density`; and whether a row has a NaN that is not masked."""
     if getattr(expectation, "joint", False):
         raise ValueError(TIED.format("Leave the expectation out."))
     parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws)

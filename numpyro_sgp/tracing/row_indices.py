@@ -401,18 +401,3 @@ def _loops(jaxpr, of_gp: set) -> bool:
                 return True
         of_gp.update(eqn.outvars)
     return False
-
-
-def _shapes(args, kwargs):
-    """Shapes and dtypes of the arrays among arguments, and all else by value."""
-    leaves, structure = jax.tree.flatten((args, kwargs))
-    told = []
-    for leaf in leaves:
-        try:
-            dtype = str(getattr(leaf, "dtype", ""))
-            has_shape = hasattr(leaf, "shape")
-            told.append((leaf.shape, dtype) if has_shape else (type(leaf), leaf))
-            hash(told[-1])
-        except TypeError:
-            told[-1] = type(leaf)
-    return structure, tuple(told)

@@ -18,7 +18,7 @@ from numpyro_sgp._checks import check_key
 from numpyro_sgp._kept import program
 from numpyro_sgp._programs import join_static, split_static
 from numpyro_sgp._threads import alone
-from numpyro_sgp.predictive.densities import batch_log_density
+from numpyro_sgp.predictive.densities import by_site_and_row
 from numpyro_sgp.tracing.given_rows import GivenRows
 from numpyro_sgp.tracing.state import state_of
 from numpyro_sgp.training.checkpoint import Checkpoints, checksum, is_key, shapes_of
@@ -456,9 +456,9 @@ def _held_out(svi, params, batch, counts, arrays, *, static):
     """
     args, kwargs = join_static(arrays, static)
     kwargs = {**kwargs, **svi.static_kwargs}
-    density, observed = batch_log_density(
-        svi.guide, params, (*batch, *args), kwargs, num_draws=_VALIDATION_DRAWS
-    )
+    options = None, None, _VALIDATION_DRAWS, False
+    where = svi.guide, params, (*batch, *args), kwargs
+    density, observed, _ = by_site_and_row(*where, *options)
     found = {}
     for name, rows in density.items():
         counted = counts & observed[name]

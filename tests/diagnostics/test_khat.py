@@ -21,7 +21,6 @@ from numpyro_sgp.diagnostics import khat
 from numpyro_sgp.diagnostics.khat import (
     good_k,
     guide_khat,
-    is_cheap,
     too_many_rows,
     weigh,
 )
@@ -333,7 +332,7 @@ def test_points_do_not_depend_on_the_random_key():
 def test_it_is_computed_unasked_where_it_is_cheap():
     def rows(number, model, guide):
         X = jnp.zeros((number, 1))
-        return is_cheap({}, model, guide, X, jnp.zeros(number))
+        return not too_many_rows({}, model, guide, X, jnp.zeros(number))
 
     points = sgp.AutoSparseGP(model, sgp.SVGP(2))
     draws = sgp.AutoSparseGP(model, sgp.SVGP(2), AutoNormal)
