@@ -72,8 +72,7 @@ def test_marginals_are_those_of_dense_algebra(shrink, dtype):
     predictor = sgp.Predictor(guide_of(dtype), params, batch_size=256)
     found = predictor(jnp.asarray(X_NEW, dtype))["f"]
     kept = predictor.kept["f"]
-    assert (kept.root is None) == (shrink == 30.0)
-    assert kept.root is None or (kept.more.shape[0] > 0) == (shrink == 1.2)
+    assert (kept.more.shape[0] > 0) == (shrink > 1.0)
     mean, variance = by_hand(params, float(kept.jitter))
     single = dtype == jnp.float32
     assert found.mean.dtype == dtype and found.mean.shape == (700,)

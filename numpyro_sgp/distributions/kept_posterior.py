@@ -1,7 +1,6 @@
 """q(f(X)) with what does not depend on X computed once."""
 
 import copy
-import itertools
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from jax import Array, lax
+from jax import Array
 
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.families import QU, Block, BlockGaussian
 from numpyro_sgp.linalg import einsum, matmul, solve_lower, triangular_product
 
-_BLOCKS = 8  # of rows, in a product with a triangular matrix
-_FEWEST = 256  # inducing points that are worth it
+_SMALLEST = 128  # rows that a triangular matrix is divided into
 
 
 @partial(
@@ -38,11 +36,12 @@ class Kept:
     :param q: whitened.
     :param weights: :math:`L^{-\top} w`, shape ``(*batch, M)``; None where means are more
         than that.
-    :param root: upper triangular R, shape ``(*batch, M, M)``; None where functions depend
-        on each other, or V would not be small.
-    :param more: V, shape ``(*batch, r, M)``, with
-        :math:`L^{-\top} (I - S) L^{-1} = R^\top R - V^\top V`: a row for each direction in
-        which q(w) is wider than the prior.
+    :param root: R, without entries below its diagonal; None where functions depend on each
+        other.
+    :param more: V, likewise, with
+        :math:`L^{-\top} (I - S) L^{-1} = R^\top R - V^\top V`: of shapes
+        ``(*batch, r, M)``, a row for each direction in which q(w) is narrower than the
+        prior in R, and wider in V, and rows of zeros up to a power of two.
     """
 
     chol: Array
@@ -58,7 +57,7 @@ def keep(chol: Array, jitter: Array, q: QU) -> Kept:
     r"""
     What a posterior keeps for other inputs. Variances are then
     :math:`k(x, x) - |R k_u(x)|^2 + |V k_u(x)|^2`: one product with a triangular matrix, and
-    what V needs, in the place of a factorisation, a solve and a product. R is made in
+    what V needs, in the place of a factorisation, a solve and a product. Both are made in
     double precision, and used in that of the posterior. (Rounding errors of
     :math:`k^\top W k` with :math:`W = R^\top R - V^\top V` would be those of the condition
     of K_uu, in single precision some 1e-3, rather than of its root.)
@@ -73,8 +72,7 @@ def keep(chol: Array, jitter: Array, q: QU) -> Kept:
         mu = jnp.concatenate([block.mu for block in q.blocks], axis=-1)
         weights = solve_lower(chol, mu[..., None], transpose=True)[..., 0]
         roots = _roots(np.asarray(chol, float), [_left(block) for block in q.blocks])
-        if roots is not None:
-            root, more = (jnp.asarray(part.astype(chol.dtype)) for part in roots)
+        root, more = (jnp.asarray(part.astype(chol.dtype)) for part in roots)
     return Kept(chol, jitter, solve_lower(chol, eye), q, weights, root, more)
 
 
@@ -97,35 +95,40 @@ def _left(block) -> np.ndarray:
     )
 
 
-def _roots(L, left) -> tuple[np.ndarray, np.ndarray] | None:
-    """R and V; None where V would have more than half of the rows of R."""
-    batch = np.broadcast_shapes(L.shape[:-2], *(part.shape[:-2] for part in left))
+def _roots(L, left) -> tuple[np.ndarray, np.ndarray]:
+    """R and V."""
     size = L.shape[-1]
+    batch = np.broadcast_shapes(L.shape[:-2], *(part.shape[:-2] for part in left))
     L = np.broadcast_to(L, (*batch, size, size))
     left = [np.broadcast_to(part, (*batch, *part.shape[-2:])) for part in left]
-    roots, more = np.zeros((*batch, size, size)), {}
+    found: tuple[dict, dict] = {}, {}
     for index in np.ndindex(batch):
-        T, wide = _split_root(scipy.linalg.block_diag(*(part[index] for part in left)))
-        if wide.shape[-1] > size // 2:
-            return None
-        solve = partial(scipy.linalg.solve_triangular, L[index], lower=True, trans="T")
-        roots[index], more[index] = np.linalg.qr(solve(T).T, mode="r"), solve(wide).T
-    rank = max((rows.shape[0] for rows in more.values()), default=0)
-    wider = np.zeros((*batch, rank, size))
-    for index, rows in more.items():
-        wider[index][: len(rows)] = rows
-    return roots, wider
+        parts = _split_root(scipy.linalg.block_diag(*(part[index] for part in left)))
+        for rows, part in zip(found, parts, strict=True):
+            part = scipy.linalg.solve_triangular(L[index], part, lower=True, trans="T").T
+            rows[index] = np.linalg.qr(part, mode="r")
+    return _filled_up(found[0], batch, size), _filled_up(found[1], batch, size)
+
+
+def _filled_up(matrices, batch, size) -> np.ndarray:
+    """By rows of zeros, to a power of two of them, so that few programs do."""
+    rank = max(map(len, matrices.values()), default=0)
+    rank = min(1 << (rank - 1).bit_length(), size) if rank else 0
+    out = np.zeros((*batch, rank, size))
+    for index, rows in matrices.items():
+        out[index][: len(rows)] = rows
+    return out
 
 
 def _split_root(left) -> tuple[np.ndarray, np.ndarray]:
-    """T and U with T T' - U U' = I - S, U of few columns where S is hardly above I."""
+    """T and U with T T' - U U' = I - S, of no more columns together where U has any."""
     size = len(left)
+    # What is added or left out is a part in 1e12 of a prior variance.
     with suppress(np.linalg.LinAlgError):
-        # What is added is a part in 1e12 of a prior variance.
         return np.linalg.cholesky(left + 1e-12 * np.eye(size)), np.zeros((size, 0))
     values, vectors = np.linalg.eigh(left)
-    wide = vectors[:, values < -1e-12] * np.sqrt(-values[values < -1e-12])
-    return vectors * np.sqrt(np.maximum(values, 1e-12)), wide
+    vectors = vectors * np.sqrt(np.abs(values))
+    return vectors[:, values > 1e-12], vectors[:, values < -1e-12]
 
 
 class KeptPosterior(SparsePosterior):
@@ -176,41 +179,30 @@ class KeptPosterior(SparsePosterior):
     def _mean(self, blocks):
         if self.kept.weights is None or not self._whole():
             return super()._mean(blocks)
-        mean = einsum("...mn,...m->...n", self._cross_here(), self.kept.weights)
+        mean = einsum("...m,...mn->...n", self.kept.weights, self._cross_here())
         return jnp.broadcast_to(mean + self.prior.mean, self.shape())
 
     def _variance(self, blocks, relaxation=None):
         if self.kept.root is None or relaxation is not None or not self._whole():
             return super()._variance(blocks, relaxation)
         prior = self.prior.kernel.diag(self.prior.X)
-        cross, wider = self._cross_here(), self.kept.more
+        cross = self._cross_here()
         variance = prior - _squared_norms(self.kept.root, cross)
-        if wider.shape[-2]:
-            variance = variance + jnp.sum(matmul(wider, cross) ** 2, axis=-2)
+        if self.kept.more.shape[-2]:
+            variance = variance + _squared_norms(self.kept.more, cross)
         return self._above_zero(variance, prior)
 
 
-def _squared_norms(R, K):
-    """Sums of squares of the columns of ``R @ K`` for upper triangular R."""
-    size = R.shape[-1]
-    if size < _FEWEST or jax.default_backend() != "cpu":
-        return jnp.sum(matmul(R, K) ** 2, axis=-2)
-    K = _of_its_own(K)
-    edges = [size * i // _BLOCKS for i in range(_BLOCKS + 1)]
-    return sum(
-        jnp.sum(matmul(R[..., a:b, a:], K[..., a:, :]) ** 2, axis=-2)
-        for a, b in itertools.pairwise(edges)
-    )
-
-
-def _of_its_own(K):
+def _squared_norms(R, K, more=0.0):
     """
-    The same array, computed once. XLA would compute it anew for each of its slices (half of
-    the time in double precision), and drops a barrier on a CPU before it decides so; it
-    does not look through a loop, which has no turn.
+    Sums of squares of the columns of ``R @ K + more``, of R without entries below its
+    diagonal: by halves, for which XLA copies less of K than for strips.
     """
-    if K.size == 0:
-        return K
-    # With NaN it has one, which changes signs: of no account where squares are taken.
-    turns = jnp.where(K.ravel()[0] > -jnp.inf, 0, 1)
-    return lax.fori_loop(0, turns, lambda _, K: -K, K)
+    half = R.shape[-2] // 2
+    if half < _SMALLEST or jax.default_backend() != "cpu":
+        return jnp.sum((matmul(R, K) + more) ** 2, axis=-2)
+    batch = jnp.broadcast_shapes(R.shape[:-2], K.shape[:-2])
+    more = jnp.broadcast_to(more, (*batch, R.shape[-2], K.shape[-1]))
+    above = matmul(R[..., :half, half:], K[..., half:, :]) + more[..., :half, :]
+    below = _squared_norms(R[..., half:, half:], K[..., half:, :], more[..., half:, :])
+    return _squared_norms(R[..., :half, :half], K[..., :half, :], above) + below

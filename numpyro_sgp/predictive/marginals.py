@@ -66,7 +66,7 @@ class Predictor:
     Rows are done ``batch_size`` at a time, fewer filled up to a power of two, so that a few
     programs do for any number of them, in bounded memory. A batch of B rows costs its
     kernel values, and one product of a triangular M x M with an M x B matrix where q(u) is
-    a Gaussian without coupling and smaller than the prior; else two products. (The
+    a Gaussian without coupling and smaller than the prior; else up to two of them. (The
     posteriors of :class:`~numpyro_sgp.InverseFreeSVGP` keep nothing.)
 
     What is kept is of the first call's kernel. A call whose kernel is another one, as the
