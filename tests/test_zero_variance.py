@@ -53,6 +53,10 @@ def test_the_bound_has_slopes(approximation, X):
 def test_draws_are_the_mean_where_no_row_has_a_variance():
     prior = sgp.GaussianProcess(RBF(active_dims=[0]) * Linear(active_dims=[1]), GROUPS[::2])
     assert np.abs(prior.sample(jax.random.key(0))).max() < 1e-6
+    guide = sgp.AutoSparseGP(counts, sgp.SVGP(3))
+    guide.setup(GROUPS, Y)
+    f = guide.posterior(guide.known().starts, GROUPS[::2])["f"]
+    assert np.abs(f.sample(jax.random.key(0))).max() < 1e-6
     zeros = jnp.zeros((3, 3))
     assert np.isfinite(jittered_cholesky(zeros)[0]).all()
     assert np.isfinite(factor_product(zeros, jnp.ones(3))).all()

@@ -60,7 +60,8 @@ class PutInside(Messenger):
     def process_message(self, msg):
         is_open = msg["type"] == "sample" and not msg["is_observed"]
         if is_open and msg["value"] is not None:
-            msg["put_inside"] = "_scan_current_index" not in msg["infer"]
+            # Of scan and cond values have come from within.
+            msg["put_inside"] = not msg.get("_control_flow_done", False)
 
 
 class Drawn(Messenger):

@@ -19,7 +19,7 @@ def check_row_latents(setup, model, args, kwargs) -> None:
     :raises ValueError: if there are such latents and arguments have as many other rows.
     """
     names = row_latents(setup)
-    if names and (other := _other_rows(setup, model, args, kwargs)):
+    if names and (other := _other_rows(setup, names, model, args, kwargs)):
         raise ValueError(
             f"Latent site '{names[0]}' has an entry for each row of the training data, and "
             f"argument '{other}' has other rows, of which these values say nothing. "
@@ -45,7 +45,7 @@ def row_latents(setup) -> list[str]:
     ]
 
 
-def _other_rows(setup, model, args, kwargs) -> str:
+def _other_rows(setup, names, model, args, kwargs) -> str:
     """
     The first argument of as many rows as it had, or one, whose rows are others: of those
     that are inputs of GP sites, or, if none is as it is, of all but observations.
@@ -53,6 +53,7 @@ def _other_rows(setup, model, args, kwargs) -> str:
     if setup.arguments is None:
         return ""
     before, sites = named_leaves(model, *setup.arguments), setup.trace.values()
+    sizes = {f.size for name in names for f in setup.trace[name]["cond_indep_stack"]}
     observed = [s["value"] for s in sites if s["type"] == "sample" and s["is_observed"]]
     for name, value in named_leaves(model, args, kwargs).items():
         known = before.get(name)
@@ -62,7 +63,7 @@ def _other_rows(setup, model, args, kwargs) -> str:
             continue
         if np.shape(known) != np.shape(value):
             # Values of all rows go with a single one by broadcasting.
-            if setup.inputs and np.shape(value)[0] == 1:
+            if setup.inputs and np.shape(value)[0] == 1 and np.shape(known)[0] in sizes:
                 return name
             continue
         if not (not_jax_tracer(known) and not_jax_tracer(value)):

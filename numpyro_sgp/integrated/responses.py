@@ -81,7 +81,19 @@ def predicted(
         return of_responses(parts, (points, points, points), rng_key, found, every=True)
 
     found = at_draws(field, run, free, values, args, kwargs, rng_key)
-    return read_rows(found, field.sites, num_rows, 1.0, levels)
+    return read_rows(found, field.sites, num_rows, 1.0, levels, _row_axes(field))
+
+
+def _row_axes(field: Field) -> dict[str, int]:
+    """The axis of a response that is that of a plate of as many rows as a GP site has."""
+    setup, found = field.guide.known(), {}
+    rows = {np.shape(site.X)[-2] for site in field.sites.values()}
+    for name in field.responses:
+        site = setup.trace[name]
+        axes = [frame.dim for frame in site["cond_indep_stack"] if frame.size in rows]
+        if len(axes) == 1:
+            found[name] = len(site["fn"].batch_shape) + axes[0]
+    return found
 
 
 def loose(field: Field, nodes: Nodes, known: tuple[tuple, dict] | None) -> np.ndarray:

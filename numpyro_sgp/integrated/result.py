@@ -34,7 +34,7 @@ from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.packing import packed
 from numpyro_sgp.integrated.placing import arguments_at
 from numpyro_sgp.integrated.responses import at_draws, densities, loose, predicted
-from numpyro_sgp.integrated.units_of_data import in_units_of_data
+from numpyro_sgp.integrated.units_of_data import few_rows_do
 from numpyro_sgp.integrated.views import Shown
 from numpyro_sgp.plots import plot_posterior
 from numpyro_sgp.predictive import Prediction, Predictions
@@ -301,7 +301,10 @@ class Nested:
         :param sample_shape: shape of the sample.
         :return: values by site, each of shape ``sample_shape + site shape``.
         """
-        args, kwargs = self._arguments(args, kwargs)
+        if args or kwargs or self.examples is not None:
+            args, kwargs = self._arguments(args, kwargs)
+        else:  # all rows, also of a model that takes some of them
+            args, kwargs = self.args, self.kwargs
         check_key(key, "key")
         sample_shape = check_sample_shape(sample_shape)
         number = int(np.prod(sample_shape))
@@ -461,7 +464,7 @@ class Nested:
         fitted = Fitted(self.guide, self.guide.known().starts, self.args, self.kwargs)
         if self.examples is not None:
             fitted.args, fitted.kwargs, fitted.examples = None, {}, self.examples
-        elif in_units_of_data(self.field, self.args, self.kwargs):  # not those of few rows
+        elif not few_rows_do(self.field, self.args, self.kwargs):
             fitted.args = None
         fitted.bound, fitted.seconds = self.log_evidence, self.seconds
         fitted.more = {self.kind: packed(self.field, self.nodes)}

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import AxisType, PartitionSpec
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from numpyro_sgp.linalg.batches import cholesky
 from numpyro_sgp.linalg.products import einsum, matmul
@@ -57,8 +57,11 @@ def _checked_range(jitter, dtype):
 
 def _size(K: Array) -> Array:
     """What jitter is relative to: the mean of the diagonal, if there is any."""
-    scale = jnp.mean(diagonal_of(K), axis=-1)
-    return jnp.where(scale == 0.0, 1e-20, scale)
+    return _some(jnp.mean(diagonal_of(K), axis=-1))
+
+
+def _some(scale: ArrayLike) -> Array:
+    return jnp.where(jnp.equal(scale, 0.0), 1e-20, scale)
 
 
 def with_jitter(K: Array, jitter: float | None = None) -> Array:
@@ -107,8 +110,7 @@ def jittered_cholesky(
     True
     """
     jitter, largest = _checked_range(jitter, K.dtype)
-    if scale is None:
-        scale = _size(K)
+    scale = _size(K) if scale is None else _some(scale)
     scale = jnp.broadcast_to(scale, K.shape[:-2]).astype(K.dtype)
     L, level = _cholesky_retry(K, scale, jitter, largest)
     return L, level * scale

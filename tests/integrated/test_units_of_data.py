@@ -53,19 +53,39 @@ def test_a_prior_of_other_units_is_refused(model, name, joint, tmp_path):
     with pytest.raises(ValueError, match=f"prior of '{name}' is made of the data"):
         found.predict(X[:3])
     path = tmp_path / "found.npz"
-    found.save(path)
+    with pytest.warns(UserWarning, match=f"prior of '{name}' is made of more"):
+        found.save(path)
     with pytest.raises(ValueError, match=r"args=\(X, y\)"):
         sgp.load(path, model)
     again = sgp.load(path, model, (X, Y))
     np.testing.assert_allclose(again.predict(X)["y"].mean, found.predict(X)["y"].mean)
 
 
-def test_what_is_the_same_for_all_data_is_not():
+def test_what_is_the_same_for_all_data_is_not(tmp_path):
     data = X, Y, 0.5
     found = sgp.fit(centred, sgp.VGP(), data, joint=True, steps=3, progress_bar=False)
+    found.save(tmp_path / "found.npz")
+    found = sgp.load(tmp_path / "found.npz", centred)
     assert found.predict(X[:3], shift=0.5)["y"].mean.shape == (3,)
     with pytest.raises(ValueError, match="prior of 'slope'"):
         found.predict(X[:3], shift=1.0)
+
+
+def test_a_scale_that_is_a_latent_may_have_any_prior():
+    """It is known itself; drawn from its prior it would be another one with other data."""
+
+    def model(X, y=None):
+        spread = 1.0 if y is None else y.std()
+        tau = numpyro.sample("tau", dist.HalfNormal(spread))
+        slope = numpyro.sample("slope", dist.Normal(0.0, tau))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + slope * X[:, 0], 0.1), obs=y)
+
+    found = sgp.fit(model, sgp.VGP(), (X, Y), joint=True, steps=3, progress_bar=False)
+    known = found.predict()["y"].mean
+    np.testing.assert_allclose(found.predict(X)["y"].mean, known, rtol=1e-6)
+    np.testing.assert_allclose(found.predict(X[:3])["y"].mean, known[:3], rtol=1e-4)
 
 
 def test_a_minibatch_is_refused_where_predictions_are_of_all_rows():
