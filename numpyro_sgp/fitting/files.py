@@ -15,7 +15,6 @@ from numpyro_sgp._checks import check_path
 from numpyro_sgp.fitting.encoding import NotInFile, decode, encode
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive.row_batches import first_rows
-from numpyro_sgp.tracing.coupling import Coupling
 from numpyro_sgp.training.archive import read_archive, write_archive
 from numpyro_sgp.training.padding import Padded
 
@@ -110,7 +109,7 @@ def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
         found["examples"] = args, kwargs = chosen("arguments", header["arguments"])
         description, prefix = recipe["description"], recipe["prefix"]
         if coupling := recipe.get("coupling"):  # files of former versions have none
-            coupling = Coupling(*map(bool, coupling))
+            coupling = tuple(map(bool, coupling))
     except NotInFile as error:
         raise ValueError(
             f"{path} does not have all that makes the guide: {error}. Give it: "

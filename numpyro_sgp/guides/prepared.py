@@ -173,7 +173,7 @@ class PreparedGuide(autoguide.AutoGuide):
             )
         self._keep(replace(setup, arguments=None))
 
-    def remember(self, arguments: tuple | None, coupling: Coupling | None) -> None:
+    def remember(self, arguments: tuple | None, coupling: tuple | None) -> None:
         """
         Takes what :meth:`setup_from` saw too little for.
 
@@ -184,7 +184,9 @@ class PreparedGuide(autoguide.AutoGuide):
         setup = self.known()
         if arguments is not None and not setup.subsampled:
             setup = replace(setup, arguments=as_arrays(self.model, *arguments))
-        self._keep(setup if coupling is None else replace(setup, coupling=coupling))
+        if coupling is not None:
+            setup = replace(setup, coupling=Coupling(*coupling))
+        self._keep(setup)
 
     def _prepare(self, base_key, args, kwargs, saved=None) -> Setup:
         warn_of_rounded_arguments(self.model, args, kwargs)
