@@ -38,6 +38,8 @@ def in_other_units(field, known: tuple, args: tuple, kwargs: dict) -> str:
 
     :param known: ``(args, kwargs)`` of the inference.
     """
+    if field.of_data == ():  # so it is most often
+        return ""
     parts = _parts_of(field, *known)
     if field.of_data is None:
         field.of_data = _made_of_arguments(parts, *known)
