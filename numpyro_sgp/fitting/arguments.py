@@ -9,7 +9,7 @@ import numpy as np
 from numpyro_sgp._checks import check_key, check_model, check_positive
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.base import check_approximations
-from numpyro_sgp.guides.checks import put_inside, scaled_alone
+from numpyro_sgp.guides.checks import put_inside, scaled_alone, scaled_with_all
 from numpyro_sgp.training.padding import Padded
 
 _MOST_STARTS = 1000
@@ -90,7 +90,7 @@ def check_arguments(model, approximation, data, rng_key, base_guide):
 def check_sites(guide) -> None:
     """
     :raises ValueError: if the model of a guide that is set up puts a latent at a value by
-        itself, or a GP site is scaled otherwise than the likelihood is.
+        itself, or a GP site is scaled, on its own or with all others.
     """
     if not isinstance(guide, AutoSparseGP):
         return
@@ -102,6 +102,11 @@ def check_sites(guide) -> None:
         raise ValueError(
             f"{told} That is no prior of a Gaussian process with this kernel, and NUTS has "
             "another posterior. Scale observed sites alone."
+        )
+    if told := scaled_with_all(guide.known().trace):
+        raise ValueError(
+            f"{told} Steps and what is left to gain would be of that part of a nat: leave "
+            "numpyro.handlers.scale out, fit needs no mean over rows."
         )
 
 

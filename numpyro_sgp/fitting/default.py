@@ -33,6 +33,7 @@ from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.float32 import stopped_as, with_true_slopes
 from numpyro_sgp.fitting.gaussian_first import train_from_gaussian
 from numpyro_sgp.fitting.grow import grow, most_points, with_points
+from numpyro_sgp.fitting.other_data import guide_for, inside
 from numpyro_sgp.fitting.problem import (
     Problem,
     as_plain_arrays,
@@ -259,13 +260,16 @@ def fit(
         fitted = train(guide_of(approximation), before=before)
     elif isinstance(approximation, Fitted):
         # Its own programs serve where they have the bound that is asked for.
-        own = getattr(approximation.svi, "loss", None)
-        if isinstance(own, TraceGP_ELBO) and expectation is None:
-            fitted = train(approximation.guide, before=approximation)
+        own, guide = getattr(approximation.svi, "loss", None), approximation.guide
+        kwargs = {**getattr(approximation.svi, "static_kwargs", {}), **kwargs}
+        if other := guide_for(guide, data, kwargs):
+            fitted = train(other, start=approximation.params)
+        elif isinstance(own, TraceGP_ELBO) and expectation is None:
+            fitted = train(guide, before=approximation)
         else:
-            fitted = train(approximation.guide, start=approximation.params)
+            fitted = train(guide, start=approximation.params)
     elif isinstance(approximation, AutoSparseGP):
-        guide = approximation
+        guide = guide_for(approximation, data, kwargs) or approximation
 
         def train_other(option, limits):
             return train(guide.instead(option), limits=limits)
@@ -348,7 +352,7 @@ def _train(
         starts = [problem.free]
     elif start is not None:
         known = {name: v for name, v in start.items() if name in problem.free}
-        starts = [{**problem.free, **unconstrained(svi, known)}]
+        starts = [{**problem.free, **inside(unconstrained(svi, known), problem.free)}]
     else:
         starts, held = lengthscale_starts(problem)
         starts += random_starts(problem, for_starts, restarts - 1)

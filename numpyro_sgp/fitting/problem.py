@@ -24,6 +24,7 @@ from numpyro_sgp._programs import (
 )
 from numpyro_sgp.distributions.arguments import as_arrays, as_numbers, is_frame
 from numpyro_sgp.families import Family
+from numpyro_sgp.fitting.other_data import inputs_of
 from numpyro_sgp.fitting.units import Units, units
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.points import points_of
@@ -267,21 +268,6 @@ class Problem:
     def units(self) -> Units:
         """Those of its latents and parameters."""
         return units(self)
-
-
-def inputs_of(guide, args: tuple, kwargs: dict) -> dict[str, np.ndarray]:
-    """Inputs of GP sites that the set-up knows, or that the model has with arguments."""
-    setup = guide.known()
-    if setup.subsampled or setup.arguments is not None:
-        return {name: np.asarray(site.X) for name, site in setup.sites.items()}
-
-    def run(args, kwargs):
-        where = guide.model, args, kwargs
-        trace = messages.trace_of(*where, at_site=messages.at_prior_mean)
-        return {name: messages.unwrap(trace[name]["fn"])[0].X for name in setup.sites}
-
-    found = on_data(run, args, kwargs)
-    return {k: np.asarray(X).reshape(-1, X.shape[-1]) for k, X in found.items()}
 
 
 class _Mean:

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -112,10 +113,26 @@ def scaled_alone(trace) -> str:
         return ""
     sites = [site for site in trace.values() if site["type"] == "sample"]
     likelihood = {_known_scale(site) for site in sites if site["is_observed"]}
-    for site in filter(messages.is_latent_gp, sites):
-        if (scale := _known_scale(site)) != 1.0 and likelihood != {scale}:
-            return f"GP site '{site['name']}' is scaled by {scale:.3g}."
+    for name, scale in _scaled_sites(trace):
+        if likelihood != {scale}:
+            return f"GP site '{name}' is scaled by {scale:.3g}."
     return ""
+
+
+def scaled_with_all(trace) -> str:
+    """What to say of a model that is scaled as a whole; empty where none is."""
+    if subsample_plate_sizes(trace):
+        return ""
+    for name, scale in _scaled_sites(trace):
+        return f"GP site '{name}' is scaled by {scale:.3g}, as the likelihood is."
+    return ""
+
+
+def _scaled_sites(trace) -> Iterator[tuple[str, float]]:
+    """GP sites with a scale, and that."""
+    for name, site in trace.items():
+        if messages.is_latent_gp(site) and (scale := _known_scale(site)) != 1.0:
+            yield name, scale
 
 
 def _known_scale(site) -> float:

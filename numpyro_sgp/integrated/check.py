@@ -13,7 +13,7 @@ import numpy as np
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k
 from numpyro_sgp.diagnostics.khat import weighed as weighed_draws
-from numpyro_sgp.fitting.problem import inputs_of
+from numpyro_sgp.fitting.other_data import inputs_of
 from numpyro_sgp.fitting.verdict import (
     ENOUGH_NATS,
     Cause,

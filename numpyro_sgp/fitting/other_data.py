@@ -1,0 +1,126 @@
+"""Data that a guide was not set up with, where a training goes on."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+from numpyro import handlers
+from numpyro.distributions import biject_to
+
+from numpyro_sgp._programs import Data, on_data
+from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.guides.row_latents import row_latents
+from numpyro_sgp.tracing import messages
+
+
+def inputs_of(guide: Any, args: tuple, kwargs: dict) -> dict[str, np.ndarray]:
+    """
+    Inputs of GP sites with these arguments of the model, ``(N, D)`` by name; those that the
+    set-up knows where it was with these data, or with minibatches.
+
+    :param guide: set up.
+    """
+    setup = guide.known()
+    if setup.subsampled or _are_those(setup, args, kwargs):
+        return {name: np.asarray(site.X) for name, site in setup.sites.items()}
+
+    def run(args, kwargs):
+        where = guide.model, args, kwargs
+        trace = messages.trace_of(*where, at_site=messages.at_prior_mean)
+        return [messages.unwrap(trace[name]["fn"])[0].X for name in setup.sites]
+
+    found = _among_arguments(run, args, kwargs) or on_data(run, args, kwargs)
+    pairs = zip(setup.sites, map(np.asarray, found), strict=True)
+    return {name: X.reshape(-1, X.shape[-1]) for name, X in pairs}
+
+
+def guide_for(guide: AutoSparseGP, args: tuple, kwargs: dict) -> AutoSparseGP | None:
+    """
+    A guide with the inducing points of another one that is set up with these data, where
+    that matters: where latents have an entry for each row, or supports of their priors are
+    made of the data. None where the guide itself does, and where it is not set up.
+
+    :raises ValueError: if the data do not fit the guide.
+    """
+    if not guide.is_set_up or (setup := guide.known()).subsampled:
+        return None
+    if _are_those(setup, args, kwargs):
+        return None
+    if not row_latents(setup) and not _has_other_supports(guide, args, kwargs):
+        return None
+    other = guide.instead(guide.approximation)
+    other.setup_from(setup.state, setup.description, *args, **kwargs)
+    other.remember((args, kwargs), None)
+    return other
+
+
+def inside(values: dict, starts: dict) -> dict:
+    """
+    Unconstrained values, with starting ones in the place of those outside of a support.
+
+    :param values: by name.
+    :param starts: for at least these names.
+    """
+    return {
+        name: jax.tree.map(lambda v, w: jnp.where(jnp.isfinite(v), v, w), v, starts[name])
+        for name, v in values.items()
+    }
+
+
+def _are_those(setup, args, kwargs) -> bool:
+    """Whether a guide was set up with these arguments."""
+    if setup.arguments is None:
+        return False
+    given, known = (jax.tree.flatten(a) for a in ((args, kwargs), setup.arguments))
+    return given[1] == known[1] and all(map(_is_same, given[0], known[0]))
+
+
+def _is_same(a, b) -> bool:
+    if a is b:
+        return True
+    if not (hasattr(a, "dtype") and hasattr(b, "dtype")):
+        return type(a) is type(b) and bool(np.all(a == b))
+    if a.dtype != b.dtype or np.shape(a) != np.shape(b):
+        return False
+    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        a, b = jax.random.key_data(a), jax.random.key_data(b)
+    a, b = np.asarray(a), np.asarray(b)
+    return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+
+
+def _among_arguments(run, args, kwargs) -> list | None:
+    """What ``run(args, kwargs)`` returns where that is among its arguments: no program."""
+    data = Data(args, kwargs)
+    traced = jax.make_jaxpr(lambda arrays: run(*data.filled(arrays)))(data.arrays).jaxpr
+    arrays = dict(zip(traced.invars, data.arrays, strict=True))
+    if any(isinstance(v, Literal) or v not in arrays for v in traced.outvars):
+        return None
+    return [arrays[v] for v in traced.outvars]
+
+
+def _has_other_supports(guide, args, kwargs) -> bool:
+    """Whether a latent's support is another one than with the data of the set-up."""
+    setup = guide.known()
+
+    def ends(fn):
+        return jax.tree.leaves(biject_to(fn.support))
+
+    named = [name for name in setup.latents if ends(setup.trace[name]["fn"])]
+    if not named or setup.arguments is None:  # files ask for data of which these are made
+        return False
+
+    def supports(arguments):
+        at = messages.at_prior_mean
+        with handlers.block():
+            trace = messages.trace_of(guide.model, *arguments, at_site=at)
+        return [end for name in named for end in ends(trace[name]["fn"])]
+
+    known, given = supports(setup.arguments), supports((args, kwargs))
+    if len(known) != len(given):
+        return True
+    return not all(
+        np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-6, atol=0.0)
+        for a, b in zip(known, given, strict=True)
+    )
