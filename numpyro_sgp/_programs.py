@@ -461,7 +461,7 @@ def split_static(tree) -> tuple[list, tuple]:
     :raises TypeError: if something that is not an array has no hash.
     """
     leaves, structure = jax.tree.flatten(tree)
-    fixed = [None if _is_array(leaf) else (type(leaf), leaf) for leaf in leaves]
+    fixed = [None if _is_array(leaf) else _static(leaf) for leaf in leaves]
     for leaf, value in zip(fixed, leaves, strict=True):
         try:
             hash(leaf)
@@ -478,9 +478,27 @@ def join_static(arrays: list, static: tuple):
     """The inverse of :func:`split_static`."""
     structure, fixed = static
     given = iter(arrays)
-    leaves = [next(given) if leaf is None else leaf[1] for leaf in fixed]
+    leaves = [next(given) if leaf is None else _of_static(leaf) for leaf in fixed]
     return jax.tree.unflatten(structure, leaves)
 
 
 def _is_array(leaf) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray)
+    """Whether JAX takes it as an array."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.dtype.kind not in "OSUMmV"
+    return isinstance(leaf, jax.Array)
+
+
+def _static(leaf) -> tuple:
+    """Its type, and a value with a hash: of an array of texts, these and its shape."""
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind != "O":
+        return type(leaf), leaf.dtype.str, leaf.shape, leaf.tobytes()
+    return type(leaf), leaf
+
+
+def _of_static(static: tuple):
+    """The inverse of :func:`_static`."""
+    if len(static) == 2:
+        return static[1]
+    _, dtype, shape, content = static
+    return np.frombuffer(content, dtype).reshape(shape)

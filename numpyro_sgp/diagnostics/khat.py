@@ -13,6 +13,7 @@ from numpyro.infer.util import log_density
 from numpyro_sgp._programs import begun_on_data, mapped
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.coupling import feeding
 
 #: Rows of X up to which k-hat is computed unasked, where the joint covariance of f(X) is
 #: factorised once, and where each draw has its own (or numbers have 7 digits only).
@@ -315,5 +316,14 @@ def _size(params, model, guide, args, kwargs) -> tuple[int, bool]:
         for s in messages.latents(found).values()
         if messages.is_latent_gp(s) or (s["fn"].event_dim and s["fn"].shape())
     ]
-    others = {k for k, s in messages.latents(found).items() if not messages.is_latent_gp(s)}
-    return max([1, *rows]), bool(others - point_latents(guide, params, args, kwargs))
+    latents = messages.latents(found)
+    gps = {k: s["fn"].shape() for k, s in latents.items() if messages.is_latent_gp(s)}
+    each = bool(latents.keys() - gps - point_latents(guide, params, args, kwargs))
+    if len(gps) > 1 and not each:
+
+        def trace_at(f):
+            at = messages.at_values(f)
+            return messages.trace_of(model, args, kwargs, data=params, at_site=at)
+
+        each = bool(feeding(trace_at, gps, jax.numpy.result_type(float)))
+    return max([1, *rows]), each

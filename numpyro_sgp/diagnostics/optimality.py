@@ -137,7 +137,8 @@ def convergence_attrs(svi, result, args, kwargs) -> dict:
         if why:
             attrs["nats_left_unknown"] = why
     if result.losses is not None:
-        drop, se = loss_drop(result.losses)
+        losses = np.asarray(result.losses)
+        drop, se = loss_drop(losses[np.isfinite(losses)])  # but of steps that were none
         if np.isfinite(drop):
             attrs.update(loss_drop=drop, loss_drop_se=se)
     return attrs

@@ -66,9 +66,11 @@ class Attempts:
                 told, mend = f"{told}, from other inducing points", _ELSEWHERE
             wanted = nats > max(ENOUGH_NATS, 2.0 * se)
             return Cause(name, nats, se, told, mend if wanted else "")
-        drop, se = (np.nan, 0.0) if losses is None else loss_drop(losses)
+        losses = np.zeros(0) if losses is None else np.asarray(losses)
+        drop, se = loss_drop(losses[np.isfinite(losses)])  # but steps that were taken back
         if np.isnan(drop):
-            told = "unknown: there are no losses to see a trend in"
+            few = "too few" if losses.size else "no"
+            told = f"unknown: there are {few} losses to see a trend in"
             return Cause(name, drop, told=told, mend=mend)
         told = "the losses' fall over the last tenth of the steps, maybe too short a part"
         left = max(drop, 0.0)

@@ -31,6 +31,7 @@ from numpyro_sgp.fitting.problem import (
 )
 from numpyro_sgp.fitting.verdict import (
     ENOUGH_NATS,
+    WITH_OTHERS,
     Cause,
     Verdict,
     held_at_points,
@@ -101,7 +102,7 @@ def check(
     found = [
         of_q,
         others,
-        _of_points(curve, points, beside),
+        _of_points(curve, points, beside, len(guide.approximations)),
         _of_family(weights, given, too_many),
         _of_latents(given),
     ]
@@ -167,6 +168,8 @@ def _check_observed(guide, args, kwargs) -> dict:
 
 def problem_at(svi, params, args, kwargs) -> Problem:
     """What was trained, at some parameters."""
+    if svi.guide.natural_rate is None:  # of one from a file
+        svi.guide.take_natural_gradients(1.0)
     if svi.constrain_fn is None:
         svi.init(jax.random.key(0), *args, **kwargs)
     free = unconstrained(svi, params)
@@ -178,7 +181,7 @@ def _of_q(left, rng_key, problem):
     """KL from q(u) to where a natural step leads."""
     name = "q(u)"
     if not problem.natural:
-        return Cause(name, np.nan, told="is trained with the other parameters")
+        return Cause(name, np.nan, told=WITH_OTHERS)
     if left is None:
         return Cause(name, np.nan, told="too many rows to tell: check part of them")
     try:
@@ -196,11 +199,13 @@ def _of_q(left, rng_key, problem):
     return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
 
 
-def _of_points(curve, points, beside):
+def _of_points(curve, points, beside, sites):
     """
     What orthogonal points would gain.
 
+    :param points: inducing points of all GP sites.
     :param beside: what they do with the best q(u) beside them, where that is known.
+    :param sites: number of GP sites.
     """
     name = "inducing points"
     if curve is None:
@@ -217,9 +222,14 @@ def _of_points(curve, points, beside):
         told = f"{beside:.2g} where q(u) moves with further points; as it is: {told}"
         lost = beside
     if lost > 1.0 and (lost == beside or curve.needed != curve.num_inducing):
-        number = curve.needed or f"more than {points + max(curve.added, default=points)}"
-        number = f"more than {points}" if number == curve.num_inducing else number
-        mend = f"num_inducing='auto', or {number} inducing points and a check again: "
+        further = points + sites * max(curve.added, default=points // sites)
+        number = f"more than {further // sites}"
+        if curve.needed:
+            number = str(-(-curve.needed // sites))
+        if curve.needed == curve.num_inducing:
+            number = f"more than {points // sites}"
+        each = " at each GP site" if sites > 1 else ""
+        mend = f"num_inducing='auto', or {number} inducing points{each} and a check again: "
         mend += "trained with more of them, hyperparameters may gain several times as much"
     return Cause(name, lost, se, told, mend)
 

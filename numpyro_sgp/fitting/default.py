@@ -244,15 +244,15 @@ def fit(
         first.setup(*data, **kwargs)
         allowed = most_points(approximation, first)
 
-        def begin(number, start, few):
+        def begin(number, start, limits):
             guide = make(with_points(approximation, number, allowed))
-            return train(guide, start, limits=limits.at_most(few))
+            return train(guide, start, limits=limits)
 
-        def go_on(fitted):
+        def go_on(fitted, limits):
             return train(fitted.guide, before=fitted, descent=fitted.descent, limits=limits)
 
-        most, until = max(allowed.values()), limits.until
-        return grow(begin, go_on, most, data, kwargs, until, progress_bar)
+        most = max(allowed.values())
+        return grow(begin, go_on, most, data, kwargs, limits, progress_bar)
 
     check_same_rows(guide_of(approximation), data, kwargs)
     if is_joint:

@@ -6,7 +6,7 @@ import numpy as np
 from tqdm import tqdm
 
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
-from numpyro_sgp.fitting.progress import INTERRUPTED
+from numpyro_sgp.fitting.progress import INTERRUPTED, Limits
 from numpyro_sgp.guides.checks import assigned
 
 FIRST, LARGEST = 32, 512
@@ -48,21 +48,19 @@ def most_points(approximation, guide) -> dict[str, int]:
     }
 
 
-def grow(
-    begin, go_on, most: int, args: tuple, kwargs: dict, until: float | None, progress_bar
-):
+def grow(begin, go_on, most: int, args: tuple, kwargs: dict, limits: Limits, progress_bar):
     """
     Trains with more and more inducing points, until those that there are lose less than a
-    nat (or a further one gains less than 0.1), 512 are reached, or time is up; a few steps
+    nat (or a further one gains less than 0.1), 512 are reached, or limits are; a few steps
     with each number, and with the last one to the end. Where the user stops one of these
     trainings, its fit is the last.
 
     Hyperparameters and other latents go on from the training before.
 
-    :param begin: from a number, starting parameters and a number of steps to a fit.
-    :param go_on: from a fit to one that has converged.
+    :param begin: from a number, starting parameters and limits to a fit.
+    :param go_on: from a fit and limits to one that has converged.
     :param most: points that there may be, 512 excepted.
-    :param until: time on the monotonic clock.
+    :param limits: of all trainings together.
     :return: the last fit; its ``grown`` has number of points, nats lost and seconds of each
         number.
     """
@@ -70,7 +68,8 @@ def grow(
     number, start, grown = min(FIRST, most), None, []
     while True:
         begun = time.monotonic()
-        fitted = begin(number, start, _FEW_STEPS)
+        fitted = begin(number, start, limits.at_most(_FEW_STEPS))
+        limits = limits.after(len(fitted.losses))
         if fitted.stopped == INTERRUPTED:
             fitted.grown = tuple(grown)
             return fitted
@@ -80,17 +79,17 @@ def grow(
         if progress_bar:
             tqdm.write(f"{number} inducing points: {curve}")
         enough = not curve.lost > _ENOUGH_NATS or curve.needed == curve.num_inducing
-        if enough or number >= most:
-            break
-        if until is not None and time.monotonic() >= until:
+        if enough or number >= most or limits.reached(0):
             break
         sites = max(1, len(guide.approximations))
         wanted = curve.needed // sites if curve.needed else _MOST_GROWTH * number
         number = int(min(max(wanted, 2 * number), _MOST_GROWTH * number, most))
         roles = guide.roles()
         start = {name: value for name, value in params.items() if name not in roles}
-    if until is None or time.monotonic() < until:
-        fitted = go_on(fitted)
+    if told := limits.reached(0):
+        fitted.stopped = told
+    else:
+        fitted = go_on(fitted, limits)
     fitted.grown = tuple(grown)
     if curve.unknown:
         fitted.stopped += f"; {curve}"

@@ -73,8 +73,10 @@ def _are_those(setup, args, kwargs) -> bool:
     """Whether a guide was set up with these arguments."""
     if setup.arguments is None:
         return False
-    given, known = (jax.tree.flatten(a) for a in ((args, kwargs), setup.arguments))
-    return given[1] == known[1] and all(map(_is_same, given[0], known[0]))
+    pair = (args, kwargs), setup.arguments
+    given, known = map(jax.tree.leaves, pair)
+    same = len({*map(jax.tree.structure, pair)}) == 1
+    return same and all(map(_is_same, given, known))
 
 
 def _is_same(a, b) -> bool:

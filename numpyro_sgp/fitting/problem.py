@@ -183,7 +183,8 @@ class Problem:
             size = self._batch_size(arrays)
             plates = self.plates if size < self.num_rows else frozenset()
             with GivenRows(size, self.num_rows, plates):
-                return svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
+                found = svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
+            return sum(jax.tree.leaves(found))  # by site where it has sum_sites=False
 
         self._traced = jax.jit(loss)
 

@@ -55,8 +55,9 @@ class Limits:
         return replace(self, taken=self.taken + steps) if self.in_all else self
 
     def at_most(self, steps: int) -> "Limits":
-        """The same with no more steps than that."""
-        return replace(self, steps=steps if self.steps is None else min(steps, self.steps))
+        """The same with no more steps than that from here on."""
+        left = steps if self.left is None else min(steps, self.left)
+        return replace(self, steps=self.taken + left)
 
     def half(self) -> "Limits":
         """The same with half of the steps and of the time that is left."""

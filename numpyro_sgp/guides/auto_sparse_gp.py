@@ -390,6 +390,12 @@ class AutoSparseGP(PreparedGuide):
                 for name, value in self.base_guide.median(params).items()
             }
         elif self.base_guide is not None:
+            if not hasattr(self.base_guide, "quantiles"):  # a function
+                name = getattr(self.base_guide, "__name__", type(self.base_guide).__name__)
+                raise NotImplementedError(
+                    f"{name} has no quantiles of the latents beside f; draw them: "
+                    "guide.sample_posterior(key, params, ..., sample_shape=(1000,))."
+                )
             values = self.base_guide.quantiles(params, quantiles)
         values = {name: values[name] for name in self.known().latents}
         for name, q in self.posterior(params, *args, **kwargs).items():

@@ -91,10 +91,12 @@ class Descent:
             params = svi.constrain_fn(free)
             with _WholePlates():
                 if not jax.tree.leaves(state.mutable_state):
-                    return svi.loss.loss(loss_key, params, *given, **kwargs), None
+                    out = svi.loss.loss(loss_key, params, *given, **kwargs)
+                    return sum(jax.tree.leaves(out)), None  # by site, with sum_sites=False
                 params.update(jax.lax.stop_gradient(state.mutable_state))
                 out = svi.loss.loss_with_mutable_state(loss_key, params, *given, **kwargs)
-                return out["loss"], out["mutable_state"]
+                loss = sum(jax.tree.leaves(out["loss"]))
+                return loss, out["mutable_state"]
 
         #: The loss and mutable state: traced once, however often the program has it.
         self._at, self._traced_anew = jax.jit(at), at

@@ -1,0 +1,163 @@
+"""Verdicts where something is not known, or of several sites; arguments that are texts."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_sgp as sgp
+from numpyro_sgp._programs import join_static, split_static
+from numpyro_sgp.diagnostics.khat import too_many_rows
+from numpyro_sgp.diagnostics.sparsity import SparsityCurve
+from numpyro_sgp.fitting.attempts import Attempts
+from numpyro_sgp.fitting.check import _of_points
+from numpyro_sgp.fitting.grow import grow
+from numpyro_sgp.fitting.progress import Limits
+from numpyro_sgp.fitting.verdict import Cause, Verdict
+
+X = np.linspace(0.0, 6.0, 20)[:, None]
+Y = np.sin(X[:, 0])
+QUIET = {"progress_bar": False}
+
+
+def model(X, y=None, names=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    with numpyro.plate("data", X.shape[0]):
+        noise = 0.1 if names is None or names[0] == "a" else 1.0
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def test_arrays_of_texts_are_arguments():
+    fits = {
+        name: sgp.fit(model, sgp.VGP(), (X, Y), names=np.array([name]), steps=2, **QUIET)
+        for name in "ab"
+    }
+    assert fits["a"].bound > fits["b"].bound + 5.0
+    arrays, static = split_static((X, np.array([["a"], ["bc"]])))
+    assert len(arrays) == 1
+    assert static == split_static((X, np.array([["a"], ["bc"]])))[1]
+    assert static != split_static((X, np.array([["a"], ["bd"]])))[1]
+    np.testing.assert_array_equal(join_static(arrays, static)[1], [["a"], ["bc"]])
+
+
+@pytest.mark.slow
+def test_a_fit_with_dual_parameters_from_a_file_is_checked(tmp_path):
+    fitted = sgp.fit(model, sgp.SVGP(5, covariance="dual"), (X, Y), **QUIET)
+    fitted.save(tmp_path / "fit")
+    assert sgp.load(tmp_path / "fit", model, args=(X, Y)).check().converged
+
+
+def test_draws_of_a_deep_gp_have_covariances_of_their_own():
+    def deep(X, y=None):
+        h = numpyro.sample("h", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), h[:, None]))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    def beside(X, y=None):
+        h = numpyro.sample("h", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + h, 0.1), obs=y)
+
+    many = np.linspace(0.0, 6.0, 201)[:, None]
+    with jax.enable_x64(True):
+        for layers, found in [(deep, True), (beside, False)]:
+            guide = sgp.AutoSparseGP(layers, sgp.SVGP(3))
+            guide.setup(many, many[:, 0])
+            params = guide.known().starts
+            assert bool(too_many_rows(params, layers, guide, many, many[:, 0])) == found
+
+
+def test_losses_that_were_not_believed_have_no_part_in_the_trend():
+    few = SimpleNamespace(free={"a": 0.0}, profiled=[])
+    attempts = object.__new__(Attempts)
+    attempts.problem, attempts.steps = few, 0
+    losses = np.r_[np.linspace(9.0, 0.0, 500), np.zeros(500)]
+    losses[950] = np.nan
+    assert attempts.of_others(losses).nats == 0.0
+    assert "too few losses" in attempts.of_others(losses[:20]).told
+    assert "no losses" in attempts.of_others(None).told
+
+
+@pytest.mark.parametrize(
+    "sites, words", [(1, "or 40 inducing points and"), (2, "or 20 ind")]
+)
+def test_points_to_use_are_those_of_each_site(sites, words):
+    curve = SparsityCurve(8, (8, 16), (5.0, 5.1), (0.0, 0.0), 5.0, 40)
+    mend = _of_points(lambda: curve, 8, np.nan, sites).mend
+    assert f"or {40 // sites} inducing points" in mend
+    assert ("points at each GP site" in mend) == (sites > 1)
+    more = SparsityCurve(8, (8, 16), (5.0, 50.0), (0.0, 0.0), 50.0, None)
+    assert f"more than {24 if sites == 1 else 20} " in (
+        _of_points(lambda: more, 8, np.nan, sites).mend
+    )
+
+
+def test_a_verdict_says_where_q_was_not_looked_at():
+    known = {name: Cause(name, 0.0) for name in ("other parameters", "inducing points")}
+    unknown = Cause("q(u)", np.nan, told="too many rows to tell")
+    with_others = Cause("q(u)", np.nan, told="is trained with the other parameters")
+    assert "q(u) was not looked at" in Verdict({"q(u)": unknown} | known).summary
+    assert "looked" not in Verdict({"q(u)": with_others} | known).summary
+
+
+def test_limits_are_those_of_all_trainings_together(monkeypatch):
+    """Of SVGP("auto"): 150 steps are two trainings of 60, and 30 with the last number."""
+    lost = SparsityCurve(32, lost=9.0)
+    monkeypatch.setattr("numpyro_sgp.fitting.grow.sparsity_curve", lambda *_, **__: lost)
+    asked = []
+
+    def train(limits):
+        asked.append(limits.left)
+        guide = SimpleNamespace(approximations={"f": 0}, roles=dict)
+        losses = np.zeros(limits.left)
+        return SimpleNamespace(
+            stopped="at the limit of 60 steps",
+            losses=losses,
+            guide=guide,
+            params={},
+            loss=0,
+        )
+
+    def grown(steps, most=64):
+        asked.clear()
+        limits = Limits(0.1, steps, None)
+        return grow(
+            lambda number, start, limits: train(limits),
+            lambda fitted, limits: train(limits),
+            most,
+            (),
+            {},
+            limits,
+            False,
+        )
+
+    grown(150)
+    assert asked == [60, 60, 30]
+    fitted = grown(100)
+    assert asked == [60, 40] and fitted.stopped == "at the limit of 100 steps"
+
+
+def test_a_function_as_base_guide_has_no_quantiles():
+    def of_slope(model):
+        def guide(X, y=None, **kwargs):
+            loc = numpyro.param("loc", 0.0)
+            return {"slope": numpyro.sample("slope", dist.Normal(loc, 0.1))}
+
+        return guide
+
+    def sloped(X, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + slope * X[:, 0], 0.1), obs=y)
+
+    guide = sgp.AutoSparseGP(sloped, sgp.SVGP(4), of_slope)
+    guide.setup(X, jnp.asarray(Y))
+    with pytest.raises(NotImplementedError, match="guide has no quantiles .* draw them"):
+        guide.quantiles(guide.known().starts, [0.5], X)
