@@ -1,5 +1,7 @@
 """Options, limits and values at the edge of what is allowed."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,8 @@ from numpyro_sgp.distributions.tails import tails
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.kernels import RBF, White
 from numpyro_sgp.likelihoods import RobustMax
+from numpyro_sgp.plots.scene import chosen, in_order
+from numpyro_sgp.predictive import Prediction
 from numpyro_sgp.predictive.predictions import read_rows
 from tests.helpers import slow
 
@@ -164,3 +168,47 @@ def test_frames_are_taken_at_loading_of_nested_results(tmp_path):
     np.testing.assert_allclose(
         loaded.predict()["f"].mean, found.predict()["f"].mean, atol=1e-6
     )
+
+
+def prediction(*shape, axis=0):
+    values = jnp.arange(np.prod(shape, dtype=int), dtype=float).reshape(shape)
+    levels = (0.05, 0.95)
+    return Prediction(values, values, jnp.stack([values] * 2), levels, None, axis)
+
+
+def test_rows_of_plots_are_put_in_order_where_there_are_any():
+    order = np.array([2, 0, 1])
+    given = {"f": prediction(3), "slope": prediction(), "groups": prediction(2)}
+    found = in_order(given | {"logits": prediction(3, 2)}, order)
+    np.testing.assert_array_equal(found["f"].mean, order)
+    np.testing.assert_array_equal(found["logits"].mean[:, 0], 2 * order)
+    assert found["slope"] is given["slope"] and found["groups"] is given["groups"]
+
+
+def test_a_plot_of_what_has_no_rows_is_refused():
+    fitted = SimpleNamespace(guide=SimpleNamespace(approximations={"f": None}))
+    predictions = {"slope": prediction(), "f": prediction(3)}
+    assert chosen(fitted, predictions, None, 3) == "f"
+    with pytest.raises(ValueError, match=r"'slope' has no number for each row.*\['f'\]"):
+        chosen(fitted, predictions, "slope", 3)
+
+
+@pytest.mark.slow
+def test_rows_of_transposed_functions_under_nested():
+    """Logits of classes for each row, and a number without rows beside them."""
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        numpyro.deterministic("twice", 2.0 * level)
+        f = numpyro.sample("f", sgp.GaussianProcess(RBF(), X).expand([3]))
+        logits = numpyro.deterministic("logits", (f + level).T)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+    found = sgp.nested(model, sgp.SVGP(4), (X, np.arange(12) % 3), **QUIET)
+    predictions = found.predict(X[:5])
+    assert predictions["logits"].to_dataframe().shape[0] == 5
+    np.testing.assert_allclose(predictions["f"].mean.shape, (3, 5))
+    ax = found.plot(site="logits", index=1)
+    heights = [line.get_ydata() for line in ax.get_lines() if len(line.get_xdata()) > 50]
+    assert heights and np.isfinite(np.concatenate(heights)).all()

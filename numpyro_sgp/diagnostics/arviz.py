@@ -469,7 +469,7 @@ def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict, dict]:
             given = _trace(here, key, values)
             drawn = _trace(here, key, values, forget=drawn_ones) if drawn_ones else {}
             fns = {name: given[name]["fn"] for name in observed}
-            log_prob = {name: fn.log_prob(given[name]["value"]) for name, fn in fns.items()}
+            log_prob = {k: messages.log_prob(given[k], scaled=False) for k in observed}
             same = {k: jnp.all(messages.unmasked(fn) == masks[k]) for k, fn in fns.items()}
             return log_prob, {k: drawn[k]["value"] for k in drawn_ones}, same
 

@@ -1,6 +1,7 @@
 """GP regression with f integrated out, as a distribution of y: what all forms share."""
 
 import copy
+from contextlib import suppress
 from typing import ClassVar, Self
 
 import jax
@@ -45,6 +46,11 @@ class GPRegression(dist.Distribution):
         self.prior = GaussianProcess(kernel, X, mean, jitter)
         self.jitter = jitter
         self.noise = noise
+        of_functions, rows = jnp.shape(noise)[:-1], self.prior.event_shape
+        if of_functions and jnp.shape(noise) != (*rows, 1):  # which is a column of rows
+            with suppress(ValueError):
+                batch = jnp.broadcast_shapes(self.prior.batch_shape, of_functions)
+                self.prior = self.prior.expand(batch)
         shape = self.prior.shape()
         if not broadcasts_to(jnp.shape(noise), shape):
             raise ValueError(

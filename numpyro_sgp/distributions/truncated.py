@@ -222,6 +222,15 @@ def _share_below(x: Array) -> Array:
     return jnp.where(is_zero, 1.0 - 0.5 * x, -jnp.expm1(-x) / jnp.where(is_zero, 1.0, x))
 
 
+def cauchy_moments(fn) -> tuple[Array, Array]:
+    """Mean and variance of a Cauchy distribution between two limits, for NumPyro's NaN."""
+    base, (low, high) = fn.base_dist, _limits(fn)
+    width = jnp.arctan2(high - low, 1.0 + low * high)
+    mean = 0.5 * jnp.log1p((high - low) * (high + low) / (1.0 + low**2)) / width
+    variance = (high - low) / width - 1.0 - mean**2
+    return base.loc + base.scale * mean, base.scale**2 * jnp.maximum(variance, 0.0)
+
+
 def student_moments(fn) -> tuple[Array, Array]:
     """
     Mean and variance of a truncated Student's t distribution, which NumPyro neither has nor

@@ -147,7 +147,7 @@ class Placed(Messenger):
             self.log_prior = self.log_prior + density
             self.known[name] = density
         elif name in field.responses:
-            msg["value"] = jnp.zeros(msg["fn"].shape())
+            msg["value"] = messages.zeros_like(msg["fn"])
         else:
             raise ValueError(
                 f"Latent site '{name}' was not in the model when it was set up. The "
@@ -176,7 +176,7 @@ class AtValues(Messenger):
         elif name in self.values:
             msg["value"] = jnp.reshape(self.values[name], msg["fn"].shape())
         elif name in self.field.responses or name in self.field.latents:
-            msg["value"] = jnp.zeros(msg["fn"].shape())
+            msg["value"] = messages.zeros_like(msg["fn"])
 
 
 class _Refusing(Messenger):

@@ -38,6 +38,7 @@ from numpyro_sgp.integrated.units_of_data import few_rows_do
 from numpyro_sgp.integrated.views import Shown
 from numpyro_sgp.plots import plot_posterior
 from numpyro_sgp.predictive import Prediction, Predictions
+from numpyro_sgp.predictive.predictions import axis_of_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -225,15 +226,15 @@ class Nested:
         levels = check_levels(quantiles)
         check_whole(num_draws, "num_draws", least=1)
         args, kwargs = self._arguments(args, kwargs)
-        found = {}
-        for name, q in marginals(self.field, self.nodes, args, kwargs).items():
+        found, known = {}, marginals(self.field, self.nodes, args, kwargs)
+        num_rows = max(known[name].mean.shape[-1] for name in self.field.sites)
+        for name, q in known.items():
             if name in self.field.effects:
                 continue
             values = q.quantile(levels) if levels else np.zeros((0, *q.mean.shape))
-            axis = max(q.mean.ndim - 1, 0)
+            axis = axis_of_rows(q.mean.shape, num_rows)
             mean, sd = jnp.asarray(q.mean), jnp.asarray(q.sd)
-            at_levels = jnp.asarray(values)
-            found[name] = Prediction(mean, sd, at_levels, levels, None, axis)
+            found[name] = Prediction(mean, sd, jnp.asarray(values), levels, None, axis)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         check_key(rng_key)
         free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)

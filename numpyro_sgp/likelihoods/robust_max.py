@@ -84,7 +84,7 @@ class RobustMax(dist.Distribution):
     @constraints.dependent_property(is_discrete=True, event_dim=0)
     def support(self) -> constraints.Constraint:
         """The classes, 0 to C - 1."""
-        return constraints.integer_interval(0, self.f.shape[0] - 1)
+        return constraints.integer_interval(0, self.f.shape[-2] - 1)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draws of classes, of shape ``sample_shape + (N,)``."""

@@ -156,16 +156,17 @@ class EllipticalSlice(MCMCKernel):
         if not single:
             init_one = jax.vmap(init_one)
             self._sample_fn = jax.vmap(self._step, in_axes=(0, None, None))
+        given = None
         if init_params:
             z = {k: jnp.asarray(init_params[k], prototype[k].dtype) for k in names}
-            state = init_one(keys, z)
-            known = not_jax_tracer(state.log_likelihood)
-            if known and np.isfinite(state.log_likelihood).all():
-                return state
+            given = init_one(keys, z)
+            known = not_jax_tracer(given.log_likelihood)
+            if known and np.isfinite(given.log_likelihood).all():
+                return given
             if GIBBS_SITES_KWARG not in model_kwargs:
                 if known:
                     self._refuse_start(z, "init_params", single, model_args, model_kwargs)
-                return state
+                return given
         model = handlers.seed(self._white, jax.random.key(0))
         (z, _, _), valid = find_valid_initial_params(
             init_keys,
@@ -179,7 +180,19 @@ class EllipticalSlice(MCMCKernel):
         if not_jax_tracer(valid) and not np.all(valid):
             what = "100 draws from init_strategy"
             self._refuse_start(z, what, single, model_args, model_kwargs)
-        return init_one(keys, z)
+        drawn = init_one(keys, z)
+        if given is None:
+            return drawn
+        fits = jnp.isfinite(given.log_likelihood)
+
+        def chosen(a, b):
+            each = jnp.reshape(fits, fits.shape + (1,) * (a.ndim - fits.ndim))
+            return jnp.where(each, a, b)
+
+        z = jax.tree.map(chosen, given.z, drawn.z)
+        return drawn._replace(
+            z=z, log_likelihood=chosen(given.log_likelihood, drawn.log_likelihood)
+        )
 
     def sample(
         self, state: EllipticalSliceState, model_args: tuple, model_kwargs: dict | None

@@ -15,6 +15,7 @@ from numpyro_sgp._checks import check_model
 from numpyro_sgp._threads import one_thread
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.distributions.truncated import with_digits
 from numpyro_sgp.linalg import einsum, factor_product
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.row_indices import check_row_indices
@@ -161,6 +162,8 @@ class _Check(handlers.trace):
     def process_message(self, msg):
         if messages.is_latent_gp(msg):  # before it is whitened
             self.gps[msg["name"]] = msg.copy()
+        elif msg["type"] == "sample" and msg["is_observed"]:
+            msg["fn"] = with_digits(msg["fn"])  # whose density is finite far away too
 
     def __exit__(self, exc_type, exc_value, traceback):
         super().__exit__(exc_type, exc_value, traceback)

@@ -112,7 +112,7 @@ def plot_comparison(
         for label, fit in results.items()
     }
     if site is None:
-        site = chosen(first, found[next(iter(results))], None)
+        site = chosen(first, found[next(iter(results))], None, len(grid))
     drawn = {}
     for label, fit in fits.items():
         if label not in found:

@@ -112,7 +112,7 @@ def plot_posterior(
     if columns == 1:
         order = np.argsort(grid[:, 0], kind="stable")
         grid, predictions = grid[order], in_order(predictions, order)
-    name = chosen(fitted, predictions, site)
+    name = chosen(fitted, predictions, site, len(grid))
     p = predictions[name]
     if columns == 2 and statistic == "sd" and is_classes(p):
         raise ValueError(f"'{name}' has classes, which have no standard deviation.")

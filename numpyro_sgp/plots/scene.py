@@ -247,17 +247,27 @@ def predictions_of(fitted, X, levels, kwargs, site) -> dict[str, Prediction]:
 
 
 def in_order(predictions: dict[str, Prediction], order) -> dict[str, Prediction]:
-    """The same with rows in another order."""
+    """The same with rows in another order; what has none stays as it is."""
 
     def moved(value, axis):
         return None if value is None else jnp.take(value, order, axis)
 
     found = {}
     for name, p in predictions.items():
+        if not has_rows(p, len(order)):
+            found[name] = p
+            continue
         values = {k: moved(getattr(p, k), p.row_axis) for k in ("mean", "sd", "probs")}
         values["quantiles"] = moved(p.quantiles, p.row_axis + 1)
         found[name] = replace(p, **values)
     return found
+
+
+def has_rows(p: Prediction, number: int) -> bool:
+    """Whether a prediction has so many rows."""
+    values: Any = p.probs if p.mean is None else p.mean
+    shape = np.shape(values)
+    return shape[p.row_axis : p.row_axis + 1] == (number,)
 
 
 def _absent(model, kwargs) -> list[str]:
@@ -271,11 +281,17 @@ def _absent(model, kwargs) -> list[str]:
     return [name for name in needed if name not in kwargs]
 
 
-def chosen(fitted, predictions: dict, site: str | None) -> str:
+def chosen(fitted, predictions: dict, site: str | None, num_rows: int) -> str:
     """
     The site to draw, if not told: the first response that has a mean or classes, or of
-    nested inference a sum that the likelihood is made of, or the first GP site.
+    nested inference a sum that the likelihood is made of, or the first GP site; of those
+    with a number for each row.
     """
+    of_rows = [name for name, p in predictions.items() if has_rows(p, num_rows)]
+    if site in predictions and site not in of_rows:
+        raise ValueError(
+            f"'{site}' has no number for each row of the inputs; there are {of_rows}."
+        )
     if site is not None:
         if site not in predictions:
             raise ValueError(
@@ -283,15 +299,17 @@ def chosen(fitted, predictions: dict, site: str | None) -> str:
             )
         return site
 
-    def can_be_shown(p):
-        return p.probs is not None or np.isfinite(np.asarray(p.mean)).all()
+    def can_be_shown(name):
+        p = predictions[name]
+        is_known = p.probs is not None or np.isfinite(np.asarray(p.mean)).all()
+        return name in of_rows and is_known
 
     gp_sites = fitted.guide.approximations
     others = [name for name in predictions if name not in gp_sites]
     responses = getattr(fitted, "responses", others)  # only nested inference has others
     first = [name for name in responses if name in predictions]
     first += [name for name in getattr(fitted, "sums", ()) if name in predictions]
-    found = [name for name in first if can_be_shown(predictions[name])]
+    found = [name for name in first if can_be_shown(name)]
     return found[0] if found else next(name for name in predictions if name in gp_sites)
 
 

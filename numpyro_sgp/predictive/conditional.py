@@ -336,9 +336,7 @@ class _AnyValue(Messenger):
     def process_message(self, msg):
         is_open = msg["type"] == "sample" and msg["value"] is None
         if is_open and not messages.is_latent_gp(msg):
-            fn = msg["fn"]
-            dtype = int if fn.support is not None and fn.support.is_discrete else float
-            msg["value"] = jnp.zeros(fn.shape(), dtype)
+            msg["value"] = messages.zeros_like(msg["fn"])
 
 
 def _sites(model, args, kwargs) -> tuple[dict[str, tuple], dict[str, int]]:

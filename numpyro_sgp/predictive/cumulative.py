@@ -12,7 +12,8 @@ from numpyro_sgp.distributions import truncated
 from numpyro_sgp.predictive.incomplete_beta import betainc
 from numpyro_sgp.tracing import messages
 
-_TRUNCATED = dist.LeftTruncatedDistribution, dist.TwoSidedTruncatedDistribution
+_TWO_SIDED = dist.TwoSidedTruncatedDistribution
+_TRUNCATED = dist.LeftTruncatedDistribution, _TWO_SIDED
 _CENSORED = (
     dist.IntervalCensoredDistribution,
     dist.LeftCensoredDistribution,
@@ -72,6 +73,8 @@ def moments(fn) -> tuple:
         mean, variance = truncated.moments(inner)
     elif truncated.is_truncated_student(inner):
         mean, variance = truncated.student_moments(inner)
+    elif isinstance(inner, _TWO_SIDED) and isinstance(inner.base_dist, dist.Cauchy):
+        mean, variance = truncated.cauchy_moments(inner)
     elif isinstance(inner, dist.HurdleProbs):
         mean, variance = _of_hurdle(inner)
     elif isinstance(inner, dist.MixtureGeneral):

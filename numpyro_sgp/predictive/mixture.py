@@ -122,7 +122,8 @@ class MixtureParts:
             if name in self.posteriors:
                 return jnp.reshape(f[name], msg["fn"].shape())
             if name in self.responses and msg["value"] is None:
-                return (responses or {}).get(name, jnp.zeros(msg["fn"].shape()))
+                given = responses or {}
+                return given[name] if name in given else messages.zeros_like(msg["fn"])
             return others.get(name)
 
         model = handlers.substitute(self.guide.model, substitute_fn=at_site)

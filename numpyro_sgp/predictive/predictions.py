@@ -328,11 +328,8 @@ def read_rows(found, gp_sites, num_rows, keep, levels, axes=None) -> dict[str, P
         if values is None:
             continue
         shape = _shape(values)
-        axis = max(len(shape) - 1, 0)
-        if name in axes:
-            axis = axes[name]
-        elif name not in gp_sites and num_rows in shape:
-            axis = len(shape) - 1 - shape[::-1].index(num_rows)
+        axis = axis_of_rows(shape, shape[-1] if name in gp_sites else num_rows)
+        axis = axes.get(name, axis)
         if keep < 1.0 and (name in axes or name in gp_sites):
             count = round(keep * shape[axis])
             for key, value in values.items():
@@ -341,6 +338,12 @@ def read_rows(found, gp_sites, num_rows, keep, levels, axes=None) -> dict[str, P
                     values[key] = jax.lax.slice_in_dim(value, 0, count, axis=lead)
         out[name] = Prediction(**values, levels=levels, row_axis=axis)
     return out
+
+
+def axis_of_rows(shape: tuple[int, ...], num_rows: int) -> int:
+    """The last axis of so many, or the last one of all."""
+    last = max(len(shape) - 1, 0)
+    return last - shape[::-1].index(num_rows) if num_rows in shape else last
 
 
 def _shape(values) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from numpyro_sgp.predictive.mixture import (
 from numpyro_sgp.predictive.nodes import points_of, points_together, rules
 from numpyro_sgp.predictive.quantiles import ALL, OTHERS, ROUGH, solved
 from numpyro_sgp.tracing.linear import LinearProgram
-from numpyro_sgp.tracing.messages import can_draw, innermost
+from numpyro_sgp.tracing.messages import can_draw, innermost, zeros_like
 from numpyro_sgp.tracing.program import opening
 from numpyro_sgp.tracing.rows import sites_on_f
 
@@ -189,7 +189,7 @@ def _check_apart(run, point, responses):
     if len(responses) < 2:
         return
     for name, site in responses.items():
-        value = jnp.zeros(site["fn"].shape())
+        value = zeros_like(site["fn"])
 
         def others(values, name=name):
             found = run(point, values)

@@ -129,6 +129,12 @@ def counted(site):
     return jnp.broadcast_to(unmasked(site["fn"]), jnp.shape(log_prob(site, scaled=False)))
 
 
+def zeros_like(fn):
+    """A value in the place of one of a distribution: whole numbers where it has these."""
+    is_discrete = fn.support is not None and fn.support.is_discrete
+    return jnp.zeros(fn.shape(), int if is_discrete else float)
+
+
 def unmasked(fn):
     """Which entries of its batch shape a distribution does not mask; of events, any."""
     if isinstance(fn, dist.MaskedDistribution):
