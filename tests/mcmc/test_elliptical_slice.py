@@ -427,3 +427,18 @@ def test_no_blackjax(monkeypatch):
 def test_no_model():
     with pytest.raises(TypeError, match="must be a NumPyro model"):
         EllipticalSlice(None)
+
+
+@pytest.mark.parametrize("value", [0.5, 1e200])
+def test_starts_in_gibbs_are_kept_where_they_are_finite(value):
+    """In a program, as in parallel chains, where that is not known before."""
+    white = whiten(sampled)
+    ess, _ = Gibbs([(EllipticalSlice(white), ["f_white"]), (NUTS(white), None)]).blocks[0]
+    kwargs = {"_gibbs_sites": {"lengthscale": jnp.asarray(0.7)}}
+
+    def start(key, z):
+        state = ess.init(key, 0, {"f_white": z}, (), kwargs)
+        return state.z["f_white"], state.log_likelihood
+
+    z, log_likelihood = jax.jit(start)(jax.random.key(0), jnp.full(N, value))
+    assert np.isfinite(log_likelihood) and np.all(z == value) == (value == 0.5)
