@@ -108,6 +108,7 @@ def test_classes_of_stacked_responses():
     assert found.support.upper_bound == 2
 
 
+@pytest.mark.slow
 def test_a_response_that_chooses_among_numbers_is_refused_by_its_name():
     def model(X, z=None, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(RBF(), X))

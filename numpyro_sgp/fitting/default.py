@@ -33,7 +33,7 @@ from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.float32 import stopped_as, with_true_slopes
 from numpyro_sgp.fitting.gaussian_first import train_from_gaussian
 from numpyro_sgp.fitting.grow import grow, most_points, with_points
-from numpyro_sgp.fitting.other_data import guide_for, inside
+from numpyro_sgp.fitting.other_data import check_joint_data, guide_for, inside
 from numpyro_sgp.fitting.problem import (
     Problem,
     as_plain_arrays,
@@ -257,6 +257,7 @@ def fit(
     check_same_rows(guide_of(approximation), data, kwargs)
     if is_joint:
         before = None if approximation is guide_of(approximation) else approximation
+        check_joint_data(guide_of(approximation), data, kwargs)
         fitted = train(guide_of(approximation), before=before)
     elif isinstance(approximation, Fitted):
         # Its own programs serve where they have the bound that is asked for.

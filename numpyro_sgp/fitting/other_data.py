@@ -44,16 +44,36 @@ def guide_for(guide: AutoSparseGP, args: tuple, kwargs: dict) -> AutoSparseGP | 
 
     :raises ValueError: if the data do not fit the guide.
     """
-    if not guide.is_set_up or (setup := guide.known()).subsampled:
+    if not guide.is_set_up or not _is_of_others(guide, args, kwargs):
         return None
-    if _are_those(setup, args, kwargs):
-        return None
-    if not row_latents(setup) and not _has_other_supports(guide, args, kwargs):
-        return None
+    setup = guide.known()
     other = guide.instead(guide.approximation)
     other.setup_from(setup.state, setup.description, *args, **kwargs)
     other.remember((args, kwargs), None)
     return other
+
+
+def check_joint_data(guide: Any, args: tuple, kwargs: dict) -> None:
+    """
+    :raises ValueError: if a training of a joint guide would go on with data for which
+        :func:`guide_for` has another one.
+    """
+    if getattr(guide, "prototype_trace", None) is None:
+        return
+    if _is_of_others(guide.known().field.guide, args, kwargs):
+        raise ValueError(
+            "This joint fit has a latent for each row, or priors that are made of the "
+            "data, and these are other data than it was set up with. Fit them anew: "
+            "fit(model, approximation, data, joint=True)."
+        )
+
+
+def _is_of_others(guide: AutoSparseGP, args, kwargs) -> bool:
+    """Whether something of a guide that is set up would be another with these data."""
+    setup = guide.known()
+    if setup.subsampled or _are_those(setup, args, kwargs):
+        return False
+    return bool(row_latents(setup)) or _has_other_supports(guide, args, kwargs)
 
 
 def inside(values: dict, starts: dict) -> dict:

@@ -7,6 +7,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_sgp as sgp
+from numpyro_sgp.fitting.other_data import check_joint_data
 
 rng = np.random.default_rng(0)
 X = np.linspace(0.0, 1.0, 24)[:, None]
@@ -97,3 +98,11 @@ class TestRows:
         for fitted, other in [(first, X + 0.3), (second, X)]:
             with pytest.raises(ValueError, match="has other rows"):
                 fitted.predict(other)
+
+    def test_a_joint_guide_is_of_its_rows(self):
+        guide = sgp.AutoJointGP(self.model, sgp.SVGP(4))
+        check_joint_data(guide, (X, Y), {})  # which is not set up
+        guide.setup(X, np.ones(24))
+        check_joint_data(guide, (X, np.ones(24)), {})
+        with pytest.raises(ValueError, match="latent for each row.*Fit them anew"):
+            check_joint_data(guide, (X + 0.3, np.ones(24)), {})
