@@ -472,8 +472,9 @@ class Fitted:
 
         The file is an ``.npz`` archive of plain arrays, with a header in JSON and SHA-256
         checksums of both; nothing in it is ever executed. It has the parameters, the
-        inducing points that were not trained, the options of approximations, base guide and
-        loss, and what :class:`Fitted` knows of the training.
+        inducing points as they began (rows of the training inputs, but by K-means), the
+        options of approximations, base guide and loss, and what :class:`Fitted` knows of
+        the training.
 
         **It has two rows of the data**: the first two of each argument of the model that
         has as many rows as the first one, and whole all others of up to 10,000 numbers, so

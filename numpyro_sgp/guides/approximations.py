@@ -48,8 +48,9 @@ class SVGP(Approximation):
           :class:`~numpyro_sgp.families.DualGaussian`.
     :param train_inducing: whether Z is a parameter or stays where it starts.
     :param share_inducing: whether latent functions share Z or start with a copy each.
-    :param tight: a tighter bound with the same posterior, by a relaxed q(f | u) [4, 5], at
-        (nearly) the same cost; one of :mod:`numpyro_sgp.relaxation` or its name:
+    :param tight: a tighter bound, with the same best q(u) where the likelihood is Gaussian,
+        by a relaxed q(f | u) [4, 5], at (nearly) the same cost; one of
+        :mod:`numpyro_sgp.relaxation` or its name:
 
         - ``"none"``;
         - ``"diagonal"``, for Gaussian likelihoods:
@@ -164,8 +165,8 @@ class SOLVEGP(Approximation):
     SOLVE-GP [1]: inducing points Z, and orthogonal inducing points O for what Z leaves
     unexplained, each with a Gaussian of its own.
 
-    M + M inducing points cost about as much as two SVGPs with M points, where one SVGP
-    with 2M costs up to eight times as much as one with M.
+    The covariance of q(u) has half as many numbers as that of an SVGP with 2M points. A
+    step costs 0.85 to 1.01 of its, as that of p(u) of both sets together is factorised.
 
     :param num_inducing: number M of points Z; may be left out for an array.
     :param num_orthogonal: number of points O, or a sequence of numbers for several

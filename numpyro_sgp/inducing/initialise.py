@@ -255,7 +255,7 @@ def _greedy(kernel: Any, rows: NDArray, num: int) -> NDArray:
     :param num: number of pivots, at most N.
     :return: their indices in the order of choice, shape ``(num,)``.
     """
-    residual, negligible, tie = _variances(kernel, rows)  # diag(K - Q), [N]
+    residual, negligible, tie = prior_variances(kernel, rows)  # diag(K - Q), [N]
     factor = np.zeros((num, len(rows)))  # rows of Lᵀ, [M, N]
     chosen = np.zeros(num, dtype=int)
     for m in range(num):
@@ -317,7 +317,7 @@ def _most_explained(
     :param never: those that are not taken.
     :return: in the order of choice, shape ``(num,)``.
     """
-    residual, negligible, tie = _variances(kernel, rows)
+    residual, negligible, tie = prior_variances(kernel, rows)
     residual[list(never)] = -np.inf
     K = kernel_matrix(kernel, rows, rows)
     squares = counts @ K**2  # Σ_n c_n R_nj², [N]
@@ -346,7 +346,7 @@ def _most_explained(
     return chosen
 
 
-def _variances(kernel: Any, rows: NDArray) -> tuple[NDArray, float, float]:
+def prior_variances(kernel: Any, rows: NDArray) -> tuple[NDArray, float, float]:
     """
     Prior variances; below which one adds nothing that the model could see, which is the
     jitter; and by how much rounding sets two apart.

@@ -17,7 +17,8 @@ from numpyro.distributions import biject_to
 
 from numpyro_sgp._programs import join_static, on_data, shared, split_static, without_leaks
 from numpyro_sgp.guides import VGP, AutoSparseGP
-from numpyro_sgp.guides.points import point_name, points_of
+from numpyro_sgp.guides.points import MeanKernel, point_name, points_of
+from numpyro_sgp.inducing.exchange import exchanged
 from numpyro_sgp.integrated.effects import is_gaussian
 from numpyro_sgp.integrated.groups import Groups
 from numpyro_sgp.integrated.maps import combined, linear_maps
@@ -381,8 +382,9 @@ class Field:
 
     def chosen(self, free: Array, args, kwargs) -> dict[str, dict] | None:
         """
-        :attr:`points` where those that a method chooses are chosen greedily, for the
-        kernels at some hyperparameters; None where there is nothing to choose.
+        :attr:`points` where those that a method chooses are chosen by what they explain,
+        greedily and then exchanged one by one, for the kernels at some hyperparameters;
+        None where there is nothing to choose.
 
         :param free: unconstrained hyperparameters, ``(p,)``.
         """
@@ -400,6 +402,9 @@ class Field:
                 chosen = replace(chosen, orthogonal="explained")
             with suppress(ValueError):  # as few distinct rows as points
                 found = chosen.initial_points(prior, np.asarray(site.X))
+                if len(found) == 1 and np.ndim(found[0]) == 2:
+                    kernel = MeanKernel(prior.kernel)
+                    found = (exchanged(kernel, np.asarray(site.X), found[0]),)
                 new[name] = {point_name(i): points_of(p) for i, p in enumerate(found)}
         if not new:
             return None

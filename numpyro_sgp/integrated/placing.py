@@ -40,7 +40,8 @@ TIED = (
     "The likelihood ties rows of the data together, or uses several rows of a GP site in "
     "one term. sgp.nested and joint=True are for likelihoods of one row of linear "
     "predictors at a time. Of sums and differences of rows (f[i] - f[j]) they are with "
-    "VGP(), which leaves nothing open between rows; else use sgp.fit without joint=True, "
+    "VGP(), which leaves nothing open between rows (but jitter, where rows nearly "
+    "coincide: use float64, or a smaller jitter=); else use sgp.fit without joint=True, "
     "or NUTS(sgp.whiten(model))."
 )
 

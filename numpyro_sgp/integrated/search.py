@@ -111,7 +111,7 @@ class Search:
                 "under a support that depends on f, as of Uniform(f - 1, f + 1), none is)."
             )
         if not finite[0].free.size:
-            return finite[0]
+            return self.profile.choose_points(finite[0]) or finite[0]
         ends = [self._uphill(finite[0])]
         for start in finite[1:_CLIMBED]:
             if self.until is None or time.monotonic() < self.until:

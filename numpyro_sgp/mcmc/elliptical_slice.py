@@ -70,6 +70,9 @@ class EllipticalSlice(MCMCKernel):
         white = sgp.whiten(model)
         kernel = Gibbs([(EllipticalSlice(white), ["f_white"]), (NUTS(white), None)])
 
+    (Hyperparameters of a kernel reach the likelihood through f = L w, so that NUTS is for
+    them where it has a gradient: not beside a ``BlackBox``.)
+
     :param model: a NumPyro model, whitened by :func:`~numpyro_sgp.whiten` here if it is
         not. Its latents (those that :class:`~numpyro.infer.gibbs.Gibbs` gives to this
         kernel) must be N(0, I): whitened GP sites, ``{site}_u_white`` of

@@ -15,6 +15,7 @@ from scipy.cluster.vq import kmeans2, vq
 import numpyro_sgp as sgp
 from numpyro_sgp.guides.points import MeanKernel
 from numpyro_sgp.inducing import assess_inducing, initial_inducing, initialise
+from numpyro_sgp.inducing.exchange import exchanged
 
 METHODS = ["kmeans", "greedy", "explained", "random"]
 
@@ -551,3 +552,33 @@ def test_a_batched_kernel_is_an_error():
     kernel.diag = lambda X: np.ones((2, len(X)))
     with pytest.raises(ValueError, match=r"shape \(40,\), got \(2, 40\).*without batch"):
         start(inputs(), 3, "greedy", kernel)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_exchanged_points_are_those_that_one_by_one_search_finds(seed):
+    """By the trace of K - Q, anew for each candidate; and no worse than greedy ones."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(0.0, 6.0, (25, 1))
+    X = np.vstack([X, X[:5]])  # which count twice
+
+    def left(Z):
+        Kuu, Kuf = RBF()(Z, Z) + 1e-8 * np.eye(len(Z)), RBF()(Z, X)
+        return len(X) - np.sum(Kuf * np.linalg.solve(Kuu, Kuf))
+
+    greedy = initial_inducing(X, 5, "explained", kernel=RBF()).Z
+    found = exchanged(RBF(), X, greedy)
+    assert left(found) <= left(greedy) + 1e-8 and np.isin(found, X).all()
+    expected = greedy.copy()
+    for m in [*range(5), *range(5)]:
+        others = np.delete(expected, m, axis=0)
+        each = [left(np.vstack([others, x])) for x in X]
+        if min(each) < left(expected) - 1e-6:
+            expected[m] = X[np.argmin(each)]
+    assert_allclose(left(found), left(expected), rtol=1e-3)
+
+
+def test_exchanged_points_of_many_inputs_or_none_to_gain():
+    many = np.random.default_rng(0).uniform(size=(1001, 1))
+    assert_array_equal(exchanged(RBF(), many, many[:3]), many[:3])
+    few = np.arange(4.0)[:, None]
+    assert_array_equal(np.sort(exchanged(RBF(), few, few), axis=0), few)

@@ -1,11 +1,14 @@
 """One Gaussian over GP sites and effects, beside dense linear algebra in NumPy."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -344,3 +347,25 @@ def test_what_jitter_takes_is_told_in_single_precision():
     # 20 * 1e-8 / noise ** 2, at most at the 5 % quantile of the noise.
     low = found.quantiles([0.05])["noise"][0]
     assert cause.nats < 1.1 * 20 * 1e-8 / low**2 < 0.1 and not cause.mend
+
+
+@pytest.mark.slow
+def test_points_are_exchanged_where_there_is_nothing_to_integrate():
+    """Those five of twelve rows are found that lose least, by dense algebra."""
+    X = np.linspace(0.0, 6.0, 12)[:, None]
+    y = np.sin(X[:, 0])
+    K = np.exp(-0.5 * (X - X.T) ** 2)
+
+    def bound(rows):
+        Q = K[:, rows] @ np.linalg.solve(K[np.ix_(rows, rows)] + 1e-8 * np.eye(5), K[rows])
+        density = scipy.stats.multivariate_normal(np.zeros(12), Q + 0.01 * np.eye(12))
+        return density.logpdf(y) - 0.5 * np.trace(K - Q) / 0.01
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    best = max(bound(list(rows)) for rows in itertools.combinations(range(12), 5))
+    found = sgp.nested(model, sgp.SVGP(5), (X, y), progress_bar=False)
+    assert found.log_evidence == pytest.approx(best, abs=0.1)
