@@ -9,12 +9,14 @@ import optax
 import pytest
 import scipy.integrate
 import scipy.stats
+from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 from numpyro.infer.util import log_density
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics import to_arviz
+from numpyro_sgp.diagnostics.given import warned_of_undrawn
 from numpyro_sgp.kernels import RBF, White
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.predictive import cumulative
@@ -120,3 +122,19 @@ def test_a_response_that_chooses_among_numbers_is_refused_by_its_name():
     fitted = sgp.fit(model, sgp.SVGP(3), (X, z, Y), steps=2, progress_bar=False)
     with pytest.raises(NoMarginals, match="on the value of response 'z'.* together"):
         fitted.predict(X)
+
+
+def test_latents_that_are_summed_out_leave_no_log_likelihood():
+    """With a class from its prior in each draw it was thousands of nats off."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            options = {"infer": {"enumerate": "parallel"}}
+            k = numpyro.sample("k", dist.Bernoulli(0.1 * jnp.ones(X.shape[0])), **options)
+            numpyro.sample("y", dist.Normal(f, jnp.where(k == 1, 3.0, 0.1)), obs=y)
+
+    trace = handlers.trace(handlers.seed(model, 0)).get_trace(X, Y)
+    assert not warned_of_undrawn(trace, {"f": 0, "k": 0})
+    with pytest.warns(UserWarning, match="'k' has no draws .* LOO"):
+        assert warned_of_undrawn(trace, {"f": 0})

@@ -14,18 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from numpyro import handlers
 from numpyro.infer import MCMC, SVI
-from numpyro.primitives import Messenger
 
 from numpyro_sgp._checks import check_key, check_whole
 from numpyro_sgp._numpyro import arguments_of
 from numpyro_sgp._programs import mapped, on_data, split
 from numpyro_sgp._threads import alone
 from numpyro_sgp.diagnostics.calibration import Calibration, calibration_attrs
+from numpyro_sgp.diagnostics.given import trace_given, warned_of_undrawn
 from numpyro_sgp.diagnostics.khat import guide_khat, too_many_rows
 from numpyro_sgp.diagnostics.layout import (
-    WHITE,
     along,
     at_places,
     named_dims,
@@ -197,8 +195,8 @@ def to_arviz(
     else:
         raise TypeError(
             "fit must be a numpyro.infer.MCMC or numpyro.infer.SVI object (or what "
-            "numpyro_sgp.nested returned), got "
-            f"{type(fit).__name__}."
+            "numpyro_sgp.nested returned; what numpyro_sgp.fit returned has a method, "
+            f"fitted.to_arviz()), got {type(fit).__name__}."
         )
     trace = _first_trace(found)
     dims = named_dims(trace, found.draws, dims)
@@ -245,7 +243,7 @@ def to_arviz(
     unseen = {name: along(f"{name}_masked", whole[name], ~masks[name]) for name in masks}
     groups["posterior_predictive"] = at_places(group(predictive), seen)
     groups["predictions"] = at_places(group(masked), unseen)
-    if not held:
+    if not held and not warned_of_undrawn(trace, found.draws):
         groups["log_likelihood"] = at_places(whole, seen)
     if isinstance(fit, MCMC):
         # Not from_numpyro, whose tree takes no names with "/" in them.
@@ -383,62 +381,11 @@ def _elbo(svi, params, rng_key, args, kwargs, points) -> dict:
     return {"elbo": float(np.mean(bounds)), "elbo_se": float(se)}
 
 
-class _Given(Messenger):
-    """Puts draws at their sites; refuses ``bad`` sites and draws of another shape."""
-
-    def __init__(self, values, bad=()):
-        self.values = values
-        self.bad = bad
-        super().__init__()
-
-    def process_message(self, msg):
-        if msg["type"] == "sample" and not msg["is_observed"]:
-            name = msg["name"]
-            if name not in self.values:
-                return
-            if name in self.bad:
-                raise ValueError(
-                    f"Draws of site '{name}' are NaN. The fit has failed (did the loss "
-                    "diverge?); lower the step size, or look at the data."
-                )
-            value, shape = self.values[name], tuple(msg["fn"].shape())
-            if jnp.shape(value) != shape:
-                raise ValueError(
-                    f"The draws of site '{name}' have shape {jnp.shape(value)}, but "
-                    f"with these arguments the model gives it {shape}. Pass the "
-                    "arguments that the model was fitted with, all of the data."
-                )
-            msg["value"] = value
-        elif msg["type"] == "deterministic" and f"{msg['name']}{WHITE}" in self.values:
-            # f of a whitened site: given, it need not be made from a Cholesky factor.
-            msg["value"] = self.values[msg["name"]]
-
-
-class _Forget(Messenger):
-    """Takes the data from observed sites, so that they are drawn."""
-
-    def __init__(self, names):
-        self.names = names
-        super().__init__()
-
-    def process_message(self, msg):
-        if msg["type"] == "sample" and msg["name"] in self.names:
-            msg["value"], msg["is_observed"] = None, False
-
-
-def _trace(found, rng_key, values, *, forget=(), bad=()):
-    with handlers.block(), handlers.trace() as trace, _Given(values, bad):
-        with handlers.substitute(data=found.params), handlers.seed(rng_seed=rng_key):
-            with _Forget(forget):
-                found.model(*found.args, **found.kwargs)
-    return trace
-
-
 def _first_trace(found):
     """The model's trace at the first draw, checked."""
     first = {name: values[0, 0] for name, values in found.draws.items()}
     bad = {name for name, values in found.draws.items() if np.isnan(values).any()}
-    trace = _trace(found, jax.random.key(0), first, bad=bad)
+    trace = trace_given(found, jax.random.key(0), first, bad=bad)
     checks.check_whole_plates(trace, "ArviZ needs the log likelihood of each observation")
     if not any(s["type"] == "sample" and s["is_observed"] for s in trace.values()):
         raise ValueError(
@@ -466,8 +413,8 @@ def _at_observed_sites(found, trace, rng_key) -> tuple[dict, dict, dict, dict]:
 
         def at_draw(inputs):
             key, values = inputs
-            given = _trace(here, key, values)
-            drawn = _trace(here, key, values, forget=drawn_ones) if drawn_ones else {}
+            given = trace_given(here, key, values)
+            drawn = trace_given(here, key, values, forget=drawn_ones) if drawn_ones else {}
             fns = {name: given[name]["fn"] for name in observed}
             log_prob = {k: messages.log_prob(given[k], scaled=False) for k in observed}
             same = {k: jnp.all(messages.unmasked(fn) == masks[k]) for k, fn in fns.items()}
