@@ -31,6 +31,7 @@ FIGURES = {
     "15-bayesian-optimisation": [0],
     "16-save-and-serve": [1],
     "17-from-pandas": [0],
+    "18-checking-a-model": [1],
 }
 
 
