@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
@@ -485,14 +486,14 @@ def join_static(arrays: list, static: tuple):
 def _is_array(leaf) -> bool:
     """Whether JAX takes it as an array."""
     if isinstance(leaf, np.ndarray):
-        return leaf.dtype.kind not in "OSUMmV"
+        return leaf.dtype.kind == "b" or jnp.issubdtype(leaf.dtype, jnp.number)
     return isinstance(leaf, jax.Array)
 
 
 def _static(leaf) -> tuple:
     """Its type, and a value with a hash: of an array of texts, these and its shape."""
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind != "O":
-        return type(leaf), leaf.dtype.str, leaf.shape, leaf.tobytes()
+        return type(leaf), leaf.dtype, leaf.shape, leaf.tobytes()
     return type(leaf), leaf
 
 

@@ -113,6 +113,13 @@ def loss_drop(losses, share: float = 0.1, group: int = 1) -> tuple[float, float]
     return float(np.mean(means[0]) - np.mean(means[1])), float(se)
 
 
+def believed(losses) -> np.ndarray:
+    """Losses but of steps that were taken back, NaN; all of them where the last is one."""
+    losses = np.asarray(losses)
+    finite = np.isfinite(losses)
+    return losses[finite] if finite[-1:].all() else losses
+
+
 def convergence_attrs(svi, result, args, kwargs) -> dict:
     """
     What :func:`~numpyro_sgp.diagnostics.to_arviz` keeps of an SVI's convergence:
@@ -137,8 +144,7 @@ def convergence_attrs(svi, result, args, kwargs) -> dict:
         if why:
             attrs["nats_left_unknown"] = why
     if result.losses is not None:
-        losses = np.asarray(result.losses)
-        drop, se = loss_drop(losses[np.isfinite(losses)])  # but of steps that were none
+        drop, se = loss_drop(believed(result.losses))
         if np.isfinite(drop):
             attrs.update(loss_drop=drop, loss_drop_se=se)
     return attrs

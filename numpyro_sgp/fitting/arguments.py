@@ -96,8 +96,6 @@ def check_sites(guide) -> None:
         return
     if told := put_inside(guide.known().trace):
         raise ValueError(told)
-    if guide.known().subsampled:
-        return
     if told := scaled_alone(guide.known().trace):
         raise ValueError(
             f"{told} That is no prior of a Gaussian process with this kernel, and NUTS has "

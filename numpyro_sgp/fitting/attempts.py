@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from numpyro_sgp.diagnostics.optimality import loss_drop
+from numpyro_sgp.diagnostics.optimality import believed, loss_drop
 from numpyro_sgp.fitting.progress import INTERRUPTED, Limits, Trained
 from numpyro_sgp.fitting.stepper import CHUNK, Stepper
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, OTHER_OPTIMA, Cause, unknown
@@ -66,8 +66,8 @@ class Attempts:
                 told, mend = f"{told}, from other inducing points", _ELSEWHERE
             wanted = nats > max(ENOUGH_NATS, 2.0 * se)
             return Cause(name, nats, se, told, mend if wanted else "")
-        losses = np.zeros(0) if losses is None else np.asarray(losses)
-        drop, se = loss_drop(losses[np.isfinite(losses)])  # but steps that were taken back
+        losses = believed([] if losses is None else losses)
+        drop, se = loss_drop(losses)
         if np.isnan(drop):
             few = "too few" if losses.size else "no"
             told = f"unknown: there are {few} losses to see a trend in"

@@ -31,7 +31,7 @@ from numpyro_sgp.fitting.problem import (
 )
 from numpyro_sgp.fitting.verdict import (
     ENOUGH_NATS,
-    WITH_OTHERS,
+    NOT_LOOKED_AT,
     Cause,
     Verdict,
     held_at_points,
@@ -168,7 +168,7 @@ def _check_observed(guide, args, kwargs) -> dict:
 
 def problem_at(svi, params, args, kwargs) -> Problem:
     """What was trained, at some parameters."""
-    if svi.guide.natural_rate is None:  # of one from a file
+    if getattr(svi.guide, "natural_rate", 1.0) is None:  # of one from a file
         svi.guide.take_natural_gradients(1.0)
     if svi.constrain_fn is None:
         svi.init(jax.random.key(0), *args, **kwargs)
@@ -181,9 +181,9 @@ def _of_q(left, rng_key, problem):
     """KL from q(u) to where a natural step leads."""
     name = "q(u)"
     if not problem.natural:
-        return Cause(name, np.nan, told=WITH_OTHERS)
+        return Cause(name, np.nan, told="is trained with the other parameters")
     if left is None:
-        return Cause(name, np.nan, told="too many rows to tell: check part of them")
+        return Cause(name, np.nan, told=NOT_LOOKED_AT)
     try:
         nats, why = left()
     except Exception as error:  # a likelihood without derivatives, for one

@@ -328,12 +328,12 @@ def _train(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"GP site '.*' is scaled by")
             state = _initial_state(svi, for_init, for_guide, args, kwargs)
-        check_sites(guide)
     else:
         svi = before.svi
         kwargs = {**svi.static_kwargs, **kwargs}
         free = unconstrained(svi, before.params)
         state = SVIState(svi.optim.init(free), None, for_init)
+    check_sites(guide)
     problem = Problem(svi, state, args, kwargs)
     size = _batch_size(problem, batch_size)
     whole = not problem.random and size is None

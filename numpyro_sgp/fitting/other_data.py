@@ -11,7 +11,7 @@ from numpyro.distributions import biject_to
 
 from numpyro_sgp._programs import Data, on_data
 from numpyro_sgp.guides import AutoSparseGP
-from numpyro_sgp.guides.row_latents import row_latents
+from numpyro_sgp.guides.row_latents import other_rows, row_latents
 from numpyro_sgp.tracing import messages
 
 
@@ -23,7 +23,7 @@ def inputs_of(guide: Any, args: tuple, kwargs: dict) -> dict[str, np.ndarray]:
     :param guide: set up.
     """
     setup = guide.known()
-    if setup.subsampled or _are_those(setup, args, kwargs):
+    if setup.subsampled or _are_those(setup, args, kwargs):  # else they are looked up
         return {name: np.asarray(site.X) for name, site in setup.sites.items()}
 
     def run(args, kwargs):
@@ -71,9 +71,13 @@ def check_joint_data(guide: Any, args: tuple, kwargs: dict) -> None:
 def _is_of_others(guide: AutoSparseGP, args, kwargs) -> bool:
     """Whether something of a guide that is set up would be another with these data."""
     setup = guide.known()
-    if setup.subsampled or _are_those(setup, args, kwargs):
+    if setup.subsampled:
         return False
-    return bool(row_latents(setup)) or _has_other_supports(guide, args, kwargs)
+    if names := row_latents(setup):
+        where = guide.model, args, kwargs
+        if setup.arguments is None or other_rows(setup, names, *where):
+            return True
+    return _has_other_supports(guide, args, kwargs)
 
 
 def inside(values: dict, starts: dict) -> dict:

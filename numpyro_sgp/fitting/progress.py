@@ -62,7 +62,7 @@ class Limits:
     def half(self) -> "Limits":
         """The same with half of the steps and of the time that is left."""
         now = time.monotonic()
-        steps = None if self.steps is None else self.steps // 2
+        steps = None if self.left is None else self.taken + self.left // 2
         until = None if self.until is None else 0.5 * (now + self.until)
         return replace(self, steps=steps, until=until)
 

@@ -161,8 +161,8 @@ class Settling:
     def __call__(self, free: dict, key, limits: Limits) -> tuple[dict, np.ndarray]:
         """Where unconstrained parameters go, and the losses on the way."""
         state, losses, count = self._stepper.start(free, key), np.zeros(0), self._count
-        if limits.steps is not None:  # L-BFGS needs some too
-            count = min(count, limits.steps // 2)
+        if limits.left is not None:  # L-BFGS needs some too
+            count = min(count, limits.left // 2)
         rates = _SETTLING_RATE * np.linspace(1.0, 0.05, count)
         for some in np.split(rates, range(CHUNK, count, CHUNK)):
             if limits.reached(len(losses), _SOON):

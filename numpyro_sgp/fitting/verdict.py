@@ -11,8 +11,8 @@ from numpyro_sgp.diagnostics.evidence import EvidenceBracket
 ENOUGH_NATS = 0.5
 _MOST_NOISE, _MOST_SHARE = 1.0, 1e-3  # of that, in nats and of the bound
 _LEFT = "q(u)", "other parameters"
-#: What is told of q(u) where natural steps are not for it.
-WITH_OTHERS = "is trained with the other parameters"
+#: What is told of q(u) where there are too many rows.
+NOT_LOOKED_AT = "too many rows to tell: check part of them"
 #: The row of trainings from other starts.
 OTHER_OPTIMA = "other optima"
 #: The row of what numbers of 32 bits cost.
@@ -131,7 +131,7 @@ class Verdict:
             text += " in float32 alone"
         if told:
             text += f": left are about {told}"
-        if np.isnan(self.causes["q(u)"].nats) and self.causes["q(u)"].told != WITH_OTHERS:
+        if self.causes["q(u)"].told == NOT_LOOKED_AT:
             text += "; q(u) was not looked at"
         if rounded:
             text += f"; float32 costs at least {digits.number} nats ({digits.mend})"

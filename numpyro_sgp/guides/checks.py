@@ -121,10 +121,10 @@ def scaled_alone(trace) -> str:
 
 def scaled_with_all(trace) -> str:
     """What to say of a model that is scaled as a whole; empty where none is."""
-    if subsample_plate_sizes(trace):
-        return ""
+    batches = subsample_plate_sizes(trace)
     for name, scale in _scaled_sites(trace):
-        return f"GP site '{name}' is scaled by {scale:.3g}, as the likelihood is."
+        if not any(frame.name in batches for frame in trace[name]["cond_indep_stack"]):
+            return f"GP site '{name}' is scaled by {scale:.3g}, as the likelihood is."
     return ""
 
 

@@ -19,7 +19,7 @@ def check_row_latents(setup, model, args, kwargs) -> None:
     :raises ValueError: if there are such latents and arguments have as many other rows.
     """
     names = row_latents(setup)
-    if names and (other := _other_rows(setup, names, model, args, kwargs)):
+    if names and (other := other_rows(setup, names, model, args, kwargs)):
         raise ValueError(
             f"Latent site '{names[0]}' has an entry for each row of the training data, and "
             f"argument '{other}' has other rows, of which these values say nothing. "
@@ -45,7 +45,7 @@ def row_latents(setup) -> list[str]:
     ]
 
 
-def _other_rows(setup, names, model, args, kwargs) -> str:
+def other_rows(setup, names, model, args, kwargs) -> str:
     """
     The first argument of as many rows as it had, or one, whose rows are others: of those
     that are inputs of GP sites, or, if none is as it is, of all but observations.

@@ -19,6 +19,7 @@ from numpyro_sgp.integrated.maps import combined
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.placing import AtValues, Unconstrained
 from numpyro_sgp.linalg import einsum
+from numpyro_sgp.predictive.predictions import axis_of_rows
 
 _KEPT_MASS = 0.999
 _COMBINED = 1e-2  # of a variance, by which it may be wrong
@@ -324,3 +325,22 @@ def given(field: Field, free: Array, values: dict, args, kwargs, rng_key) -> dic
     with handlers.block(), handlers.trace() as trace, placed:
         handlers.seed(field.model, rng_key)(*args, **kwargs)
     return trace
+
+
+def axes_of_rows(field: Field, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
+    """
+    The axis of the rows of each GP site and each sum: that of as many as there were at the
+    set-up, where it is one, or as GP sites have now.
+
+    :param shapes: by site, with the rows that there are now.
+    """
+    trace, found = field.guide.known().trace, {}
+    now = max(shapes[name][-1] for name in field.sites)
+    then = max(shape[-1] for shape in field.gp_shapes.values())
+    for name, shape in shapes.items():
+        before = np.shape(trace[name]["value"]) if name in trace else ()
+        if len(before) == len(shape) and before.count(then) == 1:
+            found[name] = before.index(then)
+        else:
+            found[name] = axis_of_rows(shape, shape[-1] if name in field.sites else now)
+    return found

@@ -25,6 +25,7 @@ from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.functions import MixtureFunctions, functions
 from numpyro_sgp.integrated.marginals import (
     Mixture,
+    axes_of_rows,
     draw_field,
     given,
     gp_shapes,
@@ -38,7 +39,6 @@ from numpyro_sgp.integrated.units_of_data import few_rows_do
 from numpyro_sgp.integrated.views import Shown
 from numpyro_sgp.plots import plot_posterior
 from numpyro_sgp.predictive import Prediction, Predictions
-from numpyro_sgp.predictive.predictions import axis_of_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -227,14 +227,13 @@ class Nested:
         check_whole(num_draws, "num_draws", least=1)
         args, kwargs = self._arguments(args, kwargs)
         found, known = {}, marginals(self.field, self.nodes, args, kwargs)
-        num_rows = max(known[name].mean.shape[-1] for name in self.field.sites)
+        axes = axes_of_rows(self.field, {k: q.mean.shape for k, q in known.items()})
         for name, q in known.items():
             if name in self.field.effects:
                 continue
             values = q.quantile(levels) if levels else np.zeros((0, *q.mean.shape))
-            axis = axis_of_rows(q.mean.shape, num_rows)
-            mean, sd = jnp.asarray(q.mean), jnp.asarray(q.sd)
-            found[name] = Prediction(mean, sd, jnp.asarray(values), levels, None, axis)
+            mean, sd, at = map(jnp.asarray, (q.mean, q.sd, values))
+            found[name] = Prediction(mean, sd, at, levels, None, axes[name])
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         check_key(rng_key)
         free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)

@@ -762,6 +762,14 @@ def test_a_scale_of_all_sites_is_refused():
     with pytest.raises(ValueError, match="scaled by 0.1, as the likelihood .* leave"):
         fit(numpyro.handlers.scale(known, scale=0.1), sgp.SVGP(5), (X, Y), steps=1)
 
+    def batches(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0], subsample_size=5) as rows:
+            numpyro.sample("y", dist.Normal(f[rows], 0.3), obs=y[rows])
+
+    with pytest.raises(ValueError, match="'f' is scaled by 0.1"):
+        fit(numpyro.handlers.scale(batches, scale=0.1), sgp.SVGP(5), (X, Y), steps=1)
+
 
 def test_batches_of_a_model_without_a_plate_are_refused():
     def model(X, y=None):

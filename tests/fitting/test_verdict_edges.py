@@ -100,7 +100,7 @@ def test_points_to_use_are_those_of_each_site(sites, words):
 
 def test_a_verdict_says_where_q_was_not_looked_at():
     known = {name: Cause(name, 0.0) for name in ("other parameters", "inducing points")}
-    unknown = Cause("q(u)", np.nan, told="too many rows to tell")
+    unknown = Cause("q(u)", np.nan, told="too many rows to tell: check part of them")
     with_others = Cause("q(u)", np.nan, told="is trained with the other parameters")
     assert "q(u) was not looked at" in Verdict({"q(u)": unknown} | known).summary
     assert "looked" not in Verdict({"q(u)": with_others} | known).summary

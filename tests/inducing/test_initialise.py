@@ -577,6 +577,18 @@ def test_exchanged_points_are_those_that_one_by_one_search_finds(seed):
     assert_allclose(left(found), left(expected), rtol=1e-3)
 
 
+@pytest.mark.parametrize("N, M, lengthscale", [(200, 20, 1.0), (200, 30, 0.5), (60, 60, 1)])
+def test_exchanged_points_that_explain_nearly_all(N, M, lengthscale):
+    """Rounding errors of the size of the jitter are no gain."""
+    X = np.random.default_rng(N).uniform(0.0, 6.0, (N, 1))
+    kernel = RBF(lengthscale)
+    greedy = initial_inducing(X, M, "explained", kernel=kernel).Z
+    found = exchanged(kernel, X, greedy)
+    assert len(np.unique(found, axis=0)) == M
+    shares = [assess_inducing(kernel, X, Z).variance_explained for Z in (greedy, found)]
+    assert shares[1] >= shares[0] - 1e-9
+
+
 def test_exchanged_points_of_many_inputs_or_none_to_gain():
     many = np.random.default_rng(0).uniform(size=(1001, 1))
     assert_array_equal(exchanged(RBF(), many, many[:3]), many[:3])
