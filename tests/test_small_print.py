@@ -212,3 +212,26 @@ def test_rows_of_transposed_functions_under_nested():
     ax = found.plot(site="logits", index=1)
     heights = [line.get_ydata() for line in ax.get_lines() if len(line.get_xdata()) > 50]
     assert heights and np.isfinite(np.concatenate(heights)).all()
+
+
+@pytest.mark.parametrize("inference", ["fit", slow("nested")])
+@pytest.mark.parametrize("rows_first", [False, slow(True)])
+def test_scores_of_as_many_rows_as_outputs(inference, rows_first):
+    """As of the same rows in other company."""
+
+    def model(X, Y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(RBF(), X))
+        scales = jnp.array([1.0, -2.0, 0.5])
+        dims = (-1, -2) if rows_first else (-2, -1)
+        outputs = numpyro.plate("outputs", 3, dim=dims[0])
+        with outputs, numpyro.plate("data", X.shape[0], dim=dims[1]):
+            mean = f[:, None] * scales if rows_first else scales[:, None] * f
+            numpyro.sample("y", dist.Normal(mean, 0.2), obs=Y)
+
+    outputs = np.stack([Y, -2.0 * Y, 0.5 * Y]) + 0.1 * np.cos(np.arange(36)).reshape(3, 12)
+    data = X, (outputs.T if rows_first else outputs)
+    few = X[:3], (data[1][:3] if rows_first else data[1][:, :3])
+    options = {"steps": 3} if inference == "fit" else {}
+    fitted = getattr(sgp, inference)(model, sgp.SVGP(4), data, **options, **QUIET)
+    found, expected = (fitted.log_score(*given)["y"].rows for given in (few, data))
+    np.testing.assert_allclose(found, expected[:3], rtol=1e-4)

@@ -157,12 +157,13 @@ def _at_draws(field: Field, free, values: dict, args, kwargs) -> tuple[dict, dic
             free, values = inputs
             trace = given(field, free, values, *where, jax.random.key(0))
             checks.check_observations(trace)
-            found, seen = {}, {}
+            found, seen, axes = {}, {}, _row_axes(field)
             for name, site in trace.items():
                 if site["type"] != "sample" or not site["is_observed"]:
                     continue
-                density = by_row(messages.log_prob(site, scaled=False), num_rows)
-                count = by_row(messages.counted(site), num_rows)
+                along = num_rows, axes.get(name)
+                density = by_row(messages.log_prob(site, scaled=False), *along)
+                count = by_row(messages.counted(site), *along)
                 if density is None and not messages.is_response(site):
                     continue  # a factor of no rows
                 if density is None:  # of other rows than those of the GP site
@@ -192,7 +193,7 @@ def _at_nodes(field: Field, nodes: Nodes, args, kwargs) -> dict[str, Array]:
     arrays = [jnp.asarray(a) for a in arrays]
     shapes = gp_shapes(field, nodes.points, args, kwargs)
     num_rows = max(shape[-1] for shape in shapes.values())
-    plain = field.running(_Unscaled(field.model))
+    plain, axes = field.running(_Unscaled(field.model)), _row_axes(field)
 
     def run(free, mean, factor, points, arrays):
         where = points, *join_static(arrays, static)
@@ -205,7 +206,8 @@ def _at_nodes(field: Field, nodes: Nodes, args, kwargs) -> dict[str, Array]:
         def at(node):
             x = jnp.broadcast_to(node[""], mean.shape)
             rows = mean + einsum("rsn,sn->rn", root, x)
-            found = {k: by_row(v, num_rows) for k, v in terms.each(rows).items()}
+            each = terms.each(rows).items()
+            found = {k: by_row(v, num_rows, axes.get(k)) for k, v in each}
             return {k: v for k, v in found.items() if v is not None}
 
         z, weights = _rule(len(mean), num_rows, mean.dtype)

@@ -263,9 +263,9 @@ def by_site_and_row(
         return _by_site(_checked(parts.run(f, parts.others), whole))
 
     means = {name: q.mean for name, q in parts.posteriors.items()}
-    on_f = sites_on_f(of_sites, means)
-    counts = sorted({parts.posteriors[k].event_shape[0] for k in parts.last}, reverse=True)
     trace = parts.run(means, parts.others)
+    on_f = {k: _axis(guide, trace[k]) for k in sites_on_f(of_sites, means)}
+    counts = sorted({parts.posteriors[k].event_shape[0] for k in parts.last}, reverse=True)
     observed, nan = _observed(trace, counts, on_f)
     # A step has its edge where nodes of a product rule are (functions are equal), and no
     # mode.
@@ -439,7 +439,8 @@ def _observed(trace, counts, on_f) -> tuple[dict, dict]:
         counted = messages.counted(site)
         nan = messages.missing(site["fn"], site["value"])
         for of_rows, entries in zip(found, (counted, nan), strict=True):
-            rows = _rows_of(jnp.broadcast_to(entries, counted.shape), counts)
+            entries = jnp.broadcast_to(entries, counted.shape)
+            rows = _rows_of(entries, counts, on_f[name])
             if rows is not None:
                 of_rows[name] = rows > 0
     return found
@@ -450,12 +451,14 @@ def _observed_rows(trace, counts, on_f) -> dict:
     Log likelihood of each observed site that depends on f, by row.
 
     :param counts: numbers of rows of GP sites, the largest first.
+    :param on_f: the axis of the rows, by the name of each of these sites.
     """
     values = {}
     for name, site in trace.items():
         if name not in on_f:
             continue
-        values[name] = _rows_of(messages.log_prob(site, scaled=False), counts)
+        log_prob = messages.log_prob(site, scaled=False)
+        values[name] = _rows_of(log_prob, counts, on_f[name])
         if values[name] is None:
             raise ValueError(
                 f"Observed site '{name}' has log likelihoods of shape "
@@ -469,7 +472,18 @@ def _observed_rows(trace, counts, on_f) -> dict:
     return values
 
 
-def _rows_of(log_prob, counts) -> Array | None:
+def _axis(guide, site) -> int | None:
+    """That of the plate that had the rows of the set-up, where one had."""
+    setup = guide.known()
+    rows = {np.shape(site.X)[-2] for site in setup.sites.values()}
+    responses = filter(messages.is_response, setup.trace.values())
+    frames = [frame for s in responses for frame in s["cond_indep_stack"]]
+    plates = {frame.name for frame in frames if frame.size in rows}
+    dims = [frame.dim for frame in site["cond_indep_stack"] if frame.name in plates]
+    return dims[0] if len(dims) == 1 else None
+
+
+def _rows_of(log_prob, counts, axis) -> Array | None:
     """:func:`by_row` for the largest number of rows that it has an axis of."""
-    found = (by_row(log_prob, number) for number in counts)
+    found = (by_row(log_prob, number, axis) for number in counts)
     return next((rows for rows in found if rows is not None), None)

@@ -8,14 +8,17 @@ from jax import Array
 from numpyro.ops.provenance import eval_provenance
 
 
-def by_row(log_prob: Array, num_rows: int) -> Array | None:
+def by_row(log_prob: Array, num_rows: int, axis: int | None = None) -> Array | None:
     """
     A log density summed over all axes but that of the rows of X.
 
+    :param axis: the one to take of several; None where it is not known.
     :return: shape ``(num_rows,)``, or None if no axis has that length.
-    :raises ValueError: if several axes have.
+    :raises ValueError: if several axes have, and which one is not known.
     """
     axes = [i for i, size in enumerate(log_prob.shape) if size == num_rows]
+    if axis is not None and (axis := axis % max(log_prob.ndim, 1)) in axes:
+        axes = [axis]
     if not axes:
         return None
     if len(axes) > 1 and num_rows > 1:
