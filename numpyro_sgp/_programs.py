@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
@@ -28,7 +27,6 @@ _NUMBERS = jax.Array | np.ndarray | np.number | float
 _CONTAINERS = None, type(None), tuple, list, dict, jax.tree_util.Partial
 _BESIDE = ThreadPoolExecutor(2, "compile")
 _BY_OPERATION: ContextVar[bool] = ContextVar("by_operation", default=False)
-
 
 # Compiles in half of the time on a CPU what then runs as fast.
 _PLAIN = "xla_cpu_use_fusion_emitters", False
@@ -479,15 +477,15 @@ def join_static(arrays: list, static: tuple):
     """The inverse of :func:`split_static`."""
     structure, fixed = static
     given = iter(arrays)
-    leaves = [next(given) if leaf is None else _of_static(leaf) for leaf in fixed]
+    leaves = [next(given) if leaf is None else _of_static(*leaf) for leaf in fixed]
     return jax.tree.unflatten(structure, leaves)
 
 
 def _is_array(leaf) -> bool:
     """Whether JAX takes it as an array."""
-    if isinstance(leaf, np.ndarray):
-        return leaf.dtype.kind == "b" or jnp.issubdtype(leaf.dtype, jnp.number)
-    return isinstance(leaf, jax.Array)
+    known = isinstance(leaf, np.ndarray) and leaf.dtype.kind != "b"
+    is_text = known and not jax.numpy.issubdtype(leaf.dtype, jax.numpy.number)
+    return isinstance(leaf, jax.Array | np.ndarray) and not is_text
 
 
 def _static(leaf) -> tuple:
@@ -497,9 +495,6 @@ def _static(leaf) -> tuple:
     return type(leaf), leaf
 
 
-def _of_static(static: tuple):
+def _of_static(kind, value, shape=None, content=b""):
     """The inverse of :func:`_static`."""
-    if len(static) == 2:
-        return static[1]
-    _, dtype, shape, content = static
-    return np.frombuffer(content, dtype).reshape(shape)
+    return value if shape is None else np.frombuffer(content, value).reshape(shape)
