@@ -128,9 +128,9 @@ def test_of_nested_inference_a_response_comes_first_then_what_the_likelihood_is_
     predictions, asked = found.predict(LINE), found.shown()
     assert {"a_ratio", "double"} < {*predictions}
     one = predictions["f"]
-    assert scene.chosen(asked, {**predictions, "y": one}, None) == "y"
+    assert scene.chosen(asked, {**predictions, "y": one}, None, len(LINE)) == "y"
     asked.sums = ()
-    assert scene.chosen(asked, dict(predictions), None) == "f"
+    assert scene.chosen(asked, dict(predictions), None, len(LINE)) == "f"
 
 
 # ---- posteriors -------------------------------------------------------------------------
