@@ -214,8 +214,9 @@ def test_rows_of_transposed_functions_under_nested():
     assert heights and np.isfinite(np.concatenate(heights)).all()
 
 
-@pytest.mark.parametrize("inference", ["fit", slow("nested")])
-@pytest.mark.parametrize("rows_first", [False, slow(True)])
+@pytest.mark.slow
+@pytest.mark.parametrize("inference", ["fit", "nested"])
+@pytest.mark.parametrize("rows_first", [False, True])
 def test_scores_of_as_many_rows_as_outputs(inference, rows_first):
     """As of the same rows in other company."""
 

@@ -149,6 +149,7 @@ def squares(X, y=None):
         numpyro.sample("y", dist.Normal(f**2, 0.3), obs=y)
 
 
+@pytest.mark.slow
 def test_components_are_at_modes_of_their_own():
     """The other one has as much of the posterior, which the bound knows by log 2."""
     noise = 0.3 * np.random.default_rng(0).normal(size=len(X))

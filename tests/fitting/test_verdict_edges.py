@@ -31,12 +31,16 @@ def model(X, y=None, names=None):
         numpyro.sample("y", dist.Normal(f, noise), obs=y)
 
 
+@pytest.mark.slow
 def test_arrays_of_texts_are_arguments():
     fits = {
         name: sgp.fit(model, sgp.VGP(), (X, Y), names=np.array([name]), steps=2, **QUIET)
         for name in "ab"
     }
     assert fits["a"].bound > fits["b"].bound + 5.0
+
+
+def test_arrays_of_texts_have_a_hash():
     arrays, static = split_static((X, np.array([["a"], ["bc"]])))
     assert len(arrays) == 1
     assert static == split_static((X, np.array([["a"], ["bc"]])))[1]

@@ -59,7 +59,7 @@ def evidence_at(start, number=3000):
 @pytest.mark.parametrize(
     "approximation",
     [
-        pytest.param(sgp.VGP(), id="VGP"),
+        pytest.param(sgp.VGP(), id="VGP", marks=pytest.mark.slow),
         pytest.param(sgp.SVGP(45), id="SVGP", marks=pytest.mark.slow),
     ],
 )

@@ -61,6 +61,7 @@ def test_a_prior_of_other_units_is_refused(model, name, joint, tmp_path):
     np.testing.assert_allclose(again.predict(X)["y"].mean, found.predict(X)["y"].mean)
 
 
+@pytest.mark.slow
 def test_what_is_the_same_for_all_data_is_not(tmp_path):
     data = X, Y, 0.5
     found = sgp.fit(centred, sgp.VGP(), data, joint=True, steps=3, progress_bar=False)
@@ -71,6 +72,7 @@ def test_what_is_the_same_for_all_data_is_not(tmp_path):
         found.predict(X[:3], shift=1.0)
 
 
+@pytest.mark.slow
 def test_a_scale_that_is_a_latent_may_have_any_prior():
     """It is known itself; drawn from its prior it would be another one with other data."""
 

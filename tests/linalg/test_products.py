@@ -49,6 +49,7 @@ ON_THE_HOST = {
     "diagnostics/optimality.py",
     "diagnostics/orthogonal_points.py",
     "distributions/kept_posterior.py",
+    "inducing/exchange.py",
     "inducing/initialise.py",
     "inducing/verdict.py",
     "inverse_free/at_gaussian.py",
