@@ -29,20 +29,20 @@ def check_row_latents(setup, model, args, kwargs) -> None:
 
 def row_latents(setup) -> list[str]:
     """Latents beside f in a plate of the likelihood, of as many as a GP site has rows."""
-    rows = {np.shape(site.X)[-2] for site in setup.sites.values()}
-    sites = {k: s for k, s in setup.trace.items() if s["type"] == "sample"}
-    plates = {
-        frame.name
-        for site in sites.values()
-        if messages.is_response(site)
-        for frame in site["cond_indep_stack"]
-        if frame.size in rows
-    }
+    plates, trace = row_plates(setup), setup.trace
     return [
         name
         for name in setup.latents
-        if any(frame.name in plates for frame in sites[name]["cond_indep_stack"])
+        if any(frame.name in plates for frame in trace[name]["cond_indep_stack"])
     ]
+
+
+def row_plates(setup) -> frozenset[str]:
+    """Plates of the likelihood of as many as a GP site has rows."""
+    rows = {np.shape(site.X)[-2] for site in setup.sites.values()}
+    responses = filter(messages.is_response, setup.trace.values())
+    frames = [frame for site in responses for frame in site["cond_indep_stack"]]
+    return frozenset(frame.name for frame in frames if frame.size in rows)
 
 
 def other_rows(setup, names, model, args, kwargs) -> str:

@@ -329,18 +329,20 @@ def given(field: Field, free: Array, values: dict, args, kwargs, rng_key) -> dic
 
 def axes_of_rows(field: Field, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
     """
-    The axis of the rows of each GP site and each sum: that of as many as there were at the
-    set-up, where it is one, or as GP sites have now.
+    The axis of the rows: the last one of a GP site; of a sum that of as many as there were
+    at the set-up, where it is one, or as GP sites have now.
 
     :param shapes: by site, with the rows that there are now.
     """
-    trace, found = field.guide.known().trace, {}
+    trace = field.guide.known().trace
     now = max(shapes[name][-1] for name in field.sites)
     then = max(shape[-1] for shape in field.gp_shapes.values())
-    for name, shape in shapes.items():
+
+    def axis(name, shape):
+        if name in field.sites:
+            return len(shape) - 1
         before = np.shape(trace[name]["value"]) if name in trace else ()
-        if len(before) == len(shape) and before.count(then) == 1:
-            found[name] = before.index(then)
-        else:
-            found[name] = axis_of_rows(shape, shape[-1] if name in field.sites else now)
-    return found
+        is_known = len(before) == len(shape) and before.count(then) == 1
+        return before.index(then) if is_known else axis_of_rows(shape, now)
+
+    return {name: axis(name, shape) for name, shape in shapes.items()}

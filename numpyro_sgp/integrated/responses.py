@@ -13,6 +13,7 @@ from jax.scipy.special import logsumexp
 from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import join_static, mapped, shared, split_static
+from numpyro_sgp.guides.row_latents import row_plates
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.groups import limit
 from numpyro_sgp.integrated.marginals import given, gp_shapes, kept_nodes, marginals
@@ -87,10 +88,10 @@ def predicted(
 def _row_axes(field: Field) -> dict[str, int]:
     """The axis of a response that is that of a plate of as many rows as a GP site has."""
     setup, found = field.guide.known(), {}
-    rows = {np.shape(site.X)[-2] for site in field.sites.values()}
+    plates = row_plates(setup)
     for name in field.responses:
         site = setup.trace[name]
-        axes = [frame.dim for frame in site["cond_indep_stack"] if frame.size in rows]
+        axes = [frame.dim for frame in site["cond_indep_stack"] if frame.name in plates]
         if len(axes) == 1:
             found[name] = len(site["fn"].batch_shape) + axes[0]
     return found

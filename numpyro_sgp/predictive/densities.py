@@ -25,7 +25,7 @@ from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import has_no_numbers
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo
 from numpyro_sgp.elbo.expectation import check_expectation
-from numpyro_sgp.guides.row_latents import check_row_latents
+from numpyro_sgp.guides.row_latents import check_row_latents, row_plates
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.predictive.centres import centre_of, log_shares, order_of
 from numpyro_sgp.predictive.mixture import (
@@ -474,11 +474,7 @@ def _observed_rows(trace, counts, on_f) -> dict:
 
 def _axis(guide, site) -> int | None:
     """That of the plate that had the rows of the set-up, where one had."""
-    setup = guide.known()
-    rows = {np.shape(site.X)[-2] for site in setup.sites.values()}
-    responses = filter(messages.is_response, setup.trace.values())
-    frames = [frame for s in responses for frame in s["cond_indep_stack"]]
-    plates = {frame.name for frame in frames if frame.size in rows}
+    plates = row_plates(guide.known())
     dims = [frame.dim for frame in site["cond_indep_stack"] if frame.name in plates]
     return dims[0] if len(dims) == 1 else None
 
