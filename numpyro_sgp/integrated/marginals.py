@@ -16,7 +16,7 @@ from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.groups import generic, limit
 from numpyro_sgp.integrated.maps import combined
-from numpyro_sgp.integrated.nodes import Nodes
+from numpyro_sgp.integrated.nodes import Nodes, balanced
 from numpyro_sgp.integrated.placing import AtValues, Unconstrained
 from numpyro_sgp.linalg import einsum
 from numpyro_sgp.predictive.predictions import axis_of_rows
@@ -211,15 +211,13 @@ def draw_field(
     args: tuple,
     kwargs: dict,
     joint: bool,
-    antithetic: bool = False,
 ) -> dict[str, np.ndarray]:
     """
     Draws of GP sites and effects.
 
     :param which: the node of each draw, ``(S,)``.
-    :param joint: whether rows are drawn together, O(N^3) for each node.
-    :param antithetic: whether the noise of each second draw is that of the one before,
-        negative.
+    :param joint: whether rows are drawn together, O(N^3) for each node; by independent
+        numbers then. Where each row is for itself the numbers are :func:`balanced`.
     :return: values by site, each ``(S, *shape)``.
     """
     arrays, static = split_static((args, kwargs))
@@ -231,29 +229,43 @@ def draw_field(
 
     run = shared(values)
     shapes = gp_shapes(field, nodes.points, args, kwargs)
+    if not joint:  # one number for all rows
+        shapes = {name: (*shape[:-1], 1) for name, shape in shapes.items()}
     rng = np.random.default_rng(seed)
     order = np.argsort(which, kind="stable")
+    sizes = [field.size, *(int(np.prod(shape)) for shape in shapes.values())]
+    numbers = None if joint else balanced(len(which), sum(sizes), rng)
     dtype = np.dtype(field.dtype)
-    parts, places = [], []
+    parts, places, end = [], [], 0
     for k in np.unique(which):
         node, at = nodes.nodes[k], order[which[order] == k]
         mean, factor = node.weighed.mean, node.weighed.factor
         for start in range(0, len(at), _TOGETHER):
             rows = at[start : start + _TOGETHER]
-
-            def normal(*shape):
-                number = _TOGETHER // 2 if antithetic else _TOGETHER
-                x = rng.normal(size=(number, *shape))
-                return np.stack([x, -x], 1).reshape(-1, *shape) if antithetic else x
-
-            w = mean + factor.draw(jnp.asarray(normal(len(mean)), field.dtype))
-            noise = {name: normal(*shape).astype(dtype) for name, shape in shapes.items()}
+            x = np.zeros((_TOGETHER, sum(sizes)))
+            if numbers is None:
+                x[:] = rng.normal(size=x.shape)
+            else:
+                x[: len(rows)] = numbers[end : end + len(rows)]
+            end += len(rows)
+            own, *left = np.split(x.astype(dtype), np.cumsum(sizes)[:-1], axis=1)
+            w = mean + factor.draw(jnp.asarray(own))
+            noise = {
+                name: v.reshape(-1, *shape)
+                for v, (name, shape) in zip(left, shapes.items(), strict=True)
+            }
             free = jnp.asarray(node.free, field.dtype)
             found = run(free, w, noise, nodes.points, arrays)
             parts.append({name: np.asarray(v)[: len(rows)] for name, v in found.items()})
             places.append(rows)
     back = np.argsort(np.concatenate(places))
     return {name: np.concatenate([p[name] for p in parts])[back] for name in parts[0]}
+
+
+def matched(draws: np.ndarray, q: Mixture) -> np.ndarray:
+    """Draws of each number, ``(S, *shape)``, with the mean and sd that are known of it."""
+    scale = q.sd / np.maximum(draws.std(axis=0), 1e-30)
+    return q.mean + (draws - draws.mean(axis=0)) * scale
 
 
 def field_values(
@@ -265,7 +277,7 @@ def field_values(
     :param thetas: hyperparameters, as :meth:`Field.run` takes them.
     :param w: shape ``(S, m)``.
     :param noise: by GP site standard normal numbers for what inducing points leave open,
-        ``(S, *shape)``.
+        ``(S, *shape)``, or one for all rows where these are not drawn together.
     :param joint: whether that is drawn for all rows together.
     :return: by site, each ``(S, *shape)``.
     """

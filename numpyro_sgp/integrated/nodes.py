@@ -8,7 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 from scipy.interpolate import RBFInterpolator
+from scipy.linalg import solve_triangular
 from scipy.spatial import KDTree
+from scipy.special import ndtri
 
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS
 from numpyro_sgp.integrated.profile import Node
@@ -25,6 +27,8 @@ _LEAST_FALL = 0.1  # nats from node to node, of tails
 _LOW = 40.0  # nats below the highest from where nodes hold no spline
 _SEEN = 1e-6  # weight of nodes that count
 _LARGEST = 0.01  # share of one candidate
+_MOST_COLUMNS = 1000  # of quasi-random numbers
+_ROWS_PER_COLUMN = 4  # at least, for a second moment that is far from singular
 _ALIKE = 0.1  # standard deviations, and their logarithm, that draws are from nodes
 #: What :attr:`Nodes.stopped` begins with where nodes are around no mode.
 NO_MODE = "the ascent of hyperparameters ended on a slope, before any mode"
@@ -400,6 +404,26 @@ def systematic(weights, number, rng):
     """Indices drawn with these probabilities, evenly."""
     places = (rng.uniform() + np.arange(number)) / number
     return np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
+
+
+def balanced(number: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """
+    Standard normal numbers ``(number, size)``, each second row the negative of the one
+    before, quasi-random, with the identity as their second moment where ``number`` is
+    large enough: means and variances of what is linear in them have no noise.
+    """
+    from scipy.stats import qmc  # slow to import
+
+    half = -(-number // 2)
+    if size <= _MOST_COLUMNS:
+        uniform = qmc.Sobol(size, rng=rng).random_base2(max(half - 1, 1).bit_length())
+        x = ndtri(np.clip(uniform[:half], 1e-12, 1 - 1e-12))
+    else:
+        x = rng.normal(size=(half, size))
+    if half >= _ROWS_PER_COLUMN * size:
+        L = np.linalg.cholesky(x.T @ x / half)
+        x = solve_triangular(L, x.T, lower=True).T
+    return np.stack([x, -x], axis=1).reshape(-1, size)[:number]
 
 
 #: By what a file calls them.

@@ -30,6 +30,7 @@ from numpyro_sgp.integrated.marginals import (
     given,
     gp_shapes,
     marginals,
+    matched,
 )
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.packing import packed
@@ -237,6 +238,7 @@ class Nested:
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         check_key(rng_key)
         free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
+        values |= {k: matched(v, known[k]) for k, v in values.items() if k in known}
         found |= predicted(self.field, free, values, args, kwargs, levels, rng_key)
         return Predictions(found)
 
@@ -334,7 +336,7 @@ class Nested:
         seed = int(jax.random.randint(key, (), 0, 2**31 - 1))
         free, which = self.nodes.draws_beside(joint and self._loose, number, seed)
         where = which, seed + 1, args, kwargs, joint
-        return free, draw_field(self.field, self.nodes, *where, antithetic=not joint)
+        return free, draw_field(self.field, self.nodes, *where)
 
     def functions(
         self, key: Array, shape: tuple | int = (), num_features: int = 1024

@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer.autoguide import AutoNormal
+from scipy.linalg import block_diag
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics.arviz import as_tree
@@ -68,6 +69,15 @@ def test_linear_gaussian_models_are_exact():
         assert_is(found[name], means[i], covariances[i])
     assert_is(found["level"], means[3][0] + 1.0, covariances[3])
     np.testing.assert_allclose(fitted.bound, log_evidence(*exact, 0.3), atol=1e-5)
+    # Draws for responses are balanced: their moments have no noise.
+    y = fitted.predict(X, DAY)["y"]
+    B = np.hstack([np.asarray(b) for b in exact[1]])
+    K = block_diag(*exact[0])
+    gain = np.linalg.solve(B @ K @ B.T + 0.09 * np.eye(40), B @ K)
+    variance = np.einsum("ij,jk,ik->i", B, K - K @ B.T @ gain, B)
+    mean = B @ np.concatenate([np.ravel(m) for m in means]) + 1.0
+    np.testing.assert_allclose(y.mean, mean, atol=1e-4)
+    np.testing.assert_allclose(y.sd, np.sqrt(variance + 0.09), rtol=1e-4)
 
 
 @pytest.fixture(scope="module")

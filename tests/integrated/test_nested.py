@@ -90,6 +90,13 @@ def test_predictions(posterior):
     rate = np.exp(np.asarray(draws["eta"]))
     sd = np.sqrt((rate.mean(0) + rate.var(0)) / 2000)
     assert np.all(np.abs(found["y"].mean - rate.mean(0)) < 5 * sd)
+    # Given a node rates are log-normal. Draws of no balance are some per cent off.
+    eta = posterior.posterior(X_NEW)["eta"]
+    means = np.exp(eta.means + eta.variances / 2)
+    squares = means + np.exp(2 * eta.means + 2 * eta.variances)
+    mean, square = eta.weights @ means, eta.weights @ squares
+    np.testing.assert_allclose(found["y"].mean, mean, rtol=5e-3)
+    np.testing.assert_allclose(found["y"].sd, np.sqrt(square - mean**2), rtol=2e-2)
     assert found["y"].quantiles.shape == (2, 4)
     score = posterior.log_score(X, COUNTS)["y"]
     assert score.rows.shape == (30,) and np.isfinite(score.mean)
