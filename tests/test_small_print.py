@@ -88,6 +88,7 @@ def by_area(X, areas, y=None):
         numpyro.sample("y", dist.Normal(total, 0.3), obs=y)
 
 
+@pytest.mark.slow
 def test_a_fit_of_areas_from_a_file_knows_that_rows_are_tied(tmp_path):
     """Its two rows are of different areas: sds were six times as large."""
     areas = np.arange(12) % 4
@@ -125,6 +126,7 @@ def nugget(X, y=None):
         numpyro.sample("y", dist.Poisson(jnp.exp(f + e)), obs=y)
 
 
+@pytest.mark.slow
 def test_latents_of_all_rows_are_not_those_of_one_nor_of_others_after_loading(tmp_path):
     data = X, np.round(np.exp(1.0 + Y))
     fitted = sgp.fit(nugget, sgp.SVGP(4), data, steps=2, **QUIET)
@@ -153,6 +155,7 @@ def test_what_goes_on_has_the_expectation_that_it_had(rule, tmp_path):
     assert fitted.sample(jax.random.key(0), sample_shape=(0,))["f"].shape == (0, 12)
 
 
+@pytest.mark.slow
 def test_frames_are_taken_at_loading_of_nested_results(tmp_path):
     pd = pytest.importorskip("pandas")
 

@@ -51,6 +51,7 @@ def gaussian():
     return fitted(counts, sgp.SVGP(4, covariance="diagonal"))
 
 
+@pytest.mark.slow
 def test_points_of_a_mixture_go_where_those_of_a_gaussian_go(gaussian):
     """A mixture by itself ended 900 nats below."""
     mixture = fitted(counts, APPROXIMATIONS["mixture"])
@@ -181,6 +182,7 @@ def test_vgp_has_points_where_they_are():
     assert gaussian_of(sgp.SVGP(4)) is None
 
 
+@pytest.mark.slow
 def test_steps_are_of_both_trainings_together():
     assert len(fitted(smooth, sgp.MixtureSVGP(4, 2), steps=12).losses) <= 12
     assert len(fitted(smooth, sgp.MixtureSVGP(4, 2), steps=1).losses) == 1

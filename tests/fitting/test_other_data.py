@@ -89,6 +89,7 @@ class TestRows:
             e = numpyro.sample("e", dist.Normal(0.0, 0.5))
             numpyro.sample("y", dist.Poisson(jnp.exp(f + e)), obs=y)
 
+    @pytest.mark.slow
     def test_predictions_are_of_these(self):
         counts = np.round(np.exp(Y + 1.0))
         first = fit(self.model, sgp.SVGP(6), (X, counts), steps=2)

@@ -79,6 +79,7 @@ def dense_mode(starts, kernels=1, X=X, Y=Y):
     return max(-minimize(loss, np.array(s), method="L-BFGS-B").fun for s in starts)
 
 
+@pytest.mark.slow
 def test_a_wiggle_on_a_trend_is_no_noise():
     """It was, 30 nats below: from all starts of the race."""
     best = dense_mode([(0.0, np.log(ls), -2.0) for ls in (0.15, 0.3, 1.0, 3.0)])

@@ -47,6 +47,7 @@ def results():
     return fitted, sgp.nested(*given, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_as_many_other_rows_are_refused(results):
     """Twelve copies of one place had the means of the twelve rows of the training."""
     told = "'e' has an entry for each row.*argument 'X' has other rows.*GPPredictive"
@@ -62,6 +63,7 @@ def test_as_many_other_rows_are_refused(results):
                 result.predict(np.full((rows, 1), 3.0))
 
 
+@pytest.mark.slow
 def test_what_is_told_to_do_draws_it_anew(results):
     for result in results:
         samples = result.sample(jax.random.key(0), sample_shape=(4000,))

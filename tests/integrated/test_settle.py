@@ -3,6 +3,7 @@
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 from numpy.testing import assert_allclose
 
 import numpyro_sgp as sgp
@@ -34,6 +35,7 @@ def from_the_prior(number=2_000_000):
     return np.log(total / number), mean, np.sqrt(second / total - mean**2)
 
 
+@pytest.mark.slow
 def test_a_tail_of_hyperparameters_in_which_f_is_no_gaussian():
     """At the mode weights gain .004 nats; by it alone sds were 4 % too small."""
     found = sgp.nested(model, sgp.VGP(), (X, CLASSES), progress_bar=False)

@@ -16,6 +16,7 @@ import numpyro_sgp as sgp
 from numpyro_sgp.fitting.problem import Problem, constrained
 from numpyro_sgp.training.mixing import Mixing
 from numpyro_sgp.training.natural_gradients import natural_descent, natural_steps
+from tests.helpers import slow
 
 RNG = np.random.default_rng(4)
 N, NOISE = 40, 0.05
@@ -127,7 +128,7 @@ def counts(X, y=None):
         numpyro.sample("y", dist.Poisson(jnp.exp(3.0 + total)), obs=y)
 
 
-@pytest.mark.parametrize("covariance", ["full", "pseudo_data"])
+@pytest.mark.parametrize("covariance", ["full", slow("pseudo_data")])
 def test_mixed_steps_of_other_likelihoods_end_lower_than_unmixed_ones(
     covariance, monkeypatch
 ):

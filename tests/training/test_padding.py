@@ -272,6 +272,7 @@ def test_rows_along_another_axis_are_not_padded():
         Padded(model).fill((X, np.stack([y, y])), {})
 
 
+@pytest.mark.slow
 def test_a_fit_from_a_file_is_gone_on_from(fits, tmp_path):
     fitted = fits[False]
     fitted.save(tmp_path / "a.fit")
