@@ -15,6 +15,7 @@ from scipy.special import ndtr, ndtri
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.groups import generic, limit
+from numpyro_sgp.integrated.in_turn import in_turn, q_of
 from numpyro_sgp.integrated.maps import combined
 from numpyro_sgp.integrated.nodes import Nodes, balanced
 from numpyro_sgp.integrated.placing import AtValues, Unconstrained
@@ -24,7 +25,8 @@ from numpyro_sgp.predictive.predictions import axis_of_rows
 _KEPT_MASS = 0.999
 _COMBINED = 1e-2  # of a variance, by which it may be wrong
 _TOGETHER = 16  # draws of a node that share its factors
-_BISECTIONS = 50
+_BISECTIONS, _NEWTON = 60, 12  # at most, the second of steps that need not be half
+_STILL = 1e-12  # step of a quantile, of its size, that is none
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,15 +86,23 @@ class Mixture:
         return found.reshape((*level.shape, *self.means.shape[1:]))
 
     def _one(self, level):
-        # By bisection, one level at a time: K times all places are held at once.
+        # One level at a time: K times all places are held at once.
         sds = np.sqrt(np.maximum(self.variances, 1e-300))
         ends = self.means + sds * ndtri(level)
         low, high = ends.min(axis=0), ends.max(axis=0)
-        for _ in range(_BISECTIONS):
-            middle = 0.5 * (low + high)
-            below = np.tensordot(self.weights, ndtr((middle - self.means) / sds), 1) < level
-            low, high = np.where(below, middle, low), np.where(below, high, middle)
-        return 0.5 * (low + high)
+        at = np.clip(self.mean + self.sd * ndtri(level), low, high)
+        for i in range(_BISECTIONS):
+            z = (at - self.means) / sds
+            off = np.tensordot(self.weights, ndtr(z), 1) - level
+            low, high = np.where(off < 0, at, low), np.where(off < 0, high, at)
+            before, at = at, 0.5 * (low + high)
+            if i < _NEWTON:
+                slope = np.tensordot(self.weights, np.exp(-0.5 * z**2) / sds, 1)
+                step = before - off * np.sqrt(2.0 * np.pi) / np.maximum(slope, 1e-300)
+                at = np.where((low <= step) & (step <= high), step, at)
+                if np.all(np.abs(at - before) <= _STILL * (np.abs(at) + self.sd)):
+                    break
+        return at
 
     def __repr__(self):
         return f"Mixture(shape={self.means.shape[1:]}, nodes={len(self.weights)})"
@@ -161,12 +171,9 @@ def marginals(
         free = generic(kept[0].free, field.dtype)
         away = shared(look, briefly=True)(free, nodes.points, batch)
         several.update({k: not v <= limit(field.dtype) for k, v in away.items()})
-    run_node, found = shared(moments), []
-    for node in kept:
-        free = jnp.asarray(node.free, field.dtype)
-        q = node.weighed
-        found.append(run_node(free, q.mean, q.factor, nodes.points, batch))
-    means, variances, wrong = map(np.stack, zip(*found, strict=True))
+    tasks = [q_of(node, field.dtype) for node in kept]
+    found = list(in_turn(moments, tasks, nodes.points, batch))
+    means, variances, wrong = map(np.concatenate, zip(*found, strict=True))
     out, end = {}, 0
     for name, shape in shapes.items():
         start, end = end, end + int(np.prod(shape))
@@ -223,42 +230,48 @@ def draw_field(
     arrays, static = split_static((args, kwargs))
     arrays = [jnp.asarray(a) for a in arrays]
 
-    def values(free, w, noise, points, arrays):
+    def values(free, mean, factor, own, noise, points, arrays):
+        w = mean + factor.draw(own)
         where = points, *join_static(arrays, static)
         return field_values(field, field.unravel(free), w, noise, *where, joint=joint)
 
-    run = shared(values)
     shapes = gp_shapes(field, nodes.points, args, kwargs)
     if not joint:  # one number for all rows
         shapes = {name: (*shape[:-1], 1) for name, shape in shapes.items()}
     rng = np.random.default_rng(seed)
-    order = np.argsort(which, kind="stable")
     sizes = [field.size, *(int(np.prod(shape)) for shape in shapes.values())]
     numbers = None if joint else balanced(len(which), sum(sizes), rng)
     dtype = np.dtype(field.dtype)
-    parts, places, end = [], [], 0
-    for k in np.unique(which):
-        node, at = nodes.nodes[k], order[which[order] == k]
-        mean, factor = node.weighed.mean, node.weighed.factor
-        for start in range(0, len(at), _TOGETHER):
-            rows = at[start : start + _TOGETHER]
-            x = np.zeros((_TOGETHER, sum(sizes)))
-            if numbers is None:
-                x[:] = rng.normal(size=x.shape)
-            else:
-                x[: len(rows)] = numbers[end : end + len(rows)]
-            end += len(rows)
-            own, *left = np.split(x.astype(dtype), np.cumsum(sizes)[:-1], axis=1)
-            w = mean + factor.draw(jnp.asarray(own))
-            noise = {
-                name: v.reshape(-1, *shape)
-                for v, (name, shape) in zip(left, shapes.items(), strict=True)
-            }
-            free = jnp.asarray(node.free, field.dtype)
-            found = run(free, w, noise, nodes.points, arrays)
-            parts.append({name: np.asarray(v)[: len(rows)] for name, v in found.items()})
-            places.append(rows)
-    back = np.argsort(np.concatenate(places))
+    used, counts = np.unique(which, return_counts=True)
+    together = int(np.clip(-(-len(which) // len(used)), 1, _TOGETHER))
+    lengths: list[int] = []
+
+    def tasks():
+        end = 0
+        for k, count in zip(used, counts, strict=True):
+            for start in range(0, count, together):
+                length = min(together, count - start)
+                x = np.zeros((together, sum(sizes)))
+                x[:length] = (
+                    rng.normal(size=(length, sum(sizes)))
+                    if numbers is None
+                    else numbers[end : end + length]
+                )
+                end += length
+                lengths.append(length)
+                own, *left = np.split(x.astype(dtype), np.cumsum(sizes)[:-1], axis=1)
+                noise = {
+                    name: v.reshape(-1, *shape)
+                    for v, (name, shape) in zip(left, shapes.items(), strict=True)
+                }
+                yield *q_of(nodes.nodes[k], dtype), own, noise
+
+    parts = []
+    for some in in_turn(values, tasks(), nodes.points, arrays):
+        for i in range(len(next(iter(some.values())))):
+            length = lengths[len(parts)]
+            parts.append({name: v[i, :length] for name, v in some.items()})
+    back = np.argsort(np.argsort(which, kind="stable"))
     return {name: np.concatenate([p[name] for p in parts])[back] for name in parts[0]}
 
 

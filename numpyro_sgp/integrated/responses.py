@@ -16,6 +16,7 @@ from numpyro_sgp._programs import join_static, mapped, shared, split_static
 from numpyro_sgp.guides.row_latents import row_plates
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.groups import limit
+from numpyro_sgp.integrated.in_turn import in_turn, q_of
 from numpyro_sgp.integrated.marginals import given, gp_shapes, kept_nodes, marginals
 from numpyro_sgp.integrated.nodes import Nodes, systematic
 from numpyro_sgp.integrated.predictors import NotByRow, row_factors
@@ -34,7 +35,6 @@ from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.rows import by_row
 
 _MOST_NODES = 512  # drawn ones
-_NODES = 32  # whose densities are found by one call
 _MAX_NUMBERS = 3e6  # of rows and draws, held at one time
 _STEP, _LITTLE = 0.5, 2.0  # standard deviations, and nats that they change
 
@@ -222,25 +222,14 @@ def _at_nodes(field: Field, nodes: Nodes, args, kwargs) -> dict[str, Array]:
         places = systematic(weights, _MOST_NODES, np.random.default_rng(0))
         places, counts = np.unique(places, return_counts=True)
         weights, kept = counts / counts.sum(), [kept[i] for i in places]
-    q = [(jnp.asarray(n.free, field.dtype), n.weighed.mean, n.weighed.factor) for n in kept]
-
-    def several(each, points, arrays):
-        return jax.lax.map(lambda node: run(*node, points, arrays), each)
-
-    of_nodes, found = shared(several), []
-    most = min(_NODES, len(q)) if len(set(map(jax.tree.structure, q))) == 1 else 1
-    for start in range(0, len(q), most):
-        some = q[start : start + most]
-        number = len(some)
-        some += [some[-1]] * (most - number)  # for one program
-        stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *some)
-        try:
-            densities, is_grouped = of_nodes(stacked, nodes.points, arrays)
-        except NotByRow:
-            return {}
-        if not np.all(is_grouped):
-            return {}
-        found.append({k: np.asarray(v)[:number] for k, v in densities.items()})
+    tasks, found = [q_of(node, field.dtype) for node in kept], []
+    try:
+        for densities, is_grouped in in_turn(run, tasks, nodes.points, arrays):
+            if not np.all(is_grouped):
+                return {}
+            found.append(densities)
+    except NotByRow:
+        return {}
     each = {k: jnp.concatenate([part[k] for part in found]) for k in found[0]}
     return {k: logsumexp(v, axis=0, b=weights[:, None]) for k, v in each.items()}
 
