@@ -405,7 +405,9 @@ class Field:
                 if len(found) == 1 and np.ndim(found[0]) == 2:
                     kernel = MeanKernel(prior.kernel)
                     found = (exchanged(kernel, np.asarray(site.X), found[0]),)
-                new[name] = {point_name(i): points_of(p) for i, p in enumerate(found)}
+                # As they were, of which programs are compiled.
+                found = (jnp.asarray(points_of(p), self.dtype) for p in found)
+                new[name] = {point_name(i): points for i, points in enumerate(found)}
         if not new:
             return None
         return {name: {**own, **new.get(name, {})} for name, own in self.points.items()}

@@ -12,6 +12,7 @@ import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics.arviz import as_tree
 from numpyro_sgp.diagnostics.khat import Weighed
 from numpyro_sgp.integrated.check import _of_nodes
+from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.search import _student_draws
 
@@ -835,3 +836,21 @@ def test_a_node_that_starts_astray_is_found_all_the_same():
     profile.start = lambda: far  # nowhere else to begin
     node = profile(mode, far, to_weigh=True)[0]
     assert not node.left < 1.0 and node.value < -1e3 and float(node.weighed.gain) == 0.0
+
+
+def test_points_that_are_chosen_anew_compile_nothing():
+    """They were NumPy arrays, of which the largest program was compiled once more."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern12(1.0, 2.0), X))
+        observe(f, y)
+
+    uneven = np.concatenate([np.linspace(0.0, 0.1, 20), np.linspace(1.0, 9.0, 10)])[:, None]
+    args = uneven, np.sin(uneven[:, 0])
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
+    guide.setup(*args)
+    field = Field(guide, args, {})
+    before, after = field.points, field.points_at(jnp.zeros(0), args, {})
+    seen = [[jax.typeof(v) for v in jax.tree.leaves(points)] for points in (before, after)]
+    assert seen[0] == seen[1] and isinstance(after["f"]["Z"], jax.Array)
+    assert not np.allclose(before["f"]["Z"], after["f"]["Z"])
