@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 
 def shown(value: Any) -> str:
@@ -182,3 +183,9 @@ def check_args(args) -> None:
             "args must be the tuple of the model's arguments, such as (X, y), got "
             f"{type(args).__name__}."
         )
+
+
+def floating(value: ArrayLike) -> Array:
+    """``value`` as an array of floats: Python numbers and integers get the default type."""
+    value = jnp.asarray(value)
+    return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)

@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
-from numpyro_sgp._checks import real
+from numpyro_sgp._checks import floating, real
 from numpyro_sgp.linalg import matmul
 
 
@@ -33,6 +33,7 @@ class Constant:
 
     def __call__(self, X: Array) -> Array:
         """Mean at ``X``, shape ``(*batch, N)``."""
+        X = floating(X)
         value = jnp.asarray(self.value, X.dtype)[..., None]
         batch = jnp.broadcast_shapes(value.shape[:-1], X.shape[:-2])
         return jnp.broadcast_to(value, (*batch, X.shape[-2]))
@@ -57,6 +58,7 @@ class Linear:
 
     def __call__(self, X: Array) -> Array:
         """Mean at ``X``, shape ``(*batch, N)``."""
+        X = floating(X)
         weights = jnp.asarray(self.weights, X.dtype)
         if weights.shape[-1] != X.shape[-1]:
             raise ValueError(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from numpyro_sgp.means import Constant, Linear, as_mean
+from numpyro_sgp.means import Constant, Linear, as_mean, pca
 
 X = np.random.default_rng(0).normal(size=(4, 2))
 W = np.array([[0.5, -1.5], [2.0, 1.0], [0.0, 3.0]])
@@ -60,3 +60,11 @@ def test_a_plain_function_is_static():
     assert_allclose(mean(X), np.sin(X))
     again = jax.tree.unflatten(jax.tree.structure(mean), [])
     assert_allclose(again(X), np.sin(X))
+
+
+def test_tables_of_integers_round_no_parameters():
+    table = np.array([[1, 1], [2, 2], [3, 3]])
+    assert_allclose(Constant(0.5)(table), 0.5)
+    assert_allclose(Linear(np.array([0.5, 0.0]), 0.25)(table), [0.75, 1.25, 1.75])
+    assert_allclose(np.abs(pca(table, 1)(table)), [[2**0.5, 0.0, 2**0.5]], atol=1e-12)
+    assert_allclose(Constant(0.5)([[1.0], [2.0]]), 0.5)

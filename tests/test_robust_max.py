@@ -166,3 +166,26 @@ def test_what_it_cannot_do_is_refused():
         state = svi.init(random.key(0), X, y, mix=mix)
         with pytest.raises(ValueError, match="'y' has a RobustMax.*as it is"):
             svi.update(state, X, y, mix=mix)
+
+
+def test_functions_that_are_integers_do_not_round_the_mistake():
+    f = jnp.array([[1, 0], [0, 2]])
+    p = np.exp([RobustMax(f, 0.1).log_prob(jnp.full(2, c)) for c in range(2)])
+    assert_allclose(p, [[0.9, 0.1], [0.1, 0.9]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_no_mistake_and_nothing_but_mistakes(epsilon):
+    """A certain event has the log density 0, an impossible one minus infinity."""
+    f = jnp.array([[50.0], [0.0], [0.0]])
+    found = [RobustMax(f, epsilon).log_prob(jnp.array([c]))[0] for c in (0, 1)]
+    assert_allclose(found, [-np.inf, -np.log(2.0)] if epsilon else [0.0, -np.inf])
+
+
+def test_predictive_probabilities_of_functions_of_other_widths_sum_to_one():
+    """With 50 nodes they were off by .003 where one sd is a ninth of another."""
+    mean = jnp.array([[0.0], [0.1], [-0.1]])
+    variance = jnp.array([[1.0], [0.0121], [0.0121]])
+    p = robust_max_probabilities(mean, variance, 0.0)[:, 0]
+    expected = [largest(mean, variance, np.array([c]))[0] for c in range(3)]
+    assert_allclose(p, expected, atol=1e-6)

@@ -308,6 +308,11 @@ def _of_mcmc(mcmc, args, kwargs) -> Found:
         raise ValueError(
             "This MCMC has no draws yet. Call mcmc.run(rng_key, ...) before to_arviz."
         )
+    if mcmc.sampler.model is None:
+        raise ValueError(
+            "The sampler has no model (it was made with potential_fn=...), which to_arviz "
+            "would run at the draws. Use arviz.from_numpyro."
+        )
     if not (args or kwargs):
         args, kwargs = arguments_of(mcmc)
     args, kwargs = as_arrays(mcmc.sampler.model, args, kwargs)

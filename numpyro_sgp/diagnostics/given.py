@@ -8,6 +8,7 @@ from numpyro.primitives import Messenger
 from numpyro.util import find_stack_level
 
 from numpyro_sgp.diagnostics.layout import WHITE
+from numpyro_sgp.mcmc.sparsify import EXPECTED
 from numpyro_sgp.tracing import messages
 
 
@@ -71,7 +72,8 @@ def trace_given(found, rng_key, values, *, forget=(), bad=()):
 
 def warned_of_undrawn(trace, draws) -> bool:
     """
-    Whether a latent has no draws, as where it is summed out (``infer={"enumerate": ...}``):
+    Whether observations have no log likelihood: where a latent has no draws, as one that
+    is summed out (``infer={"enumerate": ...}``), or f, of a sparsified model:
     with a value from its prior in each draw, what the data score is no log likelihood.
     """
     names = [
@@ -85,6 +87,15 @@ def warned_of_undrawn(trace, draws) -> bool:
             "that the log likelihood of observations is not known: it is left out, and LOO "
             "with it. Write what is summed out as a distribution, such as "
             "numpyro.distributions.MixtureSameFamily, to have them.",
+            UserWarning,
+            stacklevel=find_stack_level(),
+        )
+    elif EXPECTED in trace:
+        warnings.warn(
+            "A sparsified model has the expected log likelihood of all observations under "
+            "p(f | u), and neither draws of f nor a log likelihood of each: there is no "
+            "LOO, and no posterior_predictive. For these take NUTS on sgp.whiten(model), "
+            "sgp.nested, or Predictive of the sparsified model without its data.",
             UserWarning,
             stacklevel=find_stack_level(),
         )

@@ -18,7 +18,12 @@ WHITE = "_white"
 def white_sites(trace, draws) -> set[str]:
     """Names of the white values behind f of whitened models."""
     names = (name for name in draws if name.endswith(WHITE))
-    return {name for name in names if _is_whitened(trace.get(name.removesuffix(WHITE)))}
+    return {
+        name
+        for name in names
+        if trace.get(name, {}).get("infer", {}).get("whitened", False)
+        or _is_whitened(trace.get(name.removesuffix(WHITE)))
+    }
 
 
 def _is_whitened(site) -> bool:

@@ -23,13 +23,12 @@ from numpyro_sgp.distributions.tails import NOWHERE, Tails, scaled, tails
 
 _WRAPPERS = dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution
 _MADE_OF = dist.HurdleProbs, dist.TransformedDistribution
-# Scales from the mode to a limit from which moments are those of an exponential
-# distribution: the differences of large numbers that they are lose too many digits.
-_FAR = {"float32": 12.0, "float64": 15.0}
-# Limits as near as this, in scales, are integrated between, while the density between them
-# falls by no more than this many nats.
-_NEAR, _FALL = 1.0, 20.0
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
+# Scales from the mode to a limit from which, and width in scales up to which, moments are
+# sums over the mass: the differences that they are elsewhere lose too many digits.
+_TAIL, _NEAR = 1.0, 1.0
+# Nats that the density falls by over these nodes, at most; they are right to 1e-13.
+_FALL = 40.0
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(30)
 _TRUNCATED = (
     dist.LeftTruncatedDistribution,
     dist.RightTruncatedDistribution,
@@ -195,22 +194,20 @@ def moments(fn) -> tuple[Array, Array]:
     width = None if high is None else high - low
     apart = 0.0 if width is None else width * at_high
     variance = jnp.maximum(1.0 - apart - drop * (drop - low), 0.0)
-    far = low > _FAR[jnp.dtype(low.dtype).name]
-    of_far = _exponential(jnp.where(far, low, 1.0), width)
-    away, variance = (
-        jnp.where(far, one, other)
-        for one, other in zip(of_far, (away, variance), strict=True)
-    )
+    in_tail = low > _TAIL
     if width is not None:
         # Of the limits themselves: their scores have lost digits.
         width = jnp.where(jnp.abs(width) < NOWHERE, (fn.high - fn.low) / base.scale, width)
-        near = (width < _NEAR) & (low * width < _FALL)
-        of_near = _by_nodes(jnp.where(near, low, 0.0), jnp.where(near, width, _NEAR))
-        away, variance = (
-            jnp.where(near, one, other)
-            for one, other in zip(of_near, (away, variance), strict=True)
-        )
-        outside = outside | near
+        in_tail = in_tail | (width < _NEAR)
+    low = jnp.where(in_tail, low, 0.0)
+    reach = 2.0 * _FALL / (jnp.sqrt(low**2 + 2.0 * _FALL) + low)
+    reach = reach if width is None else jnp.minimum(jnp.where(in_tail, width, reach), reach)
+    of_tail = _by_nodes(low, reach)
+    away, variance = (
+        jnp.where(in_tail, one, other)
+        for one, other in zip(of_tail, (away, variance), strict=True)
+    )
+    outside = outside | in_tail
     mean = jnp.where(outside, limit, base.loc) + sign * base.scale * away
     variance = base.scale**2 * variance
     return jnp.broadcast_to(mean, fn.shape()), jnp.broadcast_to(variance, fn.shape())
@@ -285,18 +282,6 @@ def _between(fn, low, high) -> Array:
     found = tails(fn)
     assert found is not None
     return found.between(low, high)
-
-
-def _exponential(low, width):
-    """Distance of the mean from a limit far outside, and the variance, in scales."""
-    part = 1.0 / low**2
-    away = (1.0 - 2.0 * part + 10.0 * part**2) / low
-    variance = (1.0 - 6.0 * part + 50.0 * part**2) * part
-    if width is not None:  # which may be less than its scale
-        rates = jnp.minimum(low * width, 80.0)
-        away = away - width / jnp.expm1(rates)
-        variance = variance - (0.5 * width / jnp.sinh(0.5 * rates)) ** 2
-    return away, jnp.maximum(variance, 0.0)
 
 
 def _by_nodes(low, width):

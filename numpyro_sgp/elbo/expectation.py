@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_sgp._checks import real, shown
+from numpyro_sgp._checks import check_whole, shown
 from numpyro_sgp.elbo.score import surrogate
 from numpyro_sgp.linalg import gauss_hermite, matmul, tensor_grid
 from numpyro_sgp.tracing.rows import by_row
@@ -133,8 +133,7 @@ class GaussHermite(Expectation):
     num_points: int = 20
 
     def __post_init__(self):
-        if real(self.num_points, "num_points") < 1:
-            raise ValueError(f"num_points must be positive, got {self.num_points}.")
+        check_whole(self.num_points, "num_points", least=1)
 
     def nodes(
         self, rng_key: Array, shapes: dict[str, tuple[int, ...]], dtype
@@ -403,7 +402,7 @@ def default_expectation(
 def _check_draws(rule, multiple):
     if rule.sequence not in ("random", "sobol"):
         raise ValueError(f"sequence must be 'random' or 'sobol', got {rule.sequence!r}.")
-    num = real(rule.num_samples, "num_samples")
+    num = check_whole(rule.num_samples, "num_samples")
     if num < 1 or num % multiple:
         what = "positive" if multiple == 1 else f"a positive multiple of {multiple}"
         raise ValueError(f"num_samples must be {what}, got {num}.")

@@ -396,7 +396,12 @@ class AutoSparseGP(PreparedGuide):
                     f"{name} has no quantiles of the latents beside f; draw them: "
                     "guide.sample_posterior(key, params, ..., sample_shape=(1000,))."
                 )
-            values = self.base_guide.quantiles(params, quantiles)
+            # In one axis, for NumPyro's guides make one of a number each in its own way.
+            found = self.base_guide.quantiles(params, levels.ravel())
+            values = {
+                name: jnp.reshape(v, (*levels.shape, *jnp.shape(v)[1:]))
+                for name, v in found.items()
+            }
         values = {name: values[name] for name in self.known().latents}
         for name, q in self.posterior(params, *args, **kwargs).items():
             values[name] = q.quantile(levels)

@@ -305,7 +305,7 @@ def check_setup(setup) -> None:
         raise ValueError(TIED)
     for name in setup.latents:
         fn = setup.trace[name]["fn"]
-        if isinstance(messages.unwrap(fn)[0], dist.MaskedDistribution):
+        if messages.is_masked(fn):
             raise ValueError(
                 f"Latent site '{name}' is masked, which leaves it without a prior. Put "
                 "numpyro.handlers.mask around observed sites alone."

@@ -109,7 +109,7 @@ class Kernel:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number, np.ndarray, jax.Array))
+    return isinstance(value, (int, float, list, tuple, np.number, np.ndarray, jax.Array))
 
 
 def _scaled(kernel: Any, scale: Any) -> Scaled:
@@ -178,9 +178,10 @@ def check_range(owner: Kernel, name: str, zero: bool) -> None:
     if value is None or not not_jax_tracer(value):
         return
     value = np.asarray(real(value, f"{type(owner).__name__}: {name}"))
-    valid = value >= 0 if zero else value > 0
+    valid = (value >= 0 if zero else value > 0) & (value < np.inf)
     if not valid.all():
         need = "non-negative" if zero else "positive"
+        need += ", and finite" if np.isposinf(value).any() else ""
         raise ValueError(
             f"{type(owner).__name__}: {name} must be {need}, got {value[~valid].flat[0]}"
             + (f" in an array of shape {value.shape}." if value.ndim else ".")
@@ -276,6 +277,8 @@ class Scaled(Kernel):
     scale: ArrayLike
 
     def __post_init__(self):
+        if isinstance(self.scale, list | tuple):
+            object.__setattr__(self, "scale", numbers(self.scale, "Scaled: scale"))
         batch, scale = batch_shape_of(self.kernel), np.shape(self.scale)
         broadcast_batches(self, {"kernel": batch, "scale": scale})
         check_range(self, "scale", zero=True)
@@ -424,6 +427,8 @@ class InputKernel(Kernel):
                     "For N points with one column give X[:, None]."
                 )
         D = given[0].shape[-1]
+        if not D:
+            raise ValueError(f"{own}: the inputs have no columns, shape {given[0].shape}.")
         if given[-1].shape[-1] != D:
             raise ValueError(
                 f"{own}: X1 and X2 must have the same number of columns, got shapes "

@@ -14,6 +14,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 from numpyro.distributions.util import array_equiv, validate_sample
 
+from numpyro_sgp._checks import floating
 from numpyro_sgp.linalg import einsum, gauss_hermite
 
 _MAX_ITERATIONS = 200
@@ -368,9 +369,3 @@ def _moments(mean: Array, variance: Array, warp: TanhWarp, num_points: int):
     centre = einsum("s,s...->...", w, values)
     spread = einsum("s,s...->...", w, (values - centre) ** 2)
     return WarpedMoments(centre, spread, ((upper - lower) / 4) ** 2)
-
-
-def floating(value: ArrayLike) -> Array:
-    """``value`` as an array of floats: Python numbers and integers get the default type."""
-    value = jnp.asarray(value)
-    return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)

@@ -316,6 +316,12 @@ class EllipticalSlice(MCMCKernel):
                 f"{'is' if len(others) == 1 else 'are'} latent. Pass the data: "
                 "mcmc.run(key, X, y), not y=None."
             )
+        scaled = [name for name in others if trace[name].get("scale") is not None]
+        if scaled:
+            raise ValueError(
+                f"The prior of {scaled} is scaled (numpyro.handlers.scale, or a plate that "
+                "takes some rows), which is no N(0, I). Scale observed sites only."
+            )
         if others:
             raise ValueError(
                 f"EllipticalSlice samples whitened GP sites only, but {others} "

@@ -29,7 +29,8 @@ from numpyro_sgp.tracing.coupling import find_coupling
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.tracing.rows import sites_on_f
 
-FACTOR = "expected_log_likelihood"
+#: The factor that stands for all observed sites.
+EXPECTED = "expected_log_likelihood"
 _ALL_ROWS = "MCMC needs them all in each step"
 
 
@@ -55,8 +56,9 @@ def sparsify(
     model code, as in :class:`~numpyro_sgp.TraceGP_ELBO`.
 
     The new model has a site ``{site}_u_white`` of shape ``batch_shape + (M,)`` for v, and
-    the other latents as they are. Without its data (``y=None``) it draws each GP site
-    jointly from :math:`p(f(X) \mid u, \theta)`, so that
+    the other latents as they are. (Under a :func:`numpyro.handlers.scope` in the model its
+    prefix is there twice, as in names of NumPyro's reparametrisations.) Without its data
+    (``y=None``) it draws each GP site jointly from :math:`p(f(X) \mid u, \theta)`, so that
     :class:`numpyro.infer.Predictive` predicts at new inputs. With data, deterministic
     sites that depend on f are left out: f has no value there.
 
@@ -161,7 +163,7 @@ class _Sparsified:
         def expected(values):
             return self._expected_log_likelihood(replace.shapes, values, args, kwargs)
 
-        numpyro.factor(FACTOR, expected(replace.values))
+        numpyro.factor(EXPECTED, expected(replace.values))
 
     # ---- set-up -------------------------------------------------------------------
 

@@ -97,7 +97,9 @@ def whiten(model: Callable) -> Callable:
 
     :param model: a NumPyro model with GP sites.
     :return: a model with the same arguments; it has a latent site ``{site}_white`` for
-        each GP site, whose own value becomes deterministic.
+        each GP site, whose own value becomes deterministic. Under a
+        :func:`numpyro.handlers.scope` in the model its prefix is there twice, as in names
+        of NumPyro's reparametrisations.
     :raises ValueError: when run, if inputs are not finite, a GP site is inside a data
         plate or at the rows of a minibatch, or observations have another shape than their
         distribution.

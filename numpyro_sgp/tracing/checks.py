@@ -193,11 +193,16 @@ def _check_finite(name, site):
         )
     if not isinstance(value, np.ndarray):
         value = numbers(value, what)
-    masked = isinstance(messages.unwrap(site["fn"])[0], dist.MaskedDistribution)
-    known = not_jax_tracer(value) and hasattr(value, "dtype") and not masked
-    if known and value.size and jnp.issubdtype(value.dtype, jnp.floating):
-        nan = np.isnan(np.atleast_1d(np.asarray(value)))
-        refuse_missing(name, nan)
+    known = not_jax_tracer(value) and hasattr(value, "dtype")
+    if not known or not value.size or not jnp.issubdtype(value.dtype, jnp.floating):
+        return
+    nan = np.isnan(np.atleast_1d(np.asarray(value)))
+    if messages.is_masked(site["fn"]) and nan.any():
+        if not all(map(not_jax_tracer, jax.tree.leaves(site["fn"]))):
+            return
+        with jax.ensure_compile_time_eval():
+            nan = np.atleast_1d(np.asarray(messages.missing(site["fn"], value)))
+    refuse_missing(name, nan)
 
 
 def refuse_missing(name, nan) -> None:
@@ -243,7 +248,7 @@ def check_support(name, site) -> None:
     """
     fn, value = messages.innermost(site["fn"]), site["value"]
     own = inspect.getattr_static(type(fn), "support", None)
-    if fn.event_dim or type(own) is property or _is_masked(site["fn"]):
+    if fn.event_dim or type(own) is property or messages.is_masked(site["fn"]):
         return
     support = fn.support
     while hasattr(support, "base_constraint"):
@@ -283,14 +288,6 @@ def check_support(name, site) -> None:
             f"be ({told}), in {_places(np.atleast_1d(outside))}, as {first:g}. {from_zero} "
             "for other units, and for codes of missing values."
         )
-
-
-def _is_masked(fn) -> bool:
-    while not isinstance(fn, dist.MaskedDistribution):
-        if not isinstance(fn, dist.Independent | dist.ExpandedDistribution):
-            return False
-        fn = fn.base_dist
-    return True
 
 
 def check_imputed(trace) -> None:

@@ -147,6 +147,15 @@ def unmasked(fn):
     return jnp.ones(fn.batch_shape, bool)
 
 
+def is_masked(fn) -> bool:
+    """Whether a mask leaves out some of a distribution, in plates or around them."""
+    while not isinstance(fn, dist.MaskedDistribution):
+        if not isinstance(fn, dist.Independent | dist.ExpandedDistribution):
+            return False
+        fn = fn.base_dist
+    return True
+
+
 def missing(fn, value):
     """Which entries of its batch shape have a value of NaN that no mask leaves out."""
     if isinstance(fn, dist.MaskedDistribution):

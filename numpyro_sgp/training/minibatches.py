@@ -232,7 +232,9 @@ def _run(training, plan, checkpoints):
     def result(stopped=None):
         if stopped is None:
             stopped = "all steps done"
-            if training.step < plan.num_steps:
+            if training.step > plan.num_steps:
+                stopped = f"{training.step} steps were done before"
+            elif training.step < plan.num_steps:
                 stopped = f"no better held-out NLPD in {plan.patience} validations"
         return training.result(time.monotonic() - plan.started, stopped)
 
@@ -282,6 +284,8 @@ def _go(training, plan, save):
             for start, stop, block in blocks:
                 training.run(start, stop, block)
                 if validation and (stop % plan.every == 0 or stop == num_steps):
+                    if stop % plan.every:
+                        save()  # as a longer training would be here, which has no such one
                     training.validate()
                 bar.update(stop - start)
                 bar.set_postfix_str(training.summary(), refresh=False)

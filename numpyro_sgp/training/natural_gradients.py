@@ -138,6 +138,7 @@ def natural_gradients(
         )
 
     guide.take_natural_gradients(_largest(learning_rate))
+    others = optax.with_extra_args_support(others)
 
     def split(params):
         if params is None:
@@ -150,10 +151,10 @@ def natural_gradients(
         _, rest = split(params)
         return _State(jnp.zeros((), jnp.int32), others.init(rest))
 
-    def update(gradients, state, params=None):
+    def update(gradients, state, params=None, **given):
         by_site, rest = split(params)
         slopes = {name: gradients[name] for name in rest}
-        steps, other_state = others.update(slopes, state.others, rest)
+        steps, other_state = others.update(slopes, state.others, rest, **given)
         rate = learning_rate
         if callable(learning_rate):
             rate = jnp.clip(learning_rate(state.step), 0.0, 1.0)
@@ -161,7 +162,7 @@ def natural_gradients(
         steps = {**steps, **natural_update(by_site, params, gradients, rate)}
         return steps, _State(state.step + 1, other_state)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _largest(learning_rate) -> float:

@@ -571,7 +571,8 @@ def test_inducing_values_of_a_sparsified_model_have_its_plates():
 
     sparse = sgp.sparsify(model, sgp.SVGP(3))
     mcmc = short_run(HMC(sparse, num_steps=1, trajectory_length=None), X, jnp.ones(N))
-    data = to_arviz(mcmc)
+    with pytest.warns(UserWarning, match="there is no LOO"):
+        data = to_arviz(mcmc)
     assert dims(data) == {"f_u_white": ("chain", "draw", "functions", "f_u_white_dim_0")}
     assert dims(data) == dims(arviz_base.from_numpyro(mcmc))
     assert "observed_data" not in data  # hidden in a factor
@@ -583,3 +584,29 @@ def test_parameters_are_counted_without_upper_triangles_of_factors():
     assert _num_free("f_qu_sqrt", np.tril(np.ones((2, 4, 4)))) == 20
     assert _num_free("f_qu_sqrt", np.ones((3, 4))) == 12
     assert _num_free("f_qu_mu", np.eye(4)) == 16
+
+
+def test_white_values_under_a_scope_are_left_out():
+    """Their names have its prefix twice."""
+
+    def model(X, y=None):
+        with handlers.scope(prefix="a"):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    kernel = HMC(sgp.whiten(model), num_steps=1, trajectory_length=None)
+    mcmc = short_run(kernel, jnp.arange(4.0)[:, None], jnp.ones(4))
+    assert set(to_arviz(mcmc)["posterior"].data_vars) == {"a.f"}
+
+
+def test_a_sampler_without_a_model_is_told():
+    kernel = HMC(
+        potential_fn=lambda z: 0.5 * jnp.sum(z["x"] ** 2),
+        num_steps=1,
+        trajectory_length=None,
+    )
+    mcmc = MCMC(kernel, num_warmup=1, num_samples=2, progress_bar=False)
+    mcmc.run(jax.random.key(0), init_params={"x": jnp.zeros(2)})
+    with pytest.raises(ValueError, match="has no model"):
+        to_arviz(mcmc)

@@ -14,7 +14,7 @@ from scipy.stats import truncnorm
 import numpyro_sgp as sgp
 from numpyro_sgp.distributions.gamma_tails import log_gammainc, log_gammaincc
 from numpyro_sgp.distributions.tails import _log1mexp, tails
-from numpyro_sgp.distributions.truncated import with_digits
+from numpyro_sgp.distributions.truncated import moments, with_digits
 from numpyro_sgp.predictive import cumulative
 from tests.helpers import slow
 
@@ -629,3 +629,23 @@ def test_parts_of_a_mixture_may_be_of_one_number():
     y = np.array([0.3, -1.0, 2.0])
     expected = 0.9 * stats.norm.cdf(y, means, 0.2) + 0.1 * stats.norm.cdf(y, 0.0, 5.0)
     np.testing.assert_allclose(cumulative.cdf(fn, y), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("width", [None, 0.5, 3.0])
+@pytest.mark.parametrize("low", [0.5, 1.5, 6.0, 9.0, 11.9, 50.0])
+def test_moments_in_float32_have_digits_at_each_distance_of_the_limit(low, width):
+    """Variances were differences of large numbers: 6 % off, at 11.9 scales."""
+    with jax.enable_x64(False):
+        ends = {"low": jnp.asarray(low)}
+        if width is not None:
+            ends["high"] = jnp.asarray(low + width)
+        mean, variance = moments(dist.TruncatedNormal(0.0, 1.0, **ends))
+    assert variance.dtype == jnp.float32
+    t = np.linspace(0.0, min(width or np.inf, 60.0 / low), 400_001)
+    weights = np.exp(-low * t - t**2 / 2)
+    weights[[0, -1]] /= 2.0
+    weights /= weights.sum()
+    away = weights @ t
+    expected = weights @ (t - away) ** 2
+    np.testing.assert_allclose(variance, expected, rtol=1e-5)
+    np.testing.assert_allclose(mean, low + away, rtol=1e-6)

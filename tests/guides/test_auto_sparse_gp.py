@@ -87,6 +87,27 @@ def test_median_and_quantiles_are_those_of_the_parts(counts):
     assert_allclose(guide.median(result.params)["f"], median["f"])
 
 
+def test_levels_of_other_latents_have_the_axes_of_the_levels():
+    """NumPyro's `AutoNormal` has one axis of levels whatever they are."""
+
+    def model(X, y=None):
+        scales = numpyro.sample("scales", dist.LogNormal(0.0, 0.3).expand([2]).to_event(1))
+        kernel = sgp.kernels.RBF(scales[0], scales[1])
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    X = jnp.linspace(0.0, 1.0, 5)[:, None]
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3), base_guide=AutoNormal)
+    guide.setup(X, jnp.ones(5))
+    params = dict(guide.known().starts)
+    for levels in (0.5, [0.1, 0.5]):
+        found = guide.quantiles(params, levels, X)
+        shape = np.shape(levels)
+        assert found["scales"].shape == (*shape, 2) and found["f"].shape == (*shape, 5)
+    median = guide.median(params, X)["scales"]
+    assert_allclose(found["scales"][1], median, rtol=1e-6)
+
+
 @pytest.mark.parametrize("levels", [[1.5], [0.5, -1.0], 1.5, "a", ["a"], [np.nan], None])
 def test_quantiles_of_what_is_no_level_are_refused(counts, levels):
     X, _, guide, result = counts

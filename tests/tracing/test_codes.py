@@ -7,6 +7,8 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
+from numpyro import handlers
+from numpyro.infer.util import log_density
 
 import numpyro_sgp as sgp
 from numpyro_sgp.guides.checks import checked_trace
@@ -168,6 +170,28 @@ def test_missing_entries_of_outputs_are_counted_by_entry():
     Y[1, 7] = np.nan
     with pytest.raises(ValueError, match=r"NaN in 1 entries \(first: \(1, 7\)\)"):
         checked_trace(model, (X, Y), {})
+
+
+@pytest.mark.parametrize("rows_only", [True, False])
+def test_missing_entries_that_a_mask_leaves_out_in_plates(rows_only):
+    """A mask of rows was not seen behind the plate of the outputs."""
+
+    def model(X, Y=None, seen=True):
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        with numpyro.plate("out", 2, dim=-2), numpyro.plate("data", 12, dim=-1):
+            with handlers.mask(mask=seen):
+                numpyro.sample("Y", dist.Normal(f, 0.1), obs=Y)
+
+    Y = np.ones((2, 12))
+    Y[:, 2] = np.nan
+    seen = ~np.isnan(Y[0]) if rows_only else ~np.isnan(Y)
+    assert np.isfinite(
+        log_density(sgp.whiten(model), (X, Y, seen), {}, {"f_white": np.zeros(12)})[0]
+    )
+    checked_trace(model, (X, Y, seen), {})
+    Y[0, 3] = np.nan
+    with pytest.raises(ValueError, match=r"NaN in 1 entries \(first: \(0, 3\)\)"):
+        checked_trace(model, (X, Y, seen), {})
 
 
 def test_functions_by_sample_shape_are_refused():

@@ -380,6 +380,22 @@ def test_a_longer_training_goes_on_from_a_shorter(plain, data, tmp_path):
     assert_same(fit(plain, batches, 30, checkpoint=folder), fit(plain, batches, 30))
 
 
+@pytest.mark.slow
+def test_a_longer_training_has_the_validations_of_a_straight_one(svi, data, tmp_path):
+    """That at the end of the shorter one stayed, and could be the best."""
+    options = {"validation": (data[0][:9], -data[1][:9]), "every": 6, "patience": 2}
+    short = fit(svi, data, 8, checkpoint=tmp_path, **options)
+    assert_array_equal(short.nlpd_steps, [6, 8])
+    assert_same(fit(svi, data, 8, checkpoint=tmp_path, **options), short)
+    straight = fit(svi, data, 20, **options)
+    assert_same(fit(svi, data, 20, checkpoint=tmp_path, **options), straight)
+
+
+def test_a_shorter_training_says_that_more_steps_were_done(plain, data, tmp_path):
+    fit(plain, data, 9, checkpoint=tmp_path)
+    assert fit(plain, data, 5, checkpoint=tmp_path).stopped == "9 steps were done before"
+
+
 def test_a_broken_checkpoint_is_replaced_and_no_good_one_is_lost(plain, data, tmp_path):
     fit(plain, data, 30, checkpoint=tmp_path, save_every=0.0)
     older, newer = sorted(tmp_path.glob("*.npz"))

@@ -196,3 +196,12 @@ def test_bad_input_is_told():
         svi, _ = make(gaussian_model, option, 0.5)
         with pytest.raises(ValueError, match=what):
             svi.init(KEY, X, y)
+
+
+def test_optimisers_that_ask_for_the_loss():
+    X, y = regression_data(12)
+    guide = sgp.AutoSparseGP(gaussian_model, sgp.SVGP(3))
+    others = optax.chain(optax.adam(0.01), optax.contrib.reduce_on_plateau(patience=2))
+    optimiser = sgp.natural_gradients(guide, 0.5, others)
+    svi = SVI(gaussian_model, guide, optimiser, sgp.TraceGP_ELBO())
+    assert np.isfinite(svi.run(KEY, 3, X, y, progress_bar=False).losses).all()
