@@ -72,16 +72,18 @@ def vanished(guide, params: dict, args: tuple, kwargs: dict) -> dict[str, float]
     if not others:
         return {}
     names = frozenset().union(*others.values())
-    first = {k: v for k, v in at_points(guide, guide.known().starts).items() if k in names}
+    starts = guide.known().starts
+    first = {k: v for k, v in at_points(guide, starts).items() if k in names}
 
     def looked_at(args, kwargs, values):
         where = guide.model, args, kwargs
         trace = messages.trace_of(*where, data=values, at_site=messages.at_prior_mean)
         priors = {name: trace[name]["fn"] for name in others}
-        return {name: _moments(fn, values[name]) for name, fn in priors.items()}
+        return {name: _moments(fn, now[name]) for name, fn in priors.items()}
 
-    known = on_data(looked_at, args, kwargs, now)
-    before = on_data(looked_at, args, kwargs, {**now, **first})
+    # With parameters of the model, as LocScaleReparam has them.
+    known = on_data(looked_at, args, kwargs, {**params, **now})
+    before = on_data(looked_at, args, kwargs, {**params, **starts, **now, **first})
     left = {name: _left(now[name], known[name], before[name]) for name in others}
     return {name: share for name, share in left.items() if share is not None}
 

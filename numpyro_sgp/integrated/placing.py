@@ -156,6 +156,19 @@ class Placed(Messenger):
             )
 
 
+class ShownResponses(Messenger):
+    """Zeros at responses that have no value."""
+
+    def __init__(self, fn, responses):
+        self.responses = responses
+        super().__init__(fn)
+
+    def process_message(self, msg):
+        is_open = msg["type"] == "sample" and msg["value"] is None
+        if is_open and msg["name"] in self.responses:
+            msg["value"] = messages.zeros_like(msg["fn"])
+
+
 class AtValues(Messenger):
     """
     Puts hyperparameters and all other latents at known values.
@@ -253,7 +266,9 @@ def new_arguments(field, known: tuple, args: tuple, kwargs: dict) -> tuple[tuple
     check_codes(model, args, kwargs)
 
     def look():
-        trace = messages.trace_of(model, args, kwargs, at_site=messages.at_prior_mean)
+        # Responses are not drawn: a distribution of one's own may have no sample.
+        shown = ShownResponses(model, field.responses)
+        trace = messages.trace_of(shown, args, kwargs, at_site=messages.at_prior_mean)
         for name, site in trace.items():
             if messages.is_latent_gp(site):
                 prior = messages.unwrap(site["fn"])[0]

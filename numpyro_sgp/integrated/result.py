@@ -40,6 +40,7 @@ from numpyro_sgp.integrated.units_of_data import few_rows_do
 from numpyro_sgp.integrated.views import Shown
 from numpyro_sgp.plots import plot_posterior
 from numpyro_sgp.predictive import Prediction, Predictions
+from numpyro_sgp.predictive.predictions import with_reasons
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,8 +69,7 @@ class Nested:
 
     .. doctest::
 
-        >>> import jax
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
         >>> import numpyro_sgp as sgp
         >>> def model(X, y=None):
         ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -233,14 +233,15 @@ class Nested:
             if name in self.field.effects:
                 continue
             values = q.quantile(levels) if levels else np.zeros((0, *q.mean.shape))
-            mean, sd, at = map(jnp.asarray, (q.mean, q.sd, values))
-            found[name] = Prediction(mean, sd, at, levels, None, axes[name])
+            shown = map(jnp.asarray, (q.mean, q.sd, values))
+            found[name] = Prediction(*shown, levels, None, axes[name])
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         check_key(rng_key)
         free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
         values |= {k: matched(v, known[k]) for k, v in values.items() if k in known}
         found |= predicted(self.field, free, values, args, kwargs, levels, rng_key)
-        return Predictions(found)
+        absent = [name for name in self.field.responses if name not in found]
+        return with_reasons(self.guide, found, absent)
 
     def log_score(
         self, *args, rng_key: Array | None = None, num_draws: int = 2048, **kwargs
@@ -472,8 +473,6 @@ class Nested:
         fitted.more = {self.kind: packed(self.field, self.nodes)}
         return fitted
 
-    # ---- shown ----------------------------------------------------------------------
-
     def _arguments(self, args, kwargs):
         own = self.args, self.kwargs
         return arguments_at(self.field, own, self.examples, args, kwargs)
@@ -481,8 +480,8 @@ class Nested:
     def _parts(self) -> str:
         """What the field is made of, and how many numbers of it each has."""
         field = self.field
-        parts = field.gp_sizes() | {k: int(np.prod(field.shapes[k])) for k in field.effects}
-        return ", ".join(f"{name} ({size})" for name, size in parts.items())
+        sizes = field.gp_sizes() | {k: int(np.prod(field.shapes[k])) for k in field.effects}
+        return ", ".join(f"{name} ({size})" for name, size in sizes.items())
 
     def __repr__(self):
         nodes, field = self.nodes, self.field

@@ -250,10 +250,10 @@ def _predict(guide, params, args, kwargs, rng_key, options, *more):
     means = [p.mean for p in found.values() if p.mean is not None]
     if not all(np.isfinite(mean).all() for mean in means if not_jax_tracer(mean)):
         guide.posterior(params, *args, **kwargs)  # which says why, if it is f
-    return _with_reasons(guide, found, absent)
+    return with_reasons(guide, found, absent)
 
 
-def _with_reasons(guide, found, absent) -> Predictions:
+def with_reasons(guide, found, absent) -> Predictions:
     """Predictions that say why others are not there; with a warning but for black boxes."""
     predictions = Predictions(found)
     predictions.left_out = {}

@@ -6,6 +6,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.handlers import reparam
+from numpyro.infer.reparam import LocScaleReparam
 
 import numpyro_sgp as sgp
 from numpyro_sgp.fitting.hierarchies import tied, vanished
@@ -59,6 +61,22 @@ def test_effects_at_their_mean_with_no_scale_are_told(guide, tau, spread, is_not
     found = vanished(guide, params, (X, GROUP, Y), {})
     assert set(found) == ({"b"} if is_nothing else set())
     assert all(share < 1e-7 for share in found.values())
+
+
+def test_effects_of_a_learned_centring_are_told_too():
+    """Which is a parameter of the model, of which the start was taken for its value."""
+    free = reparam(model, config={"b": LocScaleReparam()})
+    guide = sgp.AutoSparseGP(free, sgp.SVGP(5))
+    guide.setup(X, GROUP, Y)
+    values = {"tau": 1e-8, "middle": 0.3, "b_decentered": jnp.full(G, 0.3)}
+    params = guide.known().starts | {
+        f"{k}_auto_loc": jnp.asarray(v) for k, v in values.items()
+    }
+    assert set(
+        vanished(guide, params | {"b_centered": jnp.ones(())}, (X, GROUP, Y), {})
+    ) == {"b_decentered"}
+    params["b_decentered_auto_loc"] = jnp.asarray(RNG.normal(size=G))
+    assert not vanished(guide, params | {"b_centered": jnp.zeros(())}, (X, GROUP, Y), {})
 
 
 def test_effects_of_a_fixed_scale_are_left_alone():

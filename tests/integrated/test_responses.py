@@ -216,3 +216,33 @@ def test_rows_are_looked_at_anew_where_whole_numbers_are_no_longer_alike(first):
     f = fitted.posterior(new, several)["f"]
     expected = np.exp(f.mean + 0.5 * f.variance) * several / several.mean()
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+class _Undrawn(dist.Distribution):
+    """With no sample, as the tutorial has it."""
+
+    arg_constraints = {"loc": dist.constraints.real}
+    support = dist.constraints.real
+
+    def __init__(self, loc, *, validate_args=None):
+        self.loc = loc
+        super().__init__(jnp.shape(loc), (), validate_args=validate_args)
+
+    def log_prob(self, value):
+        return dist.Normal(self.loc, 0.3).log_prob(value)
+
+
+def test_likelihoods_that_cannot_be_drawn_need_not_be():
+    """An empty NotImplementedError, for posteriors of f at new inputs."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", _Undrawn(f), obs=y)
+
+    X = np.linspace(0.0, 3.0, 8)[:, None]
+    found = sgp.nested(model, sgp.SVGP(4), (X, np.sin(X[:, 0])), progress_bar=False)
+    assert found.posterior(X[:3])["f"].mean.shape == (3,)
+    assert found.sample(jax.random.key(0), X[:3])["f"].shape == (3,)
+    with pytest.warns(UserWarning, match="Response 'y' is not predicted"):
+        assert set(found.predict(X[:3])) == {"f"}
