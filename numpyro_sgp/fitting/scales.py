@@ -42,7 +42,10 @@ class Scales:
         self._rng = np.random.default_rng((seed, 3))
         names = [name for name in problem.free if name not in problem.guide.roles()]
         #: What lengthscales are made of, by parameter.
-        self._fed = lengthscales_of(problem, names)
+        self._fed = self._find(names)
+
+    def _find(self, names: list[str]) -> dict:
+        return lengthscales_of(self._problem, names)
 
     def moves(self) -> Iterator[Callable[[dict, Limits], int]]:
         """
@@ -58,7 +61,10 @@ class Scales:
                 yield partial(self._begin, names=names, factor=factor)
 
     def _begin(self, free: dict, limits: Limits, names: list[str], factor: float) -> int:
-        moved = self._with_factor(free, names, factor)
+        return self._from(self._with_factor(free, names, factor), names, limits)
+
+    def _from(self, moved: dict, names: list[str], limits: Limits) -> int:
+        """Begins at parameters of which some are held at first; the iterations of that."""
         with suppress(Exception):  # of a kernel's own code, or of few distinct rows
             where = self._problem, moved, self._rng, 1.0
             moved = without_leaks(with_explained_points, *where) or moved

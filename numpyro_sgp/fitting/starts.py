@@ -233,12 +233,17 @@ def newton(slope, change, number: int):
         return slope * np.mean(change) * number / np.sum(slope**2)
 
 
-def lengthscales_of(problem, names) -> dict:
+def lengthscales_of(problem, names, kernels=None, length=None) -> dict:
     """
     Parameters that lengthscales are made of, and nothing else: the lengthscale, the
     standard deviations of the columns that it is of, and, unless it is the parameter
     itself, the slope of the sum of its logs by the unconstrained parameter.
+
+    :param kernels: from a kernel to those that it is made of and that have one;
+        :func:`scaled_kernels` if None.
+    :param length: from such a one to what it has; :func:`length_of` if None.
     """
+    kernels, length = kernels or scaled_kernels, length or length_of
     guide, params, places = problem.guide, problem.params, {}
     trace = getattr(guide.known(), "trace", {})
     at_setup = {k: jnp.shape(s["value"]) for k, s in trace.items() if s["type"] == "sample"}
@@ -248,9 +253,9 @@ def lengthscales_of(problem, names) -> dict:
 
         def at_site(site):
             prior = messages.unwrap(site["fn"])[0]
-            for i, kernel in enumerate(scaled_kernels(prior.kernel)):
+            for i, kernel in enumerate(kernels(prior.kernel)):
                 label = f"{site['name']} {i}"
-                seen[label], places[label] = length_of(kernel), (site["name"], kernel)
+                seen[label], places[label] = length(kernel), (site["name"], kernel)
             return messages.at_prior_mean(site)
 
         for name, value in guide.others_at(data, args, kwargs).items():
@@ -315,6 +320,12 @@ def scaled_kernels(kernel) -> list[Stationary | Linear]:
     )
     kinds, others = Stationary | Linear, Periodic | Polynomial
     return [k for k in leaves if isinstance(k, kinds) and not isinstance(k, others)]
+
+
+def periodic_kernels(kernel) -> list[Periodic]:
+    """The periodic kernels that one is made of."""
+    leaves = jax.tree.leaves(kernel, is_leaf=lambda part: isinstance(part, Periodic))
+    return [part for part in leaves if isinstance(part, Periodic)]
 
 
 def length_of(kernel):

@@ -3,12 +3,14 @@
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import jax
 import numpy as np
 from numpyro.infer.svi import SVIState
 
 from numpyro_sgp._programs import without_leaks
+from numpyro_sgp.fitting.periods import Periods
 from numpyro_sgp.fitting.progress import (
     AT_EDGE,
     CONVERGED,
@@ -140,7 +142,8 @@ def train_whole(
     until = descent.work + max(
         descent.work - began, elsewhere / problem.work(problem.num_rows)
     )
-    for begin in Scales(problem, descent, seed).moves():
+    elsewhere_from = (kind(problem, descent, seed).moves() for kind in (Periods, Scales))
+    for begin in chain.from_iterable(elsewhere_from):
         limited = limited or bool(limits.reached(0))
         if limited or descent.work >= until:
             break

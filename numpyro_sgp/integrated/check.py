@@ -154,7 +154,15 @@ def _of_points(profile, points, chosen, args, kwargs):
     low, high = min(found), max(found)
     number = larger.size - larger.num_effects
     told = f"{low:.2g} to {high:.2g} are gained with {number} at {len(found)} nodes"
-    mend = "use more inducing points" if high > 1.0 or high - low > ENOUGH_NATS else ""
+    mend = ""
+    if high - low > ENOUGH_NATS:  # half a nat may halve the sd of one
+        told += (
+            "; hyperparameters lean to where less is lost, by this difference in their log "
+            "density"
+        )
+        mend = "use more inducing points, or VGP(), and see whether summary() changes"
+    elif high > 1.0:
+        mend = "use more inducing points"
     return Cause(name, max(high, 0.0), told=told, mend=mend)
 
 

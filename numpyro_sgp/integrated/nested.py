@@ -30,7 +30,11 @@ from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.result import Nested
 from numpyro_sgp.integrated.row_parts import choose_layout
 from numpyro_sgp.integrated.search import Search
-from numpyro_sgp.integrated.starts import lengthscale_slopes, starting_hyperparameters
+from numpyro_sgp.integrated.starts import (
+    lengthscale_slopes,
+    other_periods,
+    starting_hyperparameters,
+)
 from numpyro_sgp.training.checks import check_keywords
 
 
@@ -157,7 +161,8 @@ def nested(
             bar.update()
 
         slopes = functools.partial(lengthscale_slopes, field, args, kwargs)
-        nodes = Search(profile, max_nodes, until, progress).nodes(starts, slopes)
+        periods = other_periods(field, args, kwargs, starts[0])
+        nodes = Search(profile, max_nodes, until, progress).nodes(starts, slopes, periods)
     if message := nodes.warning():
         warnings.warn(message, UserWarning, stacklevel=3)  # one is of the lock
     took = time.monotonic() - started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,12 +91,18 @@ class Search:
 
     # ---- the mode -------------------------------------------------------------------
 
-    def mode(self, starts: np.ndarray, slopes: Slopes | None = None) -> Node:
+    def mode(
+        self,
+        starts: np.ndarray,
+        slopes: Slopes | None = None,
+        periods: Sequence[tuple[np.ndarray, np.ndarray]] = (),
+    ) -> Node:
         """
-        The highest of what is uphill of the best of some starts, and then of other
-        lengthscales with all else where it suits these.
+        The highest of what is uphill of the best of some starts, and then of other periods
+        and lengthscales with all else where it suits these.
 
         :param slopes: derivatives of log lengthscales, see :meth:`nodes`.
+        :param periods: see :meth:`nodes`.
         :raises ValueError: if no start has a finite density.
         """
         q = self.profile.start()
@@ -116,6 +122,8 @@ class Search:
         for start in finite[1:_CLIMBED]:
             if self.until is None or time.monotonic() < self.until:
                 ends.append(self._uphill(start))
+        for others, held in periods:
+            ends += self._climbed(others, held)
         best = max(ends, key=lambda node: node.value)
         if slopes is not None and best.free.size > 1:
             ends += self._other_scales(best, np.atleast_2d(slopes(best.free)))
@@ -123,6 +131,23 @@ class Search:
         self._ends = [(end.free, best.value - end.value) for end in ends]
         moved = self.profile.choose_points(best)
         return best if moved is None else self._uphill(moved)
+
+    def _climbed(self, starts: np.ndarray, held: np.ndarray) -> list[Node]:
+        """
+        What is uphill of the best of some starts.
+
+        :param held: which coordinates stay at first.
+        """
+        tried = []
+        for start in starts:
+            if self.until is not None and time.monotonic() > self.until:
+                return []
+            tried.append(self.profile(start, self.profile.start())[0])
+        tried = [node for node in tried if np.isfinite(node.value)]
+        tried.sort(key=lambda node: -node.value)
+        return [
+            self._uphill(self._ascent(node, _FAR, held)[0]) for node in tried[:_CLIMBED]
+        ]
 
     def _other_scales(self, best: Node, slopes: np.ndarray) -> list[Node]:
         """
@@ -263,14 +288,21 @@ class Search:
 
     # ---- nodes ----------------------------------------------------------------------
 
-    def nodes(self, starts: np.ndarray, slopes: Slopes | None = None) -> Nodes:
+    def nodes(
+        self,
+        starts: np.ndarray,
+        slopes: Slopes | None = None,
+        periods: Sequence[tuple[np.ndarray, np.ndarray]] = (),
+    ) -> Nodes:
         """
         Mode, axes and nodes.
 
         :param slopes: from hyperparameters to derivatives of log lengthscales by them,
             ``(kernels, p)``.
+        :param periods: of each kernel whose period is open hyperparameters with other
+            periods, ``(K, p)``, and which of these a period is made of, ``(p,)``.
         """
-        mode = self.mode(starts, slopes)
+        mode = self.mode(starts, slopes, periods)
         dim = len(mode.free)
         axes = self.axes(mode) if dim else np.eye(0)
         astray = self._on_slope(mode, axes) if dim else ""

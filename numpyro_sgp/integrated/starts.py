@@ -6,13 +6,16 @@ import numpy as np
 from jax import Array
 from numpyro.distributions import biject_to
 
+from numpyro_sgp._checks import deviations
 from numpyro_sgp._programs import join_static, on_data, shared, split_static
-from numpyro_sgp.fitting.starts import length_of, scaled_kernels
+from numpyro_sgp.fitting.periods import over_waves
+from numpyro_sgp.fitting.starts import length_of, periodic_kernels, scaled_kernels
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.tracing import messages
 
 _STARTS, _OF_FEW = 8, 16  # and of one or two hyperparameters
 _DRAWS = 15, 255  # and of one, whose quantiles are even
+_NEWTON = 8  # steps to a period, of which there is need of one where it is exp
 
 
 def starting_hyperparameters(field: Field, rng_key: Array, args, kwargs) -> np.ndarray:
@@ -66,3 +69,53 @@ def lengthscale_slopes(field: Field, args, kwargs, free: np.ndarray) -> np.ndarr
         return jax.jacobian(logs)(free, args, kwargs)
 
     return np.asarray(on_data(slopes, args, kwargs, jnp.asarray(free, field.dtype)), float)
+
+
+def other_periods(
+    field: Field, args, kwargs, free: np.ndarray
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """
+    Of each periodic kernel whose period is not known: hyperparameters with others, of half
+    a wave over all inputs, one and so on, ``(K, p)``, and which of them it is made of.
+
+    :param free: unconstrained hyperparameters to begin from.
+    """
+    widths = []
+
+    def logs(free, args, kwargs):
+        found = []
+        widths.clear()
+        for name, kernel in field.kernels_at(free, args, kwargs).items():
+            for part in periodic_kernels(kernel):
+                X, dims = np.asarray(field.sites[name].X), part.active_dims
+                X = X if dims is None else X[:, dims]
+                widths.append((len(X), np.sqrt(12.0) * np.max(deviations(X))))
+                found.append(jnp.mean(jnp.log(part.period)))
+        return jnp.stack(found) if found else jnp.zeros(0)
+
+    def slopes(args, kwargs, free):
+        return jax.jacobian(logs)(free, args, kwargs)
+
+    def reached(args, kwargs, free, which, targets):
+        def one(target):
+            def step(_, free):
+                value, pull = jax.vjp(lambda free: logs(free, args, kwargs)[which], free)
+                (slope,) = pull(jnp.ones_like(value))
+                return free + slope * (target - value) / jnp.sum(slope**2)
+
+            return jax.lax.fori_loop(0, _NEWTON, step, free)
+
+        return jax.lax.map(one, targets)
+
+    at = jnp.asarray(free, field.dtype)
+    if not at.size:
+        return []
+    out = []
+    for which, slope in enumerate(np.asarray(on_data(slopes, args, kwargs, at))):
+        if not np.any(slope):
+            continue
+        targets = jnp.asarray(np.log(over_waves(*widths[which])), field.dtype)
+        more = at, jnp.asarray(which), targets
+        found = np.asarray(on_data(reached, args, kwargs, *more), float)
+        out.append((found[np.all(np.isfinite(found), axis=1)], slope != 0.0))
+    return out

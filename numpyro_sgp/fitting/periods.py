@@ -1,0 +1,73 @@
+"""
+Trainings from other periods, where these are parameters.
+
+The bound as a function of a period has an optimum at every one of which the data have some
+waves, and at whole multiples of the right one, each as narrow as a wave more or less over
+all inputs: no slope leads from one to another. So they are looked at one by one, with all
+else as it was at the start.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+
+from numpyro_sgp.fitting.progress import Limits
+from numpyro_sgp.fitting.scales import Scales
+from numpyro_sgp.fitting.starts import lengthscales_of, periodic_kernels
+
+_MOST = 200  # periods that are looked at, two for each wave over all inputs
+_TRAINED = 4  # of the best of them
+
+
+def over_waves(num_rows: int, width: float) -> np.ndarray:
+    """
+    Periods with half a wave over all inputs, one, and so on.
+
+    :param width: from the first input to the last.
+    """
+    return 2.0 * width / np.arange(1, min(num_rows, _MOST) + 1)
+
+
+class Periods(Scales):
+    """
+    Places to train from with other periods: those of which the bound is highest with all
+    else as at the start. See :class:`~numpyro_sgp.fitting.scales.Scales`.
+    """
+
+    def _find(self, names: list[str]) -> dict:
+        return lengthscales_of(
+            self._problem, names, periodic_kernels, lambda kernel: kernel.period
+        )
+
+    def moves(self) -> Iterator[Callable[[dict, Limits], int]]:
+        """See :meth:`Scales.moves`."""
+        for name in self._fed:
+            ranked: list[dict] = []
+            for rank in range(_TRAINED):
+                yield partial(self._at_rank, name=name, ranked=ranked, rank=rank)
+
+    def _at_rank(self, free, limits, name, ranked, rank) -> int:
+        if not rank:
+            ranked += self._looked_at(free, name, limits)[:_TRAINED]
+        if rank >= len(ranked):
+            raise ValueError("There are no more periods.")
+        return self._from(ranked[rank], [name], limits)
+
+    def _looked_at(self, free: dict, name: str, limits: Limits) -> list[dict]:
+        """Parameters with each of some periods, the best ones first."""
+        before, sd, _ = self._fed[name]
+        # As at the start, but for other periods, which are better now.
+        base = {**self._problem.free, **{k: free[k] for k in self._fed if k != name}}
+        descent, found = self._descent, []
+        width = np.sqrt(12.0) * np.max(sd)  # of even inputs
+        for period in over_waves(self._problem.num_rows, width):
+            if limits.reached(0):
+                break
+            moved = self._with_factor(base, [name], period / np.mean(before))
+            with suppress(ValueError):  # no finite bound there
+                descent.start_at(moved)
+                found.append((descent.loss, moved))
+        order = np.argsort([loss for loss, _ in found], kind="stable")
+        return [found[i][1] for i in order]

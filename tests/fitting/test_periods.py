@@ -1,0 +1,92 @@
+"""Periods that are not known: of each number of waves there is an optimum."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.optimize import minimize
+
+import numpyro_sgp as sgp
+from tests.helpers import slow
+
+PERIOD, N = 3.7, 120
+RNG = np.random.default_rng(501)
+X = np.sort(RNG.uniform(0.0, 20.0, N))[:, None]
+WAVES = np.sin(2 * np.pi * X[:, 0] / PERIOD) + 0.5 * np.cos(4 * np.pi * X[:, 0] / PERIOD)
+Y = WAVES + 0.3 * RNG.normal(size=N)
+
+
+def model(X, y=None, trend=False):
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    period = numpyro.sample("period", dist.LogNormal(0.0, 1.0))
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+    kernel = sgp.kernels.Periodic(variance, lengthscale, period)
+    f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+    if trend:
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        f = f + slope * X[:, 0]
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def dense_mode():
+    """The log joint density at its best near the right period, and that, densely."""
+
+    def loss(theta):
+        v, ls, p, s = np.exp(theta)
+        K = v * np.exp(-2.0 * np.sin(np.pi * (X - X.T) / p) ** 2 / ls**2)
+        L = np.linalg.cholesky(K + s**2 * np.eye(N))
+        z = np.linalg.solve(L, Y)
+        value = 0.5 * z @ z + np.log(np.diag(L)).sum() + 0.5 * N * np.log(2 * np.pi)
+        means = np.array([0.0, 0.0, 0.0, -1.0])
+        prior = 0.5 * (theta - means) ** 2 + theta + 0.5 * np.log(2 * np.pi)
+        return value + prior.sum()
+
+    start = np.log([1.0, 1.0, PERIOD, 0.3])
+    found = minimize(loss, start, method="L-BFGS-B")
+    return -found.fun, np.exp(found.x[2])
+
+
+@pytest.mark.parametrize(
+    ("key", "double"), [(0, False), slow(2, False), slow(4, True), slow(1, True)]
+)
+def test_a_fit_finds_the_period(key, double):
+    """It ended at .23, at twice and at five times the period, once "converged"."""
+    best, period = dense_mode()
+    with jax.enable_x64(double):
+        fitted = sgp.fit(
+            model, sgp.SVGP(20), (X, Y), jax.random.key(key), progress_bar=False
+        )
+    assert abs(fitted.bound - best) < 0.1  # the tolerance of fit; 20 points lose .001
+    assert abs(fitted.params["period_auto_loc"] - period) < 1e-2
+
+
+@pytest.mark.slow
+def test_so_does_one_gaussian_over_f_and_effects():
+    data = X, Y + 0.3 * X[:, 0]
+    fitted = sgp.fit(model, sgp.SVGP(20), data, trend=True, joint=True, progress_bar=False)
+    assert abs(fitted.hyperparameters["period"][0] - PERIOD) < 0.05
+    assert abs(fitted.posterior(X, trend=True)["slope"].mean - 0.3) < 0.05
+
+
+@pytest.mark.slow
+def test_nested_integrates_about_the_right_one():
+    """It had 1.84 with an sd of .04, and a log evidence 93 nats below."""
+    with jax.enable_x64(False):
+        found = sgp.nested(model, sgp.SVGP(20), (X, Y), progress_bar=False)
+    table = found.summary().loc["period"]
+    assert abs(table["mean"] - PERIOD) < 3 * table["sd"] < 0.1
+    assert not found.nodes.stopped
+
+
+def test_known_periods_are_left_alone():
+    from numpyro_sgp.fitting.periods import over_waves
+    from numpyro_sgp.fitting.starts import periodic_kernels
+
+    kernel = sgp.kernels.RBF() + 2.0 * sgp.kernels.Periodic(period=jnp.float32(2.0))
+    assert [k.period for k in periodic_kernels(kernel)] == [2.0]
+    np.testing.assert_allclose(over_waves(4, 3.0), [6.0, 3.0, 2.0, 1.5])
+    assert len(over_waves(10_000, 3.0)) == 200
