@@ -233,8 +233,8 @@ class Nested:
             if name in self.field.effects:
                 continue
             values = q.quantile(levels) if levels else np.zeros((0, *q.mean.shape))
-            shown = map(jnp.asarray, (q.mean, q.sd, values))
-            found[name] = Prediction(*shown, levels, None, axes[name])
+            mean, sd, at = map(jnp.asarray, (q.mean, q.sd, values))
+            found[name] = Prediction(mean, sd, at, levels, None, axes[name])
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         check_key(rng_key)
         free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
