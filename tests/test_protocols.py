@@ -512,8 +512,10 @@ def is_refused(name, check):
 VARIANTS = (
     "GaussianProcess, batch",
     "CollapsedSVGP",
+    "CollapsedSOLVEGP",
     "CollapsedODVGP",
     "CollapsedCG",
+    "InverseFreePosterior",
     "SparsePosterior, decoupled",
     "SparsePosterior, coupled",
     "SparsePosterior, mixture",

@@ -12,6 +12,7 @@ from numpy.testing import assert_array_equal
 import numpyro_sgp as sgp
 from numpyro_sgp.distributions.arguments import columns_in
 from numpyro_sgp.fitting.problem import as_plain_arrays
+from tests.helpers import slow
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame(RNG.uniform(0.0, 4.0, (20, 2)), columns=["a", "b"])
@@ -28,7 +29,7 @@ def by_name(X, y=None):
     model(X[["a", "b"]], y)
 
 
-@pytest.fixture(scope="module", params=["fit", "nested"])
+@pytest.fixture(scope="module", params=["fit", slow("nested")])
 def results(request, tmp_path_factory):
     """A result, and the same from a file."""
     options = {"steps": 5} if request.param == "fit" else {}

@@ -206,6 +206,7 @@ def test_auto_chooses_the_number_by_the_gaussian():
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_first_training_keeps_what_it_found(gaussian):
     def train(guide, start, limits):
         assert limits.reached(0)

@@ -8,6 +8,7 @@ import pytest
 
 import numpyro_sgp as sgp
 from numpyro_sgp.fitting.other_data import check_joint_data
+from tests.helpers import slow
 
 rng = np.random.default_rng(0)
 X = np.linspace(0.0, 1.0, 24)[:, None]
@@ -38,7 +39,7 @@ def first():
 class TestInputs:
     """Inducing points go to where the data are now."""
 
-    @pytest.mark.parametrize("shift", [0.0, 4.0])
+    @pytest.mark.parametrize("shift", [slow(0.0), 4.0])
     def test_points_follow(self, first, shift):
         second = fit(model, first, (X + 4.0 - shift, Y), shift=shift)
         Z = np.asarray(second.params["f_auto_Z"])
@@ -64,17 +65,17 @@ class TestEdges:
 
     @pytest.mark.slow
     def test_latents_pass_the_edge(self):
-        slow = np.sin(0.4 * 10.0 * X[:, 0])
+        wave = np.sin(0.4 * 10.0 * X[:, 0])
         first = fit(self.model, sgp.SVGP(6), (X, Y))
-        second = fit(self.model, first, (10.0 * X, slow))
-        fresh = fit(self.model, sgp.SVGP(6), (10.0 * X, slow))
+        second = fit(self.model, first, (10.0 * X, wave))
+        fresh = fit(self.model, sgp.SVGP(6), (10.0 * X, wave))
         assert second.params["lengthscale_auto_loc"] > 1.5
         assert second.bound == pytest.approx(fresh.bound, abs=0.1)
 
     @pytest.mark.slow
     def test_values_beyond_an_edge_begin_anew(self):
-        slow = np.sin(0.4 * 10.0 * X[:, 0])
-        first = fit(self.model, sgp.SVGP(6), (10.0 * X, slow))
+        wave = np.sin(0.4 * 10.0 * X[:, 0])
+        first = fit(self.model, sgp.SVGP(6), (10.0 * X, wave))
         second = fit(self.model, first, (X, Y))
         fresh = fit(self.model, sgp.SVGP(6), (X, Y))
         assert second.bound == pytest.approx(fresh.bound, abs=0.1)

@@ -10,7 +10,6 @@ from numpy.testing import assert_allclose
 
 import numpyro_sgp as sgp
 from numpyro_sgp.integrated.effects import is_gaussian, of_standardised
-from tests.helpers import slow
 
 N, G, NOISE = 30, 5, 0.3
 RNG = np.random.default_rng(4)
@@ -63,7 +62,8 @@ def exact(name):
     return evidence, moments
 
 
-@pytest.mark.parametrize("name", ["walk", slow("affine"), slow("affine of several")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRIORS)
 def test_one_gaussian_is_exact(name):
     """They were at points: sds of f a fifth to a half of what they are."""
     found = sgp.fit(

@@ -88,6 +88,7 @@ def moved(params, seed, size):
     return params | dict(zip(names, (jnp.asarray(mu), jnp.asarray(root)), strict=True))
 
 
+@pytest.mark.slow
 def test_other_gaussians_have_less(data, trained, exact):
     """By the KL to the best one, for a Gaussian likelihood."""
     _, guide, result = trained

@@ -7,7 +7,6 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_sgp as sgp
-from tests.helpers import slow
 
 X = np.linspace(0.0, 6.0, 12)[:, None]
 Y = np.sin(X[:, 0]) + 2.0 * X[:, 0]
@@ -40,10 +39,11 @@ def centred(X, y=None, shift=0.0):
     ("model", "name", "joint"),
     [
         (sloped, "slope", True),
-        slow(sloped, "slope", False),
-        slow(bounded, "lengthscale", False),
+        (sloped, "slope", False),
+        (bounded, "lengthscale", False),
     ],
 )
+@pytest.mark.slow
 def test_a_prior_of_other_units_is_refused(model, name, joint, tmp_path):
     """A slope of 1.96 was one of 18.6 at three of the rows."""
     run = sgp.fit if joint else sgp.nested
@@ -105,6 +105,7 @@ def test_a_minibatch_is_refused_where_predictions_are_of_all_rows():
         found.predict(X, size=5)
 
 
+@pytest.mark.slow
 def test_base_guides_begin_near_the_prior_and_may_return_nothing():
     def model(X, y=None):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(5.0, 0.3))

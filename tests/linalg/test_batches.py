@@ -35,6 +35,7 @@ def test_they_are_those_of_numpy(matrices, few, monkeypatch):
     np.testing.assert_allclose(of, L, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_on_few_cores_no_batch_is_given_to_lapack(matrices, monkeypatch):
     """Forwards and backwards: side by side such calls would wait for each other."""
 

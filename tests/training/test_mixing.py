@@ -78,7 +78,7 @@ def test_the_oldest_places_give_way():
     assert_allclose(kept, np.arange(70 - len(kept), 70))
 
 
-@pytest.mark.parametrize("covariance", ["full", "pseudo_data"])
+@pytest.mark.parametrize("covariance", ["full", slow("pseudo_data")])
 def test_means_of_functions_that_add_up_arrive(covariance):
     """
     They are those of the exact posterior; the bound is a dense formula. Steps side by side
