@@ -32,6 +32,7 @@ FIGURES = {
     "16-save-and-serve": [1],
     "17-from-pandas": [0],
     "18-checking-a-model": [1],
+    "19-trend-and-season": [0],
 }
 
 
