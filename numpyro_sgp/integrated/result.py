@@ -135,7 +135,8 @@ class Nested:
 
     def summary(self, levels: Sequence[float] = _LEVELS) -> Any:
         """
-        Mean, standard deviation and quantiles of hyperparameters and effects.
+        Mean, standard deviation and quantiles of hyperparameters and effects; of those at
+        points, whose spread is not known, these are NaN.
 
         :param levels: of the quantiles.
         :return: a :class:`pandas.DataFrame` with a row for each number.
@@ -152,13 +153,12 @@ class Nested:
                 rows[label] = found | dict(zip(shown, quantiles[:, *index], strict=True))
 
         for name, draws in self.hyperparameters.items():
-            quantiles = np.quantile(draws, levels, axis=0)
-            wide = draws.astype(float)  # of a point the sd is 0, not float32's rounding
-            add(name, np.asarray(wide.mean(0)), np.asarray(wide.std(0)), quantiles)
+            wide, known = draws.astype(float), np.nan if self._held else 1.0
+            quantiles = known * np.quantile(wide, levels, axis=0)
+            add(name, wide.mean(0), known * wide.std(0), quantiles)
         if self.field.effects:
             effects = self.field.effects
-            where = self.args, self.kwargs, effects
-            found = marginals(self.field, self.nodes, *where)
+            found = marginals(self.field, self.nodes, self.args, self.kwargs, effects)
             for name in effects:
                 q = found[name]
                 add(name, q.mean, q.sd, q.quantile(levels))

@@ -28,7 +28,7 @@ def check_whole_plates(trace, why: str) -> None:
         raise ValueError(
             f"With these arguments the model takes a minibatch of plate '{name}' "
             f"({subsample_size} of {size} rows), but {why}. Pass all of the data and no "
-            "batch size (batch_size=None, say)."
+            "batch size (batch_size=None, or what the model calls it)."
         )
 
 

@@ -201,3 +201,11 @@ def test_what_is_refused():
         fit(learned, guide, (X, Y), joint=True)
     with pytest.raises(ValueError, match="of another model"):
         fit(learned, sgp.AutoJointGP(known, sgp.SVGP(3)), (X, Y))
+
+
+@pytest.mark.slow
+def test_spreads_of_what_is_at_a_point_are_not_known(fitted):
+    """They were 3e-17."""
+    table = fitted.summary()
+    assert table["mean"].notna().all()
+    assert table.loc["noise"].drop("mean").isna().all()
