@@ -467,7 +467,8 @@ class AutoSparseGP(PreparedGuide):
             raise ValueError(
                 f"With these arguments the model takes a minibatch of plate '{name}' "
                 f"({number} of {size} rows), but predictions are of every row that is "
-                "given. Pass all of the data and no batch size (batch_size=None, or what the model calls it)."
+                "given. Pass all of the data and no batch size (batch_size=None, or what "
+                "the model calls it)."
             )
 
     def others_at(self, params: dict, args, kwargs, rng_key=None) -> dict:
