@@ -1,10 +1,9 @@
 """
 Trainings from other periods, where these are parameters.
 
-The bound as a function of a period has an optimum at every one of which the data have some
-waves, and at whole multiples of the right one, each as narrow as a wave more or less over
-all inputs: no slope leads from one to another. So they are looked at one by one, with all
-else as it was at the start.
+As a function of a period the bound has optima wherever one wave more or less goes into all
+inputs, and high ones at whole multiples of the right period: no slope leads from one to
+another. So periods are looked at one by one, with all else as it was at the start.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,6 +45,8 @@ class Periods(Scales):
         for name in self._fed:
             ranked: list[dict] = []
             for rank in range(_TRAINED):
+                if self._descent.work >= self._until:
+                    return
                 yield partial(self._at_rank, name=name, ranked=ranked, rank=rank)
 
     def _at_rank(self, free, limits, name, ranked, rank) -> int:
@@ -63,7 +64,7 @@ class Periods(Scales):
         descent, found = self._descent, []
         width = np.sqrt(12.0) * np.max(sd)  # of even inputs
         for period in over_waves(self._problem.num_rows, width):
-            if limits.reached(0):
+            if limits.reached(0) or descent.work >= self._until:
                 break
             moved = self._with_factor(base, [name], period / np.mean(before))
             with suppress(ValueError):  # no finite bound there

@@ -7,6 +7,7 @@ to lengthen them: 65 nats below, for 150 rows. With the lengthscale held until n
 variance are what suits it, they do not.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -35,10 +36,14 @@ class Scales:
     :param problem: whose lengthscales they are.
     :param descent: of its loss, with q(u) at its optimum.
     :param seed: of inducing points that are drawn anew.
+    :param work: evaluations after which there are no more places.
     """
 
-    def __init__(self, problem: Problem, descent: Descent, seed: int):
+    def __init__(
+        self, problem: Problem, descent: Descent, seed: int, work: float = math.inf
+    ):
         self._problem, self._descent = problem, descent
+        self._until = descent.work + work
         self._rng = np.random.default_rng((seed, 3))
         names = [name for name in problem.free if name not in problem.guide.roles()]
         #: What lengthscales are made of, by parameter.
@@ -58,6 +63,8 @@ class Scales:
         few = [[name] for name in every] if 1 < len(every) <= _EACH else []
         for factor, alone in MOVES if every else ():
             for names in few if alone else [every]:
+                if self._descent.work >= self._until:
+                    return
                 yield partial(self._begin, names=names, factor=factor)
 
     def _begin(self, free: dict, limits: Limits, names: list[str], factor: float) -> int:

@@ -138,14 +138,13 @@ def train_whole(
         return best
     allowed = ANEW / problem.work(problem.num_rows) - _FEWEST
     is_cheap = problem.work(problem.num_rows) <= _CHEAP
-    # As long as it took so far, or longer where that is soon.
-    until = descent.work + max(
-        descent.work - began, elsewhere / problem.work(problem.num_rows)
-    )
-    elsewhere_from = (kind(problem, descent, seed).moves() for kind in (Periods, Scales))
-    for begin in chain.from_iterable(elsewhere_from):
+    # As long as it took so far, or longer where that is soon; and as long for periods.
+    soon = elsewhere / problem.work(problem.num_rows)
+    work = max(descent.work - began, soon)
+    places = (kind(problem, descent, seed, work).moves() for kind in (Periods, Scales))
+    for begin in chain.from_iterable(places):
         limited = limited or bool(limits.reached(0))
-        if limited or descent.work >= until:
+        if limited:
             break
         try:
             limits = limits.after(begin(best.free, limits))

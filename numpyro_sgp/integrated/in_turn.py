@@ -43,13 +43,18 @@ def in_turn(run: Callable, tasks: Iterable[Any], *more: Any) -> Iterator[Any]:
     some += itertools.islice(tasks, most - 1)
     most = min(most, len(some))
     while some:
-        alike = len(set(map(jax.tree.structure, some))) == 1
+        alike = len(set(map(_kind, some))) == 1
         for part in [some] if alike else [[task] for task in some]:
             # Filled up, for one program.
             padded = part + part[-1:] * (most - len(part)) if alike else part
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *padded)
             yield _first(len(part), program(stacked, *more))
         some = list(itertools.islice(tasks, most))
+
+
+def _kind(task):
+    leaves, structure = jax.tree.flatten(task)
+    return structure, tuple(map(np.shape, leaves))
 
 
 def _first(number, found):

@@ -26,6 +26,7 @@ _KEPT_MASS = 0.999
 _COMBINED = 1e-2  # of a variance, by which it may be wrong
 _TOGETHER = 16  # draws of a node that share its factors
 _BISECTIONS, _NEWTON = 60, 12  # at most, the second of steps that need not be half
+_MANY = 256  # draws, whose mean is to be that of the mixture
 _STILL = 1e-12  # step of a quantile, of its size, that is none
 
 
@@ -97,7 +98,8 @@ class Mixture:
             low, high = np.where(off < 0, at, low), np.where(off < 0, high, at)
             before, at = at, 0.5 * (low + high)
             if i < _NEWTON:
-                slope = np.tensordot(self.weights, np.exp(-0.5 * z**2) / sds, 1)
+                density = np.exp(-0.5 * np.clip(z, -40.0, 40.0) ** 2)
+                slope = np.tensordot(self.weights, density / sds, 1)
                 step = before - off * np.sqrt(2.0 * np.pi) / np.maximum(slope, 1e-300)
                 at = np.where((low <= step) & (step <= high), step, at)
                 if np.all(np.abs(at - before) <= _STILL * (np.abs(at) + self.sd)):
@@ -236,11 +238,9 @@ def draw_field(
         return field_values(field, field.unravel(free), w, noise, *where, joint=joint)
 
     shapes = gp_shapes(field, nodes.points, args, kwargs)
-    if not joint:  # one number for all rows
-        shapes = {name: (*shape[:-1], 1) for name, shape in shapes.items()}
     rng = np.random.default_rng(seed)
     sizes = [field.size, *(int(np.prod(shape)) for shape in shapes.values())]
-    numbers = None if joint else balanced(len(which), sum(sizes), rng)
+    numbers = None if joint else balanced(len(which), sizes[0], sum(sizes[1:]), rng)
     dtype = np.dtype(field.dtype)
     used, counts = np.unique(which, return_counts=True)
     together = int(np.clip(-(-len(which) // len(used)), 1, _TOGETHER))
@@ -275,10 +275,9 @@ def draw_field(
     return {name: np.concatenate([p[name] for p in parts])[back] for name in parts[0]}
 
 
-def matched(draws: np.ndarray, q: Mixture) -> np.ndarray:
-    """Draws of each number, ``(S, *shape)``, with the mean and sd that are known of it."""
-    scale = q.sd / np.maximum(draws.std(axis=0), 1e-30)
-    return q.mean + (draws - draws.mean(axis=0)) * scale
+def centred(draws: np.ndarray, q: Mixture) -> np.ndarray:
+    """Draws of each number, ``(S, *shape)``, moved to the mean that is known of it."""
+    return draws + (q.mean - draws.mean(axis=0)) if len(draws) >= _MANY else draws
 
 
 def field_values(
@@ -290,7 +289,7 @@ def field_values(
     :param thetas: hyperparameters, as :meth:`Field.run` takes them.
     :param w: shape ``(S, m)``.
     :param noise: by GP site standard normal numbers for what inducing points leave open,
-        ``(S, *shape)``, or one for all rows where these are not drawn together.
+        ``(S, *shape)``.
     :param joint: whether that is drawn for all rows together.
     :return: by site, each ``(S, *shape)``.
     """

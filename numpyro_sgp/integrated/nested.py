@@ -161,7 +161,7 @@ def nested(
             bar.update()
 
         slopes = functools.partial(lengthscale_slopes, field, args, kwargs)
-        periods = other_periods(field, args, kwargs, starts[0])
+        periods = functools.partial(other_periods, field, args, kwargs)
         nodes = Search(profile, max_nodes, until, progress).nodes(starts, slopes, periods)
     if message := nodes.warning():
         warnings.warn(message, UserWarning, stacklevel=3)  # one is of the lock

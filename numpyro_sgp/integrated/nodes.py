@@ -27,7 +27,6 @@ _LEAST_FALL = 0.1  # nats from node to node, of tails
 _LOW = 40.0  # nats below the highest from where nodes hold no spline
 _SEEN = 1e-6  # weight of nodes that count
 _LARGEST = 0.01  # share of one candidate
-_MOST_COLUMNS = 1000  # of quasi-random numbers
 _ROWS_PER_COLUMN = 4  # at least, for a second moment that is far from singular
 _ALIKE = 0.1  # standard deviations, and their logarithm, that draws are from nodes
 #: What :attr:`Nodes.stopped` begins with where nodes are around no mode.
@@ -406,24 +405,34 @@ def systematic(weights, number, rng):
     return np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
 
 
-def balanced(number: int, size: int, rng: np.random.Generator) -> np.ndarray:
+def balanced(
+    number: int, size: int, num_apart: int, rng: np.random.Generator
+) -> np.ndarray:
     """
-    Standard normal numbers ``(number, size)``, each second row the negative of the one
-    before, quasi-random, with the identity as their second moment where ``number`` is
-    large enough: means and variances of what is linear in them have no noise.
+    Standard normal numbers ``(number, size + num_apart)``, each second row the negative of
+    the one before. Where ``number`` is eight times ``size`` and more, and even, the first
+    columns are quasi-random, with the identity as their second moment, and each of the
+    others has the variance one and no correlation with these: means and variances of what
+    is linear in the first and in one of the others have no noise.
+
+    :param size: columns that go together.
+    :param num_apart: columns of rows, each of which is beside the first ones alone.
     """
     from scipy.stats import qmc  # slow to import
 
     half = -(-number // 2)
-    if size <= _MOST_COLUMNS:
+    apart = rng.normal(size=(half, num_apart))
+    if half >= _ROWS_PER_COLUMN * size:
         uniform = qmc.Sobol(size, rng=rng).random_base2(max(half - 1, 1).bit_length())
         x = ndtri(np.clip(uniform[:half], 1e-12, 1 - 1e-12))
-    else:
-        x = rng.normal(size=(half, size))
-    if half >= _ROWS_PER_COLUMN * size:
         L = np.linalg.cholesky(x.T @ x / half)
         x = solve_triangular(L, x.T, lower=True).T
-    return np.stack([x, -x], axis=1).reshape(-1, size)[:number]
+        apart -= x @ (x.T @ apart) / half
+        apart /= np.sqrt(np.mean(apart**2, axis=0))
+    else:
+        x = rng.normal(size=(half, size))
+    x = np.concatenate([x, apart], axis=1)
+    return np.stack([x, -x], axis=1).reshape(-1, x.shape[1])[:number]
 
 
 #: By what a file calls them.

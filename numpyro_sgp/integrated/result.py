@@ -26,11 +26,11 @@ from numpyro_sgp.integrated.functions import MixtureFunctions, functions
 from numpyro_sgp.integrated.marginals import (
     Mixture,
     axes_of_rows,
+    centred,
     draw_field,
     given,
     gp_shapes,
     marginals,
-    matched,
 )
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.packing import packed
@@ -238,7 +238,7 @@ class Nested:
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         check_key(rng_key)
         free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
-        values |= {k: matched(v, known[k]) for k, v in values.items() if k in known}
+        values |= {k: centred(v, known[k]) for k, v in values.items() if k in known}
         found |= predicted(self.field, free, values, args, kwargs, levels, rng_key)
         absent = [name for name in self.field.responses if name not in found]
         return with_reasons(self.guide, found, absent)

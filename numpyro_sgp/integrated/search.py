@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from numpyro_sgp.integrated.nodes import (
 from numpyro_sgp.integrated.profile import Gaussian, Node, Profile
 
 Slopes = Callable[[np.ndarray], np.ndarray]
+Periods = Callable[[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]
 
 # Nats below the highest from where a grid does not go on, by its dimension; the second is
 # for problems that take long. It has the neighbours of all points above that.
@@ -47,6 +48,7 @@ _LEAST_POWER = 1e-2  # of weights
 _FAR = 12.0  # from where an ascent begins it goes in each coordinate
 _NEAR = 0.2  # nearer it does not begin again
 _ASCENTS = 6
+_TURNS = 2  # of several periods
 _CLIMBED = 3  # starts, the best ones
 _LARGEST = 3.0  # standard deviation of a direction at the mode: twenty times in a scale
 # Steps that slopes at a mode are taken at, in float32 and float64: in coordinates, and in
@@ -95,7 +97,7 @@ class Search:
         self,
         starts: np.ndarray,
         slopes: Slopes | None = None,
-        periods: Sequence[tuple[np.ndarray, np.ndarray]] = (),
+        periods: Periods | None = None,
     ) -> Node:
         """
         The highest of what is uphill of the best of some starts, and then of other periods
@@ -122,15 +124,31 @@ class Search:
         for start in finite[1:_CLIMBED]:
             if self.until is None or time.monotonic() < self.until:
                 ends.append(self._uphill(start))
-        for others, held in periods:
-            ends += self._climbed(others, held)
         best = max(ends, key=lambda node: node.value)
+        if periods is not None:
+            ends += self._other_periods(best, periods)
+            best = max(ends, key=lambda node: node.value)
         if slopes is not None and best.free.size > 1:
             ends += self._other_scales(best, np.atleast_2d(slopes(best.free)))
             best = max(ends, key=lambda node: node.value)
         self._ends = [(end.free, best.value - end.value) for end in ends]
         moved = self.profile.choose_points(best)
         return best if moved is None else self._uphill(moved)
+
+    def _other_periods(self, best: Node, periods: Periods) -> list[Node]:
+        """
+        What is uphill where a period is another one, one of them after another, beside
+        those that the others have come to.
+        """
+        found: list[Node] = []
+        for _ in range(_TURNS):
+            number = len(periods(best.free))
+            for which in range(number):
+                found += self._climbed(*periods(best.free)[which])
+                best = max([best, *found], key=lambda node: node.value)
+            if number < 2:
+                break
+        return found
 
     def _climbed(self, starts: np.ndarray, held: np.ndarray) -> list[Node]:
         """
@@ -141,13 +159,14 @@ class Search:
         tried = []
         for start in starts:
             if self.until is not None and time.monotonic() > self.until:
-                return []
+                break
             tried.append(self.profile(start, self.profile.start())[0])
         tried = [node for node in tried if np.isfinite(node.value)]
         tried.sort(key=lambda node: -node.value)
-        return [
-            self._uphill(self._ascent(node, _FAR, held)[0]) for node in tried[:_CLIMBED]
-        ]
+        begun = tried[:_CLIMBED]
+        if not held.all():
+            begun = [self._ascent(node, _FAR, held)[0] for node in begun]
+        return [self._uphill(node) for node in begun]
 
     def _other_scales(self, best: Node, slopes: np.ndarray) -> list[Node]:
         """
@@ -292,15 +311,16 @@ class Search:
         self,
         starts: np.ndarray,
         slopes: Slopes | None = None,
-        periods: Sequence[tuple[np.ndarray, np.ndarray]] = (),
+        periods: Periods | None = None,
     ) -> Nodes:
         """
         Mode, axes and nodes.
 
         :param slopes: from hyperparameters to derivatives of log lengthscales by them,
             ``(kernels, p)``.
-        :param periods: of each kernel whose period is open hyperparameters with other
-            periods, ``(K, p)``, and which of these a period is made of, ``(p,)``.
+        :param periods: from hyperparameters to the same with other periods, ``(K, p)``, of
+            each kernel whose period is open, and which of them a period is made of,
+            ``(p,)``.
         """
         mode = self.mode(starts, slopes, periods)
         dim = len(mode.free)

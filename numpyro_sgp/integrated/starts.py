@@ -80,17 +80,13 @@ def other_periods(
 
     :param free: unconstrained hyperparameters to begin from.
     """
-    widths = []
 
     def logs(free, args, kwargs):
-        found = []
-        widths.clear()
-        for name, kernel in field.kernels_at(free, args, kwargs).items():
-            for part in periodic_kernels(kernel):
-                X, dims = np.asarray(field.sites[name].X), part.active_dims
-                X = X if dims is None else X[:, dims]
-                widths.append((len(X), np.sqrt(12.0) * np.max(deviations(X))))
-                found.append(jnp.mean(jnp.log(part.period)))
+        found = [
+            jnp.mean(jnp.log(part.period))
+            for kernel in field.kernels_at(free, args, kwargs).values()
+            for part in periodic_kernels(kernel)
+        ]
         return jnp.stack(found) if found else jnp.zeros(0)
 
     def slopes(args, kwargs, free):
@@ -107,15 +103,17 @@ def other_periods(
 
         return jax.lax.map(one, targets)
 
-    at = jnp.asarray(free, field.dtype)
-    if not at.size:
-        return []
-    out = []
+    at, out, seen = jnp.asarray(free, field.dtype), [], set()
+    width = max(
+        np.sqrt(12.0) * np.max(deviations(np.asarray(site.X)))
+        for site in field.sites.values()
+    )
     for which, slope in enumerate(np.asarray(on_data(slopes, args, kwargs, at))):
-        if not np.any(slope):
+        if not np.any(slope) or tuple(slope) in seen:  # known, or that of another kernel
             continue
-        targets = jnp.asarray(np.log(over_waves(*widths[which])), field.dtype)
-        more = at, jnp.asarray(which), targets
+        seen.add(tuple(slope))
+        periods = over_waves(field.layout.num_rows, width)
+        more = at, jnp.asarray(which), jnp.asarray(np.log(periods), field.dtype)
         found = np.asarray(on_data(reached, args, kwargs, *more), float)
         out.append((found[np.all(np.isfinite(found), axis=1)], slope != 0.0))
     return out

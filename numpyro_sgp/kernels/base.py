@@ -178,7 +178,9 @@ def check_range(owner: Kernel, name: str, zero: bool) -> None:
     if value is None or not not_jax_tracer(value):
         return
     value = np.asarray(real(value, f"{type(owner).__name__}: {name}"))
-    valid = (value >= 0 if zero else value > 0) & (value < np.inf)
+    valid = value >= 0 if zero else value > 0
+    if name in ("variance", "scale"):
+        valid = valid & (value < np.inf)  # a lengthscale may be: of no influence
     if not valid.all():
         need = "non-negative" if zero else "positive"
         need += ", and finite" if np.isposinf(value).any() else ""
@@ -278,7 +280,7 @@ class Scaled(Kernel):
 
     def __post_init__(self):
         if isinstance(self.scale, list | tuple):
-            object.__setattr__(self, "scale", numbers(self.scale, "Scaled: scale"))
+            object.__setattr__(self, "scale", jnp.stack([*map(jnp.asarray, self.scale)]))
         batch, scale = batch_shape_of(self.kernel), np.shape(self.scale)
         broadcast_batches(self, {"kernel": batch, "scale": scale})
         check_range(self, "scale", zero=True)

@@ -127,7 +127,9 @@ class RobustMax(dist.Distribution):
         dtype = floating(self.f).dtype
         probability, epsilon = (jnp.asarray(v, dtype) for v in (probability, self.epsilon))
         right, wrong = jnp.log1p(-epsilon), jnp.log(epsilon / (self.f.shape[0] - 1))
-        return _times(probability, right) + _times(1.0 - probability, wrong)
+        return _times(probability, right) + _times(
+            jnp.maximum(1.0 - probability, 0.0), wrong
+        )
 
     def expected_log_prob(self, mean: Array, variance: Array, value: ArrayLike) -> Array:
         r"""

@@ -1,7 +1,6 @@
 """Periods that are not known: of each number of waves there is an optimum."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -9,6 +8,9 @@ import pytest
 from scipy.optimize import minimize
 
 import numpyro_sgp as sgp
+from numpyro_sgp.fitting.periods import over_waves
+from numpyro_sgp.integrated.field import Field
+from numpyro_sgp.integrated.starts import other_periods
 from tests.helpers import slow
 
 PERIOD, N = 3.7, 120
@@ -82,11 +84,55 @@ def test_nested_integrates_about_the_right_one():
     assert not found.nodes.stopped
 
 
-def test_known_periods_are_left_alone():
-    from numpyro_sgp.fitting.periods import over_waves
-    from numpyro_sgp.fitting.starts import periodic_kernels
+def only_a_period(X, y=None, period=None):
+    if period is None:
+        period = numpyro.sample("period", dist.LogNormal(0.0, 1.0))
+    kernel = sgp.kernels.Periodic(1.0, 1.0, period)
+    f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
 
-    kernel = sgp.kernels.RBF() + 2.0 * sgp.kernels.Periodic(period=jnp.float32(2.0))
-    assert [k.period for k in periodic_kernels(kernel)] == [2.0]
+
+@pytest.mark.slow
+def test_where_all_that_is_open_is_a_period():
+    found = sgp.nested(only_a_period, sgp.SVGP(15), (X, Y), progress_bar=False)
+    assert abs(found.summary().loc["period", "mean"] - PERIOD) < 0.05
+
+
+@pytest.mark.slow
+def test_two_periods_are_looked_for_one_beside_the_other():
+    def two(X, y=None):
+        f = 0.0
+        for name, middle in (("p", 1.0), ("r", 0.0)):
+            period = numpyro.sample(name, dist.LogNormal(middle, 0.7))
+            kernel = sgp.kernels.Periodic(1.0, 1.0, period)
+            f = f + numpyro.sample(f"f_{name}", sgp.GaussianProcess(kernel, X))
+        noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(0.0, 10.0, (70, 1)), axis=0)
+    x = 2.0 * np.pi * X[:, 0]
+    y = np.sin(x / 2.3) + 0.7 * np.sin(x / 0.87) + 0.2 * rng.normal(size=70)
+    found = sgp.nested(two, sgp.SVGP(20), (X, y), progress_bar=False).summary()["mean"]
+    assert abs(found["p"] - 2.3) < 0.1 and abs(found["r"] - 0.87) < 0.02
+
+
+def test_known_periods_are_left_alone():
+    guide = sgp.AutoSparseGP(only_a_period, sgp.SVGP(4))
+    guide.setup(X, Y, period=3.0)
+    field = Field(guide, (X, Y), {"period": 3.0})
+    assert other_periods(field, (X, Y), {"period": 3.0}, np.zeros(0)) == []
     np.testing.assert_allclose(over_waves(4, 3.0), [6.0, 3.0, 2.0, 1.5])
     assert len(over_waves(10_000, 3.0)) == 200
+
+
+def test_places_have_the_periods_that_are_meant():
+    guide = sgp.AutoSparseGP(only_a_period, sgp.SVGP(4))
+    guide.setup(X, Y)
+    field = Field(guide, (X, Y), {})
+    ((places, held),) = other_periods(field, (X, Y), {}, np.zeros(1))
+    width = np.sqrt(12.0) * X.std()
+    np.testing.assert_allclose(np.exp(places[:, 0]), over_waves(N, width), rtol=1e-6)
+    assert held.all()

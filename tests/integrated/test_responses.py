@@ -246,3 +246,23 @@ def test_likelihoods_that_cannot_be_drawn_need_not_be():
     assert found.sample(jax.random.key(0), X[:3])["f"].shape == (3,)
     with pytest.warns(UserWarning, match="Response 'y' is not predicted"):
         assert set(found.predict(X[:3])) == {"f"}
+
+
+@pytest.mark.slow
+def test_sums_of_rows_have_rows_apart_where_points_leave_them_open():
+    """Between the points of a rough f: sds to 5 % of those of rows drawn together."""
+
+    def areas(X, y=None):
+        kernel = sgp.kernels.Matern12(1.0, 1.0)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        total = f.reshape(4, -1).sum(axis=-1)
+        with numpyro.plate("areas", 4):
+            numpyro.sample("y", dist.Normal(total, 0.2), obs=y)
+
+    X = np.linspace(0.0, 8.0, 40)[:, None]
+    y = np.sin(X[:, 0]).reshape(4, -1).sum(axis=-1)
+    found = sgp.nested(areas, sgp.VGP(), (X, y), progress_bar=False)
+    new = X + 0.12
+    f = np.asarray(found.sample(jax.random.key(0), new, sample_shape=(4000,))["f"])
+    sd = np.sqrt(f.reshape(4000, 4, -1).sum(axis=-1).var(axis=0) + 0.04)
+    np.testing.assert_allclose(found.predict(new)["y"].sd, sd, rtol=0.05)
