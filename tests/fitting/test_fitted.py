@@ -185,6 +185,7 @@ def test_scores_leave_out_what_a_mask_hides(fitted):
         fitted.log_score(X)
 
 
+@pytest.mark.slow
 def test_the_bound_is_that_of_the_given_data(fitted, trained):
     svi, result = trained
     keys = jax.random.split(jax.random.key(0), 10)

@@ -11,7 +11,6 @@ import numpyro_sgp as sgp
 from numpyro_sgp.fitting.periods import over_waves
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.starts import other_periods
-from tests.helpers import slow
 
 PERIOD, N = 3.7, 120
 RNG = np.random.default_rng(501)
@@ -52,9 +51,8 @@ def dense_mode():
     return -found.fun, np.exp(found.x[2])
 
 
-@pytest.mark.parametrize(
-    ("key", "double"), [(0, False), slow(2, False), slow(4, True), slow(1, True)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("key", "double"), [(0, False), (2, False), (4, True), (1, True)])
 def test_a_fit_finds_the_period(key, double):
     """It ended at .23, at twice and at five times the period, once "converged"."""
     best, period = dense_mode()

@@ -142,6 +142,7 @@ def test_functions_with_a_q_each_are_trained_to_the_end():
     assert fitted.stopped == "converged" and len(fitted.losses) < 400
 
 
+@pytest.mark.slow
 def test_several_lengthscales_start_apart_too():
     given, _, _ = begun(two)
     starts, held = lengthscale_starts(given)

@@ -38,6 +38,7 @@ def begun(model, points, optimised, data=(X, COUNTS)):
     return descent, Swaps(given, descent, seed=0)
 
 
+@pytest.mark.slow
 def test_points_go_to_rows_that_need_one():
     fitted = sgp.fit(counts, sgp.SVGP(4), (X, COUNTS), progress_bar=False)
     Z = np.sort(np.asarray(fitted.params["f_auto_Z"])[:, 0])

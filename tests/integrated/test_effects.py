@@ -104,6 +104,7 @@ def test_what_is_no_gaussian_is_none():
     assert is_gaussian(dist.Normal(0.0, 1.0).expand([3]).to_event(1))
 
 
+@pytest.mark.slow
 def test_draws_of_functions_have_them_too():
     found = sgp.nested(model_of("walk"), sgp.VGP(), (X, GROUP, Y), progress_bar=False)
     _, (f, _) = exact("walk")

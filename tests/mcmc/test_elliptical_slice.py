@@ -345,9 +345,16 @@ def scaled():
         known()
 
 
-@pytest.mark.parametrize("model", [shifted, masked, scaled])
-def test_priors_other_than_standard_normal_are_refused(model):
-    with pytest.raises(ValueError, match="is latent too"):
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (shifted, "is latent too"),
+        (masked, "is latent too"),
+        (scaled, r"The prior of \['f_white'\] is scaled"),
+    ],
+)
+def test_priors_other_than_standard_normal_are_refused(model, told):
+    with pytest.raises(ValueError, match=told):
         EllipticalSlice(model).init(jax.random.key(0), 0)
 
 

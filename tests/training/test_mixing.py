@@ -78,6 +78,7 @@ def test_the_oldest_places_give_way():
     assert_allclose(kept, np.arange(70 - len(kept), 70))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("covariance", ["full", slow("pseudo_data")])
 def test_means_of_functions_that_add_up_arrive(covariance):
     """

@@ -172,6 +172,7 @@ def test_a_fit_goes_on_with_more_data_and_compiles_nothing(fits, monkeypatch, tm
     )
 
 
+@pytest.mark.slow
 def test_what_cannot_be_padded_is_told(fits):
     data = growing(11)
     for approximation in (sgp.VGP(), sgp.SVGP(4, tight="scalar")):
