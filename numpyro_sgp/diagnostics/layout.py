@@ -17,13 +17,17 @@ WHITE = "_white"
 
 def white_sites(trace, draws) -> set[str]:
     """Names of the white values behind f of whitened models."""
-    names = (name for name in draws if name.endswith(WHITE))
     return {
         name
-        for name in names
-        if trace.get(name, {}).get("infer", {}).get("whitened", False)
-        or _is_whitened(trace.get(name.removesuffix(WHITE)))
+        for name in draws
+        if name.endswith(WHITE) and any(map(_is_whitened, _behind(trace, name)))
     }
+
+
+def _behind(trace, name):
+    """Sites that may be whitened there: prefixes of a scope may be in the name twice."""
+    parts = name.removesuffix(WHITE).split("/")
+    return (trace.get("/".join(parts[i:])) for i in range(len(parts)))
 
 
 def _is_whitened(site) -> bool:
