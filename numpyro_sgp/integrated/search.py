@@ -136,15 +136,14 @@ class Search:
         return best if moved is None else self._uphill(moved)
 
     def _other_periods(self, best: Node, periods: Periods) -> list[Node]:
-        """
-        What is uphill where a period is another one, one of them after another, beside
-        those that the others have come to.
-        """
+        """What is uphill of other periods, each beside what the others have come to."""
         found: list[Node] = []
         for _ in range(_TURNS):
-            number = len(periods(best.free))
+            number = len(places := periods(best.free))
             for which in range(number):
-                found += self._climbed(*periods(best.free)[which])
+                places = periods(best.free) if which else places
+                for place in places[which : which + 1]:  # none where a slope vanishes
+                    found += self._climbed(*place)
                 best = max([best, *found], key=lambda node: node.value)
             if number < 2:
                 break
@@ -316,8 +315,7 @@ class Search:
         """
         Mode, axes and nodes.
 
-        :param slopes: from hyperparameters to derivatives of log lengthscales by them,
-            ``(kernels, p)``.
+        :param slopes: from hyperparameters to slopes of log lengthscales, ``(kernels, p)``.
         :param periods: from hyperparameters to the same with other periods, ``(K, p)``, of
             each kernel whose period is open, and which of them a period is made of,
             ``(p,)``.

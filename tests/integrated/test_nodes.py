@@ -1,6 +1,7 @@
 """The mode of hyperparameters, a grid around it and draws between, in plain NumPy."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -419,3 +420,18 @@ def test_balanced_numbers_have_no_noise_where_they_are_enough(number, size):
         np.testing.assert_allclose(x.mean(axis=0), 0.0, atol=1e-10)
     off = np.abs(np.corrcoef(x.T) - np.eye(size + 5))
     assert off.max() < 5.0 / np.sqrt(-(-number // 2)) or number < 10
+
+
+def test_a_period_whose_slope_vanishes_where_another_one_led_is_left():
+    search, climbed = object.__new__(Search), []
+
+    def climb(starts, held):
+        climbed.append(starts)
+        return [SimpleNamespace(free=np.ones(2), value=float(len(climbed)))]
+
+    def periods(free):  # of two kernels at first, and then of one
+        return [("first", None), ("second", None)][: 2 - int(free[0])]
+
+    search._climbed = climb
+    found = search._other_periods(SimpleNamespace(free=np.zeros(2), value=0.0), periods)
+    assert climbed == ["first", "first"] and len(found) == 2
