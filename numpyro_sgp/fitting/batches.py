@@ -30,7 +30,9 @@ _SLOW = 0.01  # share of the loss of all rows by which it falls where it goes on
 _GROUP = 10  # steps whose mean loss is looked at where there are no epochs
 _POLISH = 8  # natural steps on all rows in the end, at most; one where time is used up
 _MANY = 200  # natural steps that show what q(u) has to gain, at most
-_KEYS = 50  # for the mean of a random bound
+# Keys for the mean of a random bound: one of all rows for so many epochs of training (which
+# take some times as long, with their slopes), of so many at least and at most.
+_FOR_EPOCHS, _FEWEST_KEYS, _MOST_KEYS = 4.0, 8, 50
 # Rows, and :meth:`Problem.work` of all of them, up to which L-BFGS follows batches: an
 # evaluation is some tenths of a second then, and takes some hundred megabytes.
 _ROWS, _AFFORDABLE = 200_000, 2e9
@@ -72,7 +74,9 @@ def train_batches(stepper: Stepper, free: dict, key, limits: Limits, show) -> Tr
         if found is not None:
             return found
     if problem.random:
-        bound, se = _mean_bound(loss, free, key, problem.arrays)
+        epochs = run.count * run.share
+        number = int(np.clip(epochs / _FOR_EPOCHS, _FEWEST_KEYS, _MOST_KEYS))
+        bound, se = _mean_bound(loss, free, key, problem.arrays, number)
     else:
         late = limits.until is not None and time.monotonic() > limits.until
         most = np.int32(1 if late else _POLISH)
@@ -341,12 +345,18 @@ def gain_in_q(problem, key) -> float:
     return float(shared(gain, problem.is_small)(problem.free, arrays))
 
 
-def _mean_bound(loss, free, key, arrays) -> tuple[float, float]:
-    """The mean of a random bound with all rows over 50 keys, and its standard error."""
+def _mean_bound(loss, free, key, arrays, number: int) -> tuple[float, float]:
+    """The mean of a random bound with all rows over so many keys, and its standard error."""
 
-    def values(free, arrays, key):
-        keys = jax.random.split(key, _KEYS)
-        return jax.lax.map(lambda key: loss(free, key, arrays), keys)
+    def values(free, arrays, key, number):
+        keys = jax.random.split(key, _MOST_KEYS)
+        found = jnp.zeros(_MOST_KEYS, jnp.result_type(float))
 
-    found = np.asarray(shared(values)(free, arrays, key), float)
-    return -float(found.mean()), float(found.std(ddof=1) / np.sqrt(_KEYS))
+        def one(i, found):
+            return found.at[i].set(loss(free, keys[i], arrays).astype(found.dtype))
+
+        return jax.lax.fori_loop(0, number, one, found)
+
+    found = np.asarray(shared(values)(free, arrays, key, np.int32(number)), float)
+    found = found[:number]
+    return -float(found.mean()), float(found.std(ddof=1) / np.sqrt(number))

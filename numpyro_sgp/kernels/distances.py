@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -29,6 +30,9 @@ _COLUMNS = 16
 # A squared distance from a matrix product has an error of a few units in the last place of
 # the squared norms: below this share of them, it has lost a digit.
 _NEAR = 0.1
+# Where these are no more, in squared lengthscales, that is no more than what smooth kernels
+# are rounded by, and no pair is too near.
+_SMALL = 4.0
 # Of matrix products, the derivative by a lengthscale has an error of some units in the last
 # place of the squared norms, in squared lengthscales: where these are large, more than
 # kernels are rounded by; and more than all of it below the second share of them.
@@ -53,8 +57,10 @@ def squared_distances(
 
         \|x - y\|^2 = \|x\|^2 + \|y\|^2 - 2\, x \cdot y
 
-    for centred points, unless some pair is so near that this has lost a digit; then all are
-    differenced, which takes three times as long. Derivatives by points are those of this
+    for centred points, unless some pair is so near that this has lost a digit (that kernels
+    could see); then all are differenced, which takes three times as long. Lengthscales of a
+    batch of kernels scale the distances in the end: these are computed once for all.
+    Derivatives by points are those of this
     formula, whose cost is that of matrix products; those by lengthscales are of
     differences too where points are near beside the norms, but for one lengthscale for each
     of more than 16 columns. :math:`O(N_1 N_2 D)` time and
@@ -64,8 +70,8 @@ def squared_distances(
     :param X2: points, shape ``(*b2, N2, D)``; None means the points ``X1`` themselves.
     :param lengthscale: broadcastable to ``(*batch, 1, D)``.
     :param steep: whether slopes of what is made of it grow without bound near zero, as
-        those of its root do: then derivatives by lengthscales are of differences wherever
-        points are near.
+        those of its root do: then distances, and derivatives by lengthscales, are of
+        differences wherever points are near.
     :return: shape ``(*broadcast(b1, b2, batch), N1, N2)``.
     """
     same = X2 is None
@@ -74,7 +80,15 @@ def squared_distances(
     X1, X2, lengthscale = (jnp.asarray(value, dtype) for value in (X1, X2, lengthscale))
     if X1.shape[-1] == 1:
         return ((X1 - jnp.swapaxes(X2, -1, -2)) / lengthscale) ** 2
-    return _compiled(same, steep, X1, X2, jnp.atleast_2d(1.0 / lengthscale))
+    inverse = jnp.atleast_2d(1.0 / lengthscale)
+    points = np.broadcast_shapes(X1.shape[:-2], X2.shape[:-2])
+    if inverse.shape[-1] > 1 or np.broadcast_shapes(points, inverse.shape[:-2]) == points:
+        return _compiled(same, steep, X1, X2, inverse)
+    # Kernels of a batch with a lengthscale each: once for all, in units of the shortest.
+    most = jax.lax.stop_gradient(jnp.max(inverse))
+    most = jnp.where(most > 0.0, most, 1.0)  # all may be without end
+    ratio = inverse / most
+    return _compiled(same, steep, X1, X2, most.reshape(1, 1)) * ratio * ratio
 
 
 # Of its own branches JAX would compile each anew in every call that is not compiled itself.
@@ -89,6 +103,8 @@ def _squared_distances(same, steep, X1, X2, inverse):
         return _by_differences(X1, X2, inverse)
     r2, norms = _by_products(X1, X2, inverse)
     near = r2 < _NEAR * norms
+    if not steep:
+        r2, near = jnp.maximum(r2, 0.0), near & (norms > _SMALL)
     if same:
         itself = jnp.eye(X1.shape[-2], dtype=bool)
         r2, near = jnp.where(itself, 0.0, r2), near & ~itself

@@ -56,7 +56,7 @@ class Stationary(InputKernel):
     """
 
     _per_column: ClassVar[tuple[str, ...]] = ("lengthscale",)
-    _steep: ClassVar[bool] = False  # whether g has an infinite slope at zero
+    _steep: ClassVar[bool] = True  # whether g may have an infinite slope at zero
 
     variance: ArrayLike = 1.0
     lengthscale: ArrayLike = 1.0
@@ -160,6 +160,8 @@ class RBF(Stationary):
     (3, 2, 2)
     """
 
+    _steep: ClassVar[bool] = False
+
     def _of_r2(self, r2: Array) -> Array:
         return jnp.exp(-0.5 * r2)
 
@@ -183,8 +185,6 @@ class Matern12(Stationary):
     [[1.     0.3679]
      [0.3679 1.    ]]
     """
-
-    _steep: ClassVar[bool] = True
 
     def _of_r2(self, r2: Array) -> Array:
         return jnp.exp(-safe_sqrt(r2))
@@ -210,6 +210,8 @@ class Matern32(Stationary):
      [0.4834 1.    ]]
     """
 
+    _steep: ClassVar[bool] = False
+
     def _of_r2(self, r2: Array) -> Array:
         return _matern32(r2)
 
@@ -233,6 +235,8 @@ class Matern52(Stationary):
     [[1.    0.524]
      [0.524 1.   ]]
     """
+
+    _steep: ClassVar[bool] = False
 
     def _of_r2(self, r2: Array) -> Array:
         return _matern52(r2)
@@ -259,6 +263,8 @@ class RationalQuadratic(Stationary):
     [[1.     0.7071]
      [0.7071 1.    ]]
     """
+
+    _steep: ClassVar[bool] = False
 
     _per_kernel: ClassVar[tuple[str, ...]] = ("alpha",)
 
@@ -300,6 +306,8 @@ class Periodic(Stationary):
      [0.1353]]
     """
 
+    _steep: ClassVar[bool] = False
+
     _per_column: ClassVar[tuple[str, ...]] = ("lengthscale", "period")
 
     period: ArrayLike = 1.0
@@ -324,6 +332,7 @@ class Periodic(Stationary):
             self._on_circles(X1),
             None if X2 is None else self._on_circles(X2),
             self._circle_lengthscale(X1.shape[-1]),
+            self._steep,
         )
 
     _of_r2, _frequencies = RBF._of_r2, RBF._frequencies

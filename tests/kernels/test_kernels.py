@@ -1,6 +1,7 @@
 """Every kernel: values, batches, shapes, gradients, dtypes and memory."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -26,7 +27,7 @@ from numpyro_sgp.kernels import (
     Sum,
     White,
 )
-from numpyro_sgp.kernels.distances import squared_distances
+from numpyro_sgp.kernels.distances import safe_sqrt, squared_distances
 
 ELL = np.array([0.7, 1.3, 2.1])
 PERIOD = np.array([1.7, 2.3, 3.1])
@@ -232,6 +233,57 @@ def test_slopes_of_matern12_by_lengthscales_are_those_of_double_precision():
         found = slope(np.float32)
     # Rounding of 6e-8, times what K + noise is of the noise, and a sum over 120 rows.
     assert_allclose(found, slope(np.float64), rtol=0.05)
+
+
+@over_stationary
+@pytest.mark.parametrize("D", [2, 20])
+def test_kernels_of_a_batch_with_a_lengthscale_each_are_those_one_by_one(kernel, D):
+    """Values and slopes by all, where distances are computed once for the batch."""
+    X1, X2 = points(4, D), points(3, D, seed=1)
+    X2[0] = X1[0]
+    lengths, weights = jnp.array([0.5, 2.0, 1e3]), points(4, 3, seed=2)
+
+    def total(length, X1, X2):
+        one = replace(kernel, variance=jnp.ones(length.shape), lengthscale=length)
+        return jnp.sum(weights * one(X1, X2), axis=(-1, -2)).sum()
+
+    slopes = jax.jit(jax.value_and_grad(total, (0, 1, 2)))
+    value, (by_length, by_1, by_2) = slopes(lengths, X1, X2)
+    each = [slopes(length, X1, X2) for length in lengths]
+    assert_allclose(value, sum(v for v, _ in each), rtol=1e-12)
+    assert_allclose(by_length, [s[0] for _, s in each], rtol=1e-9, atol=1e-12)
+    assert_allclose(by_1, sum(s[1] for _, s in each), rtol=1e-9, atol=1e-12)
+    assert_allclose(by_2, sum(s[2] for _, s in each), rtol=1e-9, atol=1e-12)
+
+
+def test_a_batch_of_infinite_lengthscales_is_constant():
+    kernel = RBF(np.ones(2), np.full(2, np.inf))
+    assert_array_equal(kernel(points(3), points(4, seed=1)), np.ones((2, 3, 4)))
+
+
+@pytest.mark.parametrize("kind", [RBF, Matern32, Matern52, RationalQuadratic])
+def test_smooth_kernels_of_near_points_are_right_by_products_too(kind):
+    """Pairs that (nearly) coincide, of norms that are little beside the lengthscale."""
+    X1 = points(40, 30)
+    X2 = X1 + 1e-3 * points(40, 30, seed=1)
+    X2[0] = X1[0]
+    kernel = kind(1.0, 8.0)
+    found = kernel(X1.astype(np.float32), X2.astype(np.float32))
+    assert found.dtype == np.float32
+    # Sums of squared norms up to four, whose rounding of 6e-8 each is halved.
+    assert_allclose(found, kernel(X1, X2), atol=1e-6)
+
+
+def test_a_kernel_of_ones_own_may_have_a_steep_slope():
+    class Exponential(sgp.kernels.Stationary):
+        def _of_r2(self, r2):
+            return jnp.exp(-safe_sqrt(r2))
+
+    X1 = points(40, 30)
+    X2 = X1 + 1e-3 * points(40, 30, seed=1)
+    X1, X2 = X1.astype(np.float32), X2.astype(np.float32)
+    expected = Matern12(1.0, 8.0)(X1.astype(float), X2.astype(float))
+    assert_allclose(Exponential(1.0, 8.0)(X1, X2), expected, rtol=1e-6)
 
 
 def test_no_points_have_no_slopes_by_lengthscales():
