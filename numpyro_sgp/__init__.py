@@ -22,7 +22,13 @@ from numpyro_sgp.distributions import (
     SparsePosterior,
     relaxation,
 )
-from numpyro_sgp.elbo import GaussHermite, MonteCarlo, ScoreFunction, TraceGP_ELBO
+from numpyro_sgp.elbo import (
+    GaussHermite,
+    MonteCarlo,
+    ScoreFunction,
+    TraceGP_ELBO,
+    Trapezoid,
+)
 from numpyro_sgp.fitting import Fitted, fit, load
 from numpyro_sgp.guides import (
     ODVGP,
@@ -113,6 +119,7 @@ __all__ = [
     "SparsePosterior",
     "TraceGP_ELBO",
     "TrainResult",
+    "Trapezoid",
     "WhitenReparam",
     "__version__",
     "assess_inducing",

@@ -10,10 +10,9 @@ from jax import Array
 
 from numpyro_sgp._checks import check_whole, shown
 from numpyro_sgp.elbo.score import surrogate
-from numpyro_sgp.linalg import gauss_hermite, matmul, tensor_grid
+from numpyro_sgp.linalg import matmul
 from numpyro_sgp.tracing.rows import by_row
 
-_MAX_GRID_LATENTS = 3
 Sequence = Literal["random", "sobol"]
 
 
@@ -108,67 +107,6 @@ def _refuse_groups(name, site):
             "(joint_rows), but a tight bound and ScoreFunction use the marginals of f "
             "alone. Use tight='none' and MonteCarlo(num_samples)."
         )
-
-
-@dataclass(frozen=True)
-class GaussHermite(Expectation):
-    """
-    Gauss-Hermite quadrature over the latent functions at each data point.
-
-    Deterministic; exact where the log likelihood is a polynomial of degree
-    ``2 num_points - 1`` in f, so two points do for a Gaussian likelihood. Several latent
-    functions need the grid ``num_points ** number``, so at most three are allowed.
-    Sites that feed other GP sites are integrated in the order of the model.
-
-    Every data point uses the same nodes. That is exact as long as no term of the log
-    likelihood involves the latent values at two rows of X.
-
-    :param num_points: number of nodes for each latent function.
-
-    >>> import numpyro_sgp as sgp
-    >>> sgp.TraceGP_ELBO(sgp.GaussHermite(10)).expectation
-    GaussHermite(num_points=10)
-    """
-
-    num_points: int = 20
-
-    def __post_init__(self):
-        check_whole(self.num_points, "num_points", least=1)
-
-    def nodes(
-        self, rng_key: Array, shapes: dict[str, tuple[int, ...]], dtype
-    ) -> tuple[dict[str, Array], Array]:
-        """
-        Standard normal nodes of shape ``(S, *batch_shape, 1)``; no key is used.
-
-        :raises ValueError: for more than three latent functions.
-        """
-        del rng_key
-        counts = {name: int(np.prod(shape[:-1])) for name, shape in shapes.items()}
-        total = sum(counts.values())
-        if total > _MAX_GRID_LATENTS:
-            sizes = ", ".join(f"'{name}': {count}" for name, count in counts.items())
-            raise ValueError(
-                f"GaussHermite on {total} latent functions ({sizes}) would need "
-                f"{self.num_points}**{total} nodes for each data point; it takes at most "
-                f"{_MAX_GRID_LATENTS}. Use TraceGP_ELBO(MonteCarlo(num_samples))."
-            )
-        grid, weights = tensor_grid(*gauss_hermite(self.num_points), total)
-        nodes, end = {}, 0
-        for name, shape in shapes.items():
-            start, end = end, end + counts[name]
-            nodes[name] = jnp.asarray(grid[:, start:end].reshape(-1, *shape[:-1], 1), dtype)
-        return nodes, jnp.asarray(weights, dtype)
-
-    def check(self, sites):
-        """See :meth:`Expectation.check`."""
-        if any(s.coupling.combines or s.joint_rows > 1 for s in sites.values()):
-            raise ValueError(
-                "A GP site combines several rows of another one (an image of patches), or "
-                "draws rows together (joint_rows), where one quadrature node for all rows "
-                f"would be wrong. Use MonteCarlo(num_samples) in place of {self}."
-            )
-        super().check(sites)
 
 
 @dataclass(frozen=True)
@@ -375,28 +313,6 @@ def check_inputs_known(sites: dict, who_needs: str) -> None:
             "does (a deep GP). Use MonteCarlo(num_samples), and natural=False for "
             "fit_lbfgs."
         )
-
-
-def default_expectation(
-    shapes: dict[str, tuple[int, ...]],
-    couples_rows: bool = False,
-    combines_rows: bool = False,
-) -> Expectation:
-    """
-    The rule of :class:`~numpyro_sgp.TraceGP_ELBO` where none is given.
-
-    :param shapes: ``batch_shape + (N,)`` of each GP site.
-    :param couples_rows: whether the likelihood ties rows of X together.
-    :param combines_rows: whether rows of one site become one row of another.
-    """
-    if couples_rows:
-        return MonteCarlo(10, joint=True)
-    if combines_rows:
-        return MonteCarlo(10)
-    total = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
-    if total == 1:
-        return GaussHermite(20)
-    return GaussHermite(10) if total == 2 else MonteCarlo(10)
 
 
 def _check_draws(rule, multiple):

@@ -80,8 +80,8 @@ class Particle:
     once, with openings for the nodes at GP sites, their components, and what else is known
     later only.
 
-    :param make_rule: from shapes of GP sites, and whether their rows are coupled or
-        combined, to an expectation rule.
+    :param make_rule: from shapes of GP sites, whether their rows are coupled or combined,
+        and whether their likelihood has kinks, to an expectation rule.
     :param run_guide: runs the guide.
     :param run_model: runs the model, given the guide's trace.
     :param rng_key: key for nodes of which only the kind is asked for, and for KLs.
@@ -116,6 +116,7 @@ class Particle:
             {name: site.shape for name, site in sites.items()},
             any(s.coupling.couples for s in sites.values()),
             any(s.coupling.combines or s.joint_rows > 1 for s in sites.values()),
+            any(s.coupling.kinked for s in sites.values()),
         )
 
     def parts(self, given: dict) -> tuple[dict, dict]:

@@ -15,11 +15,11 @@ from numpyro_sgp.elbo.expectation import (
     Expectation,
     check_expectation,
     check_inputs_known,
-    default_expectation,
     weighted,
 )
 from numpyro_sgp.elbo.pairs import check_priors, is_own
 from numpyro_sgp.elbo.particle import Particle
+from numpyro_sgp.elbo.quadrature import default_expectation
 from numpyro_sgp.tracing import messages
 
 
@@ -47,11 +47,13 @@ class TraceGP_ELBO(ELBO):
     The components of a mixture posterior (:class:`~numpyro_sgp.MixtureSVGP`) are integrated
     one by one and weighted, so that no component is ever drawn.
 
-    :param expectation: :class:`GaussHermite`, :class:`MonteCarlo`,
+    :param expectation: :class:`GaussHermite`, :class:`Trapezoid`, :class:`MonteCarlo`,
         :class:`ScoreFunction` (for a likelihood without a gradient), another
         :class:`~numpyro_sgp.elbo.Expectation`, or None for ``GaussHermite(20)`` with one
-        latent function, ``GaussHermite(10)`` with two, and ``MonteCarlo(10)`` with more,
-        or where a GP site combines several rows of another one (``joint=True`` where an
+        latent function, ``GaussHermite(10)`` with two (``Trapezoid(400)`` and
+        ``Trapezoid(40)`` where an :class:`~numpyro_sgp.AutoSparseGP` found kinks in the
+        likelihood, as a Laplace distribution has), and ``MonteCarlo(10)`` with more, or
+        where a GP site combines several rows of another one (``joint=True`` where an
         :class:`~numpyro_sgp.AutoSparseGP` found that the likelihood ties rows together).
     :param num_particles: number of draws of the latents beside f; mutable state is that of
         the first.

@@ -346,7 +346,7 @@ def gain_in_q(problem, key) -> float:
 
 
 def _mean_bound(loss, free, key, arrays, number: int) -> tuple[float, float]:
-    """The mean of a random bound with all rows over so many keys, and its standard error."""
+    """The mean of a random bound with all rows by so many keys, and its standard error."""
 
     def values(free, arrays, key, number):
         keys = jax.random.split(key, _MOST_KEYS)

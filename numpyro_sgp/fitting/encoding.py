@@ -10,7 +10,13 @@ import numpy as np
 from numpyro_sgp import families
 from numpyro_sgp.distributions import relaxation
 from numpyro_sgp.distributions.arguments import columns_in, is_frame, with_columns
-from numpyro_sgp.elbo import GaussHermite, MonteCarlo, ScoreFunction, TraceGP_ELBO
+from numpyro_sgp.elbo import (
+    GaussHermite,
+    MonteCarlo,
+    ScoreFunction,
+    TraceGP_ELBO,
+    Trapezoid,
+)
 from numpyro_sgp.guides import ODVGP, SOLVEGP, SVGP, VGP, MixtureSVGP
 from numpyro_sgp.inducing import FourierFeatures, InducingPatches, SmoothedPoints
 from numpyro_sgp.inverse_free import InverseFreeSVGP
@@ -19,7 +25,9 @@ from numpyro_sgp.inverse_free import InverseFreeSVGP
 _CLASSES: dict[str, type] = {
     **{kind.__name__: kind for kind in (SVGP, VGP, SOLVEGP, ODVGP, MixtureSVGP)},
     "InverseFreeSVGP": InverseFreeSVGP,
-    **{kind.__name__: kind for kind in (GaussHermite, MonteCarlo, ScoreFunction)},
+    **{
+        kind.__name__: kind for kind in (GaussHermite, MonteCarlo, ScoreFunction, Trapezoid)
+    },
     "TraceGP_ELBO": TraceGP_ELBO,
     **{kind.__name__: kind for kind in (InducingPatches, SmoothedPoints, FourierFeatures)},
     **{

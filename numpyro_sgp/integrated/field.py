@@ -33,6 +33,7 @@ from numpyro_sgp.integrated.placing import (
 )
 from numpyro_sgp.integrated.predictors import Layout, Linear, Terms, layout_of_rows
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.kinks import has_kinks
 from numpyro_sgp.tracing.linear import LinearProgram
 
 _MOST_IN_A_ROW = 20  # linear predictors, integrated together
@@ -83,6 +84,8 @@ class Field:
         #: Effects of groups that are independent given the rest, if they are many.
         self.groups: Groups | None = None
         self.layout: Layout
+        #: Whether the likelihood has kinks.
+        self.kinked = False
         #: How rows may share predictors; empty where the data are not known yet.
         self.candidates: list[Layout] = []
         if effects is not None:
@@ -343,15 +346,13 @@ class Field:
                 def slope(rows):
                     return jax.grad(terms.log_likelihood)(terms.linear.base + rows)
 
-                # Not the same for all predictors of a row: probabilities of classes do not
-                # change with what is added to all.
+                # Not the same for all of a row: classes do not see what is added to all.
                 along = jnp.cos(jnp.arange(float(len(start))))[:, None] * signs
                 here, second = jax.jvp(slope, (start,), (along,))
-                # Some rows moved far: what is tied by steps has no second derivative.
-                moved = signs > 0.0
+                moved = signs > 0.0  # far: what is tied by steps has no second derivative
                 there = slope(jnp.where(moved, start + 2.0, start))
                 change = jnp.where(moved, 0.0, there - here)
-                return second / signs, change, jnp.max(jnp.abs(here))
+                return second / signs, change, here
 
             product = shared(product, briefly=True)
             apart = True
@@ -363,14 +364,20 @@ class Field:
                     drawn = drawn * rng.uniform(0.5, 1.5, shape[1])
                     signs = jnp.asarray(drawn, self.dtype)
                     found.append(product(free, self.points, arrays, signs, start))
-                (a, change, steep), (b, other, _) = jax.tree.map(np.asarray, found)
+                (a, change, here), (b, other, _) = jax.tree.map(np.asarray, found)
+                steep = np.abs(here).max()
                 finite = finite and bool(np.isfinite([a, b, change, other]).all())
                 eps = jnp.finfo(self.dtype).eps
                 size = 1e4 * np.maximum(np.abs(a), np.abs(b)).max() + 1e3 * steep
                 apart = apart and bool(np.all(np.abs(a - b) <= eps * size + 1e-30))
                 moved = max(np.abs(change).max(), np.abs(other).max())
                 apart = apart and bool(moved <= 1e3 * eps * steep + 1e-30)
+
+            def slope(rows, product=product, signs=signs):
+                return product(free, self.points, arrays, signs, rows)[2]
+
             if apart:
+                self.kinked = has_kinks(slope, shape, self.dtype)
                 return
         raise ValueError(TIED if finite else NOT_FINITE)
 

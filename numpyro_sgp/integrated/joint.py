@@ -297,7 +297,7 @@ class AutoJointGP(autoguide.AutoGuide):
         terms = field.terms(thetas, points, args, kwargs)
         moments = terms.linear.moments(mean, Square(root))
         found = {
-            "likelihood": expected(terms.log_likelihood, *moments),
+            "likelihood": expected(terms.log_likelihood, *moments, kinked=field.kinked),
             "field": -Block(mean, root).kl(),
         }
         if known.base_guide is not None:

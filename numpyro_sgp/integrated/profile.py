@@ -40,7 +40,7 @@ from numpyro_sgp.integrated.precision import (
 from numpyro_sgp.integrated.predictors import row_factors
 from numpyro_sgp.integrated.row_parts import RowParts
 from numpyro_sgp.integrated.weighing import Weighed, over_left, unweighed, weigh
-from numpyro_sgp.linalg import einsum, gauss_hermite, matmul, tensor_grid
+from numpyro_sgp.linalg import einsum, gauss_hermite, matmul, tensor_grid, trapezoid
 
 _MAX_STEPS = 100
 _LEAST_RATE = 1e-9
@@ -49,6 +49,7 @@ _NARROW = 100.0  # times the prior's, is the precision that q(w) starts with
 # which each says little.
 _GRIDS = {1: (24, 12), 2: (16, 10), 3: (9, 7)}
 _MANY = 5_000
+_FINE = {1: 400, 2: 40}  # those of likelihoods with kinks
 _ONE_NODE, _MANY_NODES = 4096, 256  # draws that are weighed
 # Work at a node, and hyperparameters, which make many nodes: below both all nodes take less
 # time than to compile them well.
@@ -97,17 +98,23 @@ class Gaussian(NamedTuple):
         return root.solve(self.shift)
 
 
-def quadrature(number: int, num_rows: int, dtype) -> tuple[Array, Array]:
+def quadrature(
+    number: int, num_rows: int, dtype, kinked: bool = False
+) -> tuple[Array, Array]:
     """
-    Nodes for standard normals: a product of Gauss-Hermite rules for up to three, else Sobol
-    points, moved such that their mean is 0 and their covariance I: expectations of
-    quadratics, and with them Gaussian likelihoods' bounds, are exact.
+    Nodes for standard normals: a product of Gauss-Hermite rules for up to three, or of
+    trapezoidal ones for up to two where the likelihood has kinks; else Sobol points, moved
+    such that their mean is 0 and their covariance I: expectations of quadratics, and with
+    them Gaussian likelihoods' bounds, are exact.
 
     :param number: J, of predictors in a row.
     :param num_rows: N.
+    :param kinked: whether the likelihood has kinks.
     :return: nodes of shape ``(S, J)``, and weights ``(S,)``.
     """
-    if number in _GRIDS:
+    if kinked and number in _FINE:
+        nodes, weights = tensor_grid(*trapezoid(_FINE[number]), number)
+    elif number in _GRIDS:
         each = _GRIDS[number][num_rows > _MANY]
         nodes, weights = tensor_grid(*gauss_hermite(each), number)
     else:
@@ -126,6 +133,7 @@ def expected(
     mean: Array,
     covariance: Array,
     num_rows: int | None = None,
+    kinked: bool = False,
 ) -> Array:
     """
     The expected log likelihood.
@@ -134,8 +142,10 @@ def expected(
     :param mean: shape ``(J, N)``.
     :param covariance: shape ``(J, J, N)``.
     :param num_rows: of all rows, of which these are a part.
+    :param kinked: whether the likelihood has kinks.
     """
-    nodes, weights = quadrature(len(mean), num_rows or mean.shape[-1], mean.dtype)
+    num_rows = num_rows or mean.shape[-1]
+    nodes, weights = quadrature(len(mean), num_rows, mean.dtype, kinked)
     root = row_factors(covariance)
 
     def at(node):
@@ -144,11 +154,13 @@ def expected(
     return matmul(weights, jax.vmap(at)(nodes))
 
 
-def without_left(log_likelihood, linear, mean: Array, factor: Factor) -> Array:
+def without_left(
+    log_likelihood, linear, mean: Array, factor: Factor, kinked: bool = False
+) -> Array:
     """:func:`expected`, where what is left open is averaged over as at draws."""
     averaged, _ = over_left(log_likelihood, linear)
     at, covariance = linear.moments(mean, factor)
-    return expected(averaged, at, covariance - linear.left_open())
+    return expected(averaged, at, covariance - linear.left_open(), kinked=kinked)
 
 
 def divergence(mean: Array, root: Root) -> Array:
@@ -171,16 +183,19 @@ class Gathered(NamedTuple):
     curvature: Precision
 
 
-def gathered(terms: Terms, mean: Array, factor: Factor, num_rows: int) -> Gathered:
+def gathered(
+    terms: Terms, mean: Array, factor: Factor, num_rows: int, kinked: bool = False
+) -> Gathered:
     """
     :param terms: of some rows.
     :param mean: of q(w).
     :param factor: a square root of its covariance.
     :param num_rows: N, of all rows.
+    :param kinked: whether the likelihood has kinks.
     """
     linear = terms.linear
     value, (g, slope) = jax.value_and_grad(
-        lambda m, c: expected(terms.log_likelihood, m, c, num_rows), argnums=(0, 1)
+        lambda m, c: expected(terms.log_likelihood, m, c, num_rows, kinked), argnums=(0, 1)
     )(*linear.moments(mean, factor))
     curvature = -(slope + jnp.swapaxes(slope, 0, 1))
     return Gathered(value, linear.slope(g), linear.curvature(curvature))
@@ -304,19 +319,19 @@ class Profile:
         self._args, self._kwargs = args, kwargs
         #: Rows of the data, in blocks where they are many.
         self.rows = RowParts(field, args, kwargs, whole)
-        N, rows = field.layout.num_rows, self.rows
+        N, rows, kinked = field.layout.num_rows, self.rows, field.kinked
 
         def value_at(free, mean, factor, *given):
             def part(here):
                 moments = here.linear.moments(mean, factor)
-                return expected(here.log_likelihood, *moments, N) + here.log_prior
+                return expected(here.log_likelihood, *moments, N, kinked) + here.log_prior
 
             return rows.total(part, free, *given)
 
         def left_open(free, mean, factor, *given):
             def part(here):
                 at, covariance = here.linear.moments(mean, factor)
-                slope = jax.grad(lambda c: expected(here.log_likelihood, at, c, N))
+                slope = jax.grad(lambda c: expected(here.log_likelihood, at, c, N, kinked))
                 return -jnp.sum(slope(covariance) * here.linear.left_open())
 
             return rows.total(part, free, *given)
@@ -326,7 +341,7 @@ class Profile:
 
             def gather(mean, factor):
                 def part(terms):
-                    return gathered(terms, mean, factor, N)
+                    return gathered(terms, mean, factor, N, kinked)
 
                 return rows.total(part, free, *given) if here is None else part(here)
 
@@ -345,7 +360,7 @@ class Profile:
 
             def weighed_here():
                 rows = here.log_likelihood, here.linear
-                bound = without_left(*rows, mean, factor) - divergence(mean, root)
+                bound = without_left(*rows, mean, factor, kinked) - divergence(mean, root)
                 return weigh(*rows, mean, root, bound, key, self.draws)
 
             weighed = jax.lax.cond(

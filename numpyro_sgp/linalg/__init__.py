@@ -10,7 +10,7 @@ from numpyro_sgp.linalg.cholesky import (
 )
 from numpyro_sgp.linalg.floors import at_least
 from numpyro_sgp.linalg.products import einsum, matmul
-from numpyro_sgp.linalg.quadrature import gauss_hermite, tensor_grid
+from numpyro_sgp.linalg.quadrature import gauss_hermite, tensor_grid, trapezoid
 from numpyro_sgp.linalg.triangular import (
     diagonal_of,
     solve_lower,
@@ -29,6 +29,7 @@ __all__ = [
     "max_jitter",
     "solve_lower",
     "tensor_grid",
+    "trapezoid",
     "triangular_product",
     "whitened_solve",
     "with_jitter",

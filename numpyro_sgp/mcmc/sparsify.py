@@ -16,8 +16,8 @@ from numpyro_sgp._checks import check_model
 from numpyro_sgp._threads import one_thread
 from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
-from numpyro_sgp.elbo import GaussHermite, MonteCarlo
-from numpyro_sgp.elbo.expectation import default_expectation
+from numpyro_sgp.elbo import GaussHermite, MonteCarlo, Trapezoid
+from numpyro_sgp.elbo.quadrature import default_expectation
 from numpyro_sgp.families import Block, BlockGaussian, Full
 from numpyro_sgp.guides import SVGP, VGP
 from numpyro_sgp.guides.base import check_approximations
@@ -37,7 +37,7 @@ _ALL_ROWS = "MCMC needs them all in each step"
 def sparsify(
     model: Callable,
     approximation: SVGP | dict[str, SVGP],
-    expectation: GaussHermite | MonteCarlo | None = None,
+    expectation: GaussHermite | Trapezoid | MonteCarlo | None = None,
 ) -> Callable:
     r"""
     The model with inducing values in the place of each GP site, for NUTS at the cost of a
@@ -69,10 +69,9 @@ def sparsify(
         hyperparameters at their prior medians) and the options of q(u) are not; or
         :class:`~numpyro_sgp.VGP`, for all distinct inputs; or a dict from site name to
         approximation.
-    :param expectation: :class:`~numpyro_sgp.GaussHermite` or
-        :class:`~numpyro_sgp.MonteCarlo`, which draws its nodes once for all steps; None for
-        ``GaussHermite(20)`` with one latent function, ``GaussHermite(10)`` with two, and
-        ``MonteCarlo(10)`` with more.
+    :param expectation: :class:`~numpyro_sgp.GaussHermite`,
+        :class:`~numpyro_sgp.Trapezoid` or :class:`~numpyro_sgp.MonteCarlo`, which draws its
+        nodes once for all steps; None for what :class:`~numpyro_sgp.TraceGP_ELBO` takes.
     :return: a model with the arguments of ``model``; ``.setup(*args)`` chooses inducing
         points outside of jit, and ``.inducing`` has them by site.
     :raises TypeError: if ``approximation`` or ``expectation`` is something else.
@@ -127,7 +126,7 @@ class _Sparsified:
                     f"ignore the q(u) of {option!r}: use SVGP(M), or VGP() for inducing "
                     "points at all inputs."
                 )
-        if not isinstance(expectation, GaussHermite | MonteCarlo | None):
+        if not isinstance(expectation, GaussHermite | Trapezoid | MonteCarlo | None):
             raise TypeError(
                 "expectation must be GaussHermite(20), MonteCarlo(10) or the like, or "
                 f"None, got {expectation!r}."
@@ -138,6 +137,7 @@ class _Sparsified:
         #: Inducing points by GP site, of shape (M, D) or (*batch, M, D).
         self.inducing = {}
         self._sites = frozenset()
+        self._kinked = False
         self._observed = frozenset()
         self._on_f = frozenset()
 
@@ -310,7 +310,9 @@ class _Sparsified:
         def trace_at(f):
             return self._run(messages.at_values(f), values, args, kwargs)
 
-        if any(find_coupling(trace_at, shapes, jnp.result_type(*f.values()))):
+        coupling = find_coupling(trace_at, shapes, jnp.result_type(*f.values()))
+        self._kinked = coupling.kinked
+        if coupling.couples or coupling.combines:
             raise ValueError(
                 "The likelihood ties rows of X together (its log density is no sum of "
                 "terms of one row each), or a GP site combines rows of another one, and "
@@ -345,7 +347,7 @@ class _Sparsified:
         return trace
 
     def _expected_log_likelihood(self, shapes, values, args, kwargs):
-        rule = self.expectation or default_expectation(shapes)
+        rule = self.expectation or default_expectation(shapes, kinked=self._kinked)
         for name in shapes:
             if f"{name}_u_white" not in values:
                 raise ValueError(_no_value(f"{name}_u_white"))

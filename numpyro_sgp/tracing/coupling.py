@@ -11,6 +11,7 @@ from jax import Array
 
 from numpyro_sgp._programs import shared
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.kinks import has_kinks
 from numpyro_sgp.tracing.rows import origins
 
 _PLACES = 3  # values of f at which rows are looked at
@@ -25,6 +26,7 @@ class Coupling(NamedTuple):
 
     couples: bool = False  # the likelihood ties rows of X together
     combines: bool = False  # several rows of a site become one row of another
+    kinked: bool = False  # slopes of the likelihood jump, as a Laplace distribution's do
 
 
 def find_coupling(
@@ -37,8 +39,9 @@ def find_coupling(
 ) -> Coupling:
     """
     Whether the likelihood of a model, or the prior of one of its GP sites, mixes two rows
-    of X in one latent function of another; and whether a row of the inputs of a GP site is
-    made of several rows of another one, as images are of patches.
+    of X in one latent function of another; whether a row of the inputs of a GP site is
+    made of several rows of another one, as images are of patches; and whether a likelihood
+    of one or two latent functions has kinks.
 
     :param trace_at: from values of the GP sites to the model's trace.
     :param shapes: ``batch_shape + (N,)`` of each GP site.
@@ -53,7 +56,11 @@ def find_coupling(
     def log_density(f):
         return log_likelihood(trace_at(f), shapes)
 
-    couples = mixes_rows(log_density, shapes, dtype, frozenset(coupled), near=near)
+    programs = _programs(log_density, shapes)
+    where = log_density, shapes, dtype, frozenset(coupled)
+    couples = mixes_rows(*where, near=near, programs=programs)
+    if not (couples or near) and _kinked(programs, shapes, dtype):
+        return Coupling(kinked=True)
     if len(shapes) == 1:
         return Coupling(couples)
     # Mixed second derivatives where inputs of a GP site mix rows of f, or have several
@@ -119,6 +126,7 @@ def mixes_rows(
     coupled=frozenset(),
     names: Iterable[str] | None = None,
     near: bool = False,
+    programs: dict | None = None,
 ) -> bool:
     r"""
     Whether ``log_density`` mixes two rows of X in one latent function: is no sum of terms
@@ -143,6 +151,7 @@ def mixes_rows(
         functions must not be mixed either.
     :param names: sites whose rows are looked at; all if None.
     :param near: whether steps are small.
+    :param programs: of derivatives by the values at each site; made if None.
     :return: True if rows are mixed; False also where no derivative is to be had. Where
         there are first derivatives only (solvers of differential equations), these are
         looked at for steps.
@@ -153,6 +162,7 @@ def mixes_rows(
         return {k: jnp.asarray(0.3 * rng.normal(size=s), dtype) for k, s in shapes.items()}
 
     places = [values() for _ in range(_PLACES)]
+    programs = _programs(log_density, shapes) if programs is None else programs
     eps = float(jnp.finfo(dtype).eps)
     tolerance = max(1e3 * eps, 1e-9)
     for name, shape in shapes.items():
@@ -160,7 +170,7 @@ def mixes_rows(
             continue
         number = int(np.prod(shape[:-1]))
         moved = np.ones((1, number)) if name in coupled else np.eye(number)
-        program = shared(partial(_derivatives, log_density, name), briefly=True)
+        program = programs[name]
 
         def product(f, s, moved=moved, program=program):
             along = (jnp.asarray(np.outer(m, s), dtype) for m in moved)
@@ -208,6 +218,33 @@ def mixes_rows(
         except (TypeError, ValueError, NotImplementedError):
             return False  # not differentiable: a callback, integer code
     return False
+
+
+def _programs(log_density, shapes) -> dict[str, shared]:
+    """By the values at each site."""
+    return {k: shared(partial(_derivatives, log_density, k), briefly=True) for k in shapes}
+
+
+def _kinked(programs, shapes, dtype) -> bool:
+    """Whether a likelihood of one or two latent functions has kinks."""
+    sizes = {name: (int(np.prod(shape[:-1])), shape[-1]) for name, shape in shapes.items()}
+    if sum(number for number, _ in sizes.values()) > 2:
+        return False
+    f = {name: jnp.zeros(shape, dtype) for name, shape in shapes.items()}
+
+    def found(name):
+        still = jnp.zeros(sizes[name], dtype)
+
+        def slope(value):
+            value = jnp.asarray(value).reshape(shapes[name])
+            return programs[name]({**f, name: value}, still)[1]
+
+        return has_kinks(slope, sizes[name], dtype)
+
+    try:
+        return any(map(found, shapes))
+    except (TypeError, ValueError, NotImplementedError):
+        return False  # not twice differentiable
 
 
 def _derivatives(log_density, name, f, direction):
