@@ -240,7 +240,10 @@ def draw_field(
     shapes = gp_shapes(field, nodes.points, args, kwargs)
     rng = np.random.default_rng(seed)
     sizes = [field.size, *(int(np.prod(shape)) for shape in shapes.values())]
-    numbers = None if joint else balanced(len(which), sizes[0], sum(sizes[1:]), rng)
+    rows = {shape[-1] for shape in shapes.values()}
+    num_rows = rows.pop() if len(rows) == 1 else sum(sizes[1:])  # of one site after another
+    apart = sum(sizes[1:]) // num_rows, num_rows
+    numbers = None if joint else balanced(len(which), sizes[0], apart, rng)
     dtype = np.dtype(field.dtype)
     used, counts = np.unique(which, return_counts=True)
     together = int(np.clip(-(-len(which) // len(used)), 1, _TOGETHER))

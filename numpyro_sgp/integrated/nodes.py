@@ -406,32 +406,34 @@ def systematic(weights, number, rng):
 
 
 def balanced(
-    number: int, size: int, num_apart: int, rng: np.random.Generator
+    number: int, size: int, apart: tuple[int, int], rng: np.random.Generator
 ) -> np.ndarray:
     """
-    Standard normal numbers ``(number, size + num_apart)``, each second row the negative of
-    the one before. Where ``number`` is eight times ``size`` and more, and even, the first
-    columns are quasi-random, with the identity as their second moment, and each of the
-    others has the variance one and no correlation with these: means and variances of what
-    is linear in the first and in one of the others have no noise.
+    Standard normal numbers ``(number, size + J N)``, each second row the negative of the
+    one before. Where ``number`` is eight times ``size + J`` and more, and even, the first
+    columns are quasi-random, with the identity as their second moment, and so are the J of
+    each row, which have no correlation with the first: means and variances of what is
+    linear in the first and in those of one row have no noise.
 
     :param size: columns that go together.
-    :param num_apart: columns of rows, each of which is beside the first ones alone.
+    :param apart: (J, N), columns of each of N rows, which are beside the first ones alone.
     """
     from scipy.stats import qmc  # slow to import
 
     half = -(-number // 2)
-    apart = rng.normal(size=(half, num_apart))
-    if half >= _ROWS_PER_COLUMN * size:
+    rows = rng.normal(size=(half, *apart))
+    if half >= _ROWS_PER_COLUMN * (size + apart[0]):
         uniform = qmc.Sobol(size, rng=rng).random_base2(max(half - 1, 1).bit_length())
         x = ndtri(np.clip(uniform[:half], 1e-12, 1 - 1e-12))
         L = np.linalg.cholesky(x.T @ x / half)
         x = solve_triangular(L, x.T, lower=True).T
-        apart -= x @ (x.T @ apart) / half
-        apart /= np.sqrt(np.mean(apart**2, axis=0))
+        rows -= (x @ (x.T @ rows.reshape(half, -1)) / half).reshape(rows.shape)
+        by_row = rows.transpose(2, 1, 0)
+        L = np.linalg.cholesky(by_row @ by_row.transpose(0, 2, 1) / half)
+        rows = np.linalg.solve(L, by_row).transpose(2, 1, 0)
     else:
         x = rng.normal(size=(half, size))
-    x = np.concatenate([x, apart], axis=1)
+    x = np.concatenate([x, rows.reshape(half, -1)], axis=1)
     return np.stack([x, -x], axis=1).reshape(-1, x.shape[1])[:number]
 
 

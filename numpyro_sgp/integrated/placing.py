@@ -24,6 +24,7 @@ from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides.row_latents import DRAW_ANEW, check_row_latents
 from numpyro_sgp.integrated.effects import of_standardised
 from numpyro_sgp.integrated.units_of_data import check_units
+from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.program import opening
 from numpyro_sgp.tracing.row_indices import check_codes
@@ -277,6 +278,7 @@ def new_arguments(field, known: tuple, args: tuple, kwargs: dict) -> tuple[tuple
                 if here != before:
                     told = f"GP site '{name}' has inputs with {here} columns"
                     raise ValueError(f"{told} here, where it had {before}.")
+        _check_own_data(field.guide.known().trace, trace, (args, kwargs))
         checks.check_observations(trace)
         checks.check_whole_plates(trace, "predictions are of every row")
         return ()
@@ -289,6 +291,27 @@ def new_arguments(field, known: tuple, args: tuple, kwargs: dict) -> tuple[tuple
     check_row_latents(field.guide.known(), model, args, kwargs)
     check_units(field, known, args, kwargs)
     return args, kwargs
+
+
+def _check_own_data(before: dict, trace: dict, arguments) -> None:
+    """
+    :raises ValueError: if responses have the model's own values, as of
+        ``handlers.condition``, which stay those of the training data at other inputs.
+    """
+    given = [id(leaf) for leaf in jax.tree.leaves(arguments)]
+    for name, site in trace.items():
+        if not messages.is_response(site) or name not in before:
+            continue
+        value, shape = site["value"], tuple(site["fn"].shape())
+        own = value is before[name]["value"] and id(value) not in given
+        if own and jnp.ndim(value) and not broadcasts_to(shape, jnp.shape(value)):
+            raise ValueError(
+                f"Observed site '{name}' has values of the model's own (by "
+                f"handlers.condition, or an array in its code), of shape {value.shape}, at "
+                f"any inputs; here its distribution has the shape {shape}. Give them as an "
+                "argument instead, model(X, y=None) with obs=y, and fit that: predictions "
+                "at new inputs leave it out."
+            )
 
 
 def free_shape(fn) -> tuple[int, ...]:

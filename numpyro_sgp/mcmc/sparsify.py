@@ -63,7 +63,8 @@ def sparsify(
     sites that depend on f are left out: f has no value there.
 
     :param model: a NumPyro model with GP sites (not whitened), and the data as an argument
-        or by :func:`numpyro.handlers.condition`.
+        or by :func:`numpyro.handlers.condition` (which has no predictions at other
+        inputs: as an argument, ``y=None``, they can be left out).
     :param approximation: :class:`~numpyro_sgp.SVGP`, of which the inducing points are
         used (an array, or chosen when the model is first run, or by ``.setup``, with the
         hyperparameters at their prior medians) and the options of q(u) are not; or
@@ -361,7 +362,9 @@ class _Sparsified:
                 q = self._posterior(site, values[f"{site['name']}_u_white"])
                 return site["fn"], rule.value(q, node[site["name"]])
 
-            return _score(self._run(at_site, values, args, kwargs, medians=False))
+            trace = self._run(at_site, values, args, kwargs, medians=False)
+            checks.check_observations(trace)
+            return _score(trace)
 
         return matmul(weights, jax.vmap(at)(nodes))
 

@@ -410,15 +410,17 @@ def test_the_error_of_weights_is_in_the_row(effective):
 @pytest.mark.parametrize(("number", "size"), [(256, 8), (2048, 60), (256, 100), (7, 3)])
 def test_balanced_numbers_have_no_noise_where_they_are_enough(number, size):
     """Else they are as good as random ones: five standard errors of correlations."""
-    x = nodes.balanced(number, size, 5, np.random.default_rng(0))
-    assert x.shape == (number, size + 5)
+    x = nodes.balanced(number, size, (2, 5), np.random.default_rng(0))
+    assert x.shape == (number, size + 10)
     first, apart = x[:, :size], x[:, size:]
     if number >= 8 * size:
         np.testing.assert_allclose(first.T @ first / number, np.eye(size), atol=1e-10)
         np.testing.assert_allclose(first.T @ apart / number, 0.0, atol=1e-10)
-        np.testing.assert_allclose(np.mean(apart**2, axis=0), 1.0, rtol=1e-10)
+        of_rows = apart.reshape(number, 2, 5)
+        squares = np.einsum("sjn,skn->njk", of_rows, of_rows) / number
+        np.testing.assert_allclose(squares, np.tile(np.eye(2), (5, 1, 1)), atol=1e-10)
         np.testing.assert_allclose(x.mean(axis=0), 0.0, atol=1e-10)
-    off = np.abs(np.corrcoef(x.T) - np.eye(size + 5))
+    off = np.abs(np.corrcoef(x.T) - np.eye(size + 10))
     assert off.max() < 5.0 / np.sqrt(-(-number // 2)) or number < 10
 
 

@@ -140,3 +140,19 @@ def test_a_support_that_depends_on_f():
 
     with pytest.raises(ValueError, match="not finite at any of .*a support that depends"):
         sgp.nested(model, sgp.SVGP(4), (X, 3.0 * Y), progress_bar=False)
+
+
+@pytest.mark.slow
+def test_data_that_are_the_models_own_are_told_from_arguments_at_new_inputs():
+    X = np.linspace(0.0, 1.0, 6)[:, None]
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    own = numpyro.handlers.condition(model, {"y": jnp.sin(X[:, 0])})
+    fitted = sgp.fit(own, sgp.VGP(), (X,), joint=True, progress_bar=False)
+    assert fitted.predict(X)["y"].mean.shape == (6,)
+    with pytest.raises(ValueError, match="values of the model's own .* as an argument"):
+        fitted.predict(X[:2])
