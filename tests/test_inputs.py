@@ -550,6 +550,12 @@ def by_name(frame, y=None):
         numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
 
 
+def by_attribute(frame, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), frame.age[:, None]))
+    with numpyro.plate("data", len(f)):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
 class ModelAsClass:
     """What is made by a call, and is no model."""
 
@@ -599,6 +605,11 @@ REFUSED = {
         lambda: sgp.fit(by_name, sgp.SVGP(3), (pd.DataFrame({"age": X[:, 0]}), y)),
         ValueError,
         "part of an argument by its name.*pass a dict",
+    ),
+    "a column of a frame as its attribute": (
+        lambda: sgp.fit(by_attribute, sgp.SVGP(3), (pd.DataFrame({"age": X[:, 0]}), y)),
+        ValueError,
+        "asks an array for something.*pass a dict",
     ),
     "a layer without a name": (
         lambda: sgp.layer(None, sgp.kernels.RBF(), X),

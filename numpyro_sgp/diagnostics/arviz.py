@@ -202,6 +202,8 @@ def to_arviz(
     dims = named_dims(trace, found.draws, dims)
     log_likelihood, predictive, observed, masks = _at_observed_sites(found, trace, k_sites)
     held = "point_estimates" in found.attrs
+    if left_out := messages.factors_of_rows(trace):
+        found.attrs["factors"] = ", ".join(left_out)
     if isinstance(fit, SVI):
         points = point_latents(fit.guide, result.params, args, kwargs)
         held = bool(points)

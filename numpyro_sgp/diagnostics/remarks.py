@@ -56,6 +56,12 @@ def remarks_on(tree, loo, chains, is_reference, why_no_loo=""):
             "no LOO: the log likelihood of an observation has few values in all draws, so "
             "that importance weights tie."
         )
+    if loo is not None and (factors := attrs.get("factors")):
+        yield (
+            f"LOO leaves out the terms of factors ({factors}), which no data belong to: it "
+            "is of the other observations alone. log_score counts them; so does LOO where "
+            "they are written as distributions, as RightCensoredDistribution."
+        )
     if loo is not None and (bad := int(np.sum(loo.pareto_k.values > loo.good_k))):
         # Tails of q are in the weights too, which a posterior's draws do not have.
         way = "too high most often"

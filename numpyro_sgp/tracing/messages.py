@@ -5,6 +5,7 @@ from contextlib import contextmanager, nullcontext
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
@@ -106,6 +107,16 @@ def is_observed_gp(site) -> bool:
 def is_sparse_posterior(site) -> bool:
     """Whether ``site`` draws from a :class:`GPPosterior`."""
     return site["type"] == "sample" and isinstance(unwrap(site["fn"])[0], GPPosterior)
+
+
+def factors_of_rows(trace: dict) -> list[str]:
+    """Names of the sites of :func:`numpyro.factor` that have terms of several rows."""
+    return sorted(
+        name
+        for name, site in trace.items()
+        if site["type"] == "sample" and isinstance(innermost(site["fn"]), dist.Unit)
+        if np.prod(site["fn"].batch_shape) > 1
+    )
 
 
 def log_prob(site, scaled: bool = True):
@@ -249,7 +260,9 @@ def _of_plate(error) -> str:
             return (
                 f"Site '{msg['name']}' has the batch shape {shape}, which does not go with "
                 f"the size {plate.size} of plate '{plate.name}' around it. Make the plate "
-                "as large as there are rows, as numpyro.plate('data', X.shape[0])."
+                "as large as there are rows, as numpyro.plate('data', X.shape[0]); or, if "
+                "the distribution takes functions along the last axis (classes of "
+                "Categorical), give it f.T."
             )
         at = at.tb_next
     return ""
@@ -268,6 +281,9 @@ class _Improper(Messenger):
 
 _BY_NAME = "string indexing", "only integers, slices"
 _NO_INDEX = "Indexer must have integer", "non-tuple sequence"
+_OF_FRAMES = (
+    r"(Tracer|_Matrix'? object|ArrayImpl'? object|ndarray'? object) has no attribute"
+)
 
 
 @contextmanager
@@ -286,6 +302,14 @@ def telling_arguments(args, kwargs):
             "A whole number in the model is too large for JAX's integers. Give it as a "
             f"float (1e12, not 10**12), or call numpyro.enable_x64() first. ({error})"
         ) from error
+    except AttributeError as error:
+        if re.search(_OF_FRAMES, str(error)):
+            raise ValueError(
+                "The model asks an array for something that arrays have not; a frame is "
+                "given to it as a matrix: pass a dict, {c: frame[c].to_numpy() for c in "
+                f"frame}}, and take columns as table['c']. ({error})"
+            ) from error
+        raise
     except AssertionError as error:
         if found := re.search("unique names but got `(.*)` duplicated", str(error)):
             told = f"The model has two sites of the name '{found[1]}'. Give each its own."
@@ -311,7 +335,8 @@ def telling_arguments(args, kwargs):
         if any(words in told for words in _NO_INDEX):
             raise ValueError(
                 "An index in the model has no whole numbers. Codes of groups are integers "
-                "from 0: names, group = np.unique(codes, return_inverse=True). "
+                "from 0: names, group = np.unique(codes, return_inverse=True). (Columns of "
+                "a frame are not had by lists of names: pass a dict of its columns.) "
                 f"({told.splitlines()[0]})"
             ) from error
         given = {f"argument {i + 1}": arg for i, arg in enumerate(args)} | kwargs

@@ -492,12 +492,15 @@ def test_factors_are_no_data_and_undrawable_sites_not_predicted():
         numpyro.factor("penalty", -jnp.sum(f**2))
         with numpyro.plate("data", X.shape[0]):
             numpyro.sample("y", _OnlyDensity(f, 1.0), obs=y)
+            numpyro.factor("rows", -(f**2))
 
     svi, result = start(model, X, y)
     tree = to_arviz(svi, X, y, result=result, num_samples=3, khat=False)
     assert list(tree.log_likelihood.data_vars) == ["y"]
     assert list(tree.observed_data.data_vars) == ["y"]
     assert "posterior_predictive" not in tree
+    # LOO and log_score differ by what has terms of rows.
+    assert tree.attrs["factors"] == "rows"
 
 
 def test_errors(svi, mcmc):

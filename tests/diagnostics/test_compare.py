@@ -296,8 +296,10 @@ def test_bad_pareto_k_is_in_the_table_and_not_a_warning():
     remark = "Pareto k of 1 of 4 observations is above 0.70"
     assert remark in said(comparison, "a") and "too high most" in said(comparison, "a")
     tree.attrs["method"] = "nested"
+    tree.attrs["factors"] = "censored"
     remark = said(compare({"a": tree}), "a")
     assert "too low or too high" in remark and "too high most" not in remark
+    assert "LOO leaves out the terms of factors (censored)" in remark
 
 
 def test_bad_pareto_k_is_that_of_arviz_for_few_draws():
