@@ -49,7 +49,7 @@ _NARROW = 100.0  # times the prior's, is the precision that q(w) starts with
 # which each says little.
 _GRIDS = {1: (24, 12), 2: (16, 10), 3: (9, 7)}
 _MANY = 5_000
-_FINE = {1: 400, 2: 40}  # those of likelihoods with kinks
+_FINE = {1: (400, 150), 2: (40, 24)}  # those of likelihoods with kinks
 _ONE_NODE, _MANY_NODES = 4096, 256  # draws that are weighed
 # Work at a node, and hyperparameters, which make many nodes: below both all nodes take less
 # time than to compile them well.
@@ -113,7 +113,8 @@ def quadrature(
     :return: nodes of shape ``(S, J)``, and weights ``(S,)``.
     """
     if kinked and number in _FINE:
-        nodes, weights = tensor_grid(*trapezoid(_FINE[number]), number)
+        each = _FINE[number][num_rows > _MANY]
+        nodes, weights = tensor_grid(*trapezoid(each), number)
     elif number in _GRIDS:
         each = _GRIDS[number][num_rows > _MANY]
         nodes, weights = tensor_grid(*gauss_hermite(each), number)
