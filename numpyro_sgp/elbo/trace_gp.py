@@ -51,9 +51,10 @@ class TraceGP_ELBO(ELBO):
         :class:`ScoreFunction` (for a likelihood without a gradient), another
         :class:`~numpyro_sgp.elbo.Expectation`, or None for ``GaussHermite(20)`` with one
         latent function, ``GaussHermite(10)`` with two (``Trapezoid(400)`` and
-        ``Trapezoid(40)``, fewer nodes of more than 2048 rows, where an :class:`~numpyro_sgp.AutoSparseGP` found kinks in the
-        likelihood, as a Laplace distribution has), and ``MonteCarlo(10)`` with more, or
-        where a GP site combines several rows of another one (``joint=True`` where an
+        ``Trapezoid(40)``, with fewer nodes for more than 2048 rows, where an
+        :class:`~numpyro_sgp.AutoSparseGP` found kinks in the likelihood, as a Laplace
+        distribution has), and ``MonteCarlo(10)`` with more, or where a GP site combines
+        several rows of another one (``joint=True`` where an
         :class:`~numpyro_sgp.AutoSparseGP` found that the likelihood ties rows together).
     :param num_particles: number of draws of the latents beside f; mutable state is that of
         the first.

@@ -25,6 +25,7 @@ from numpyro_sgp.integrated.views import Parts
 from numpyro_sgp.linalg import einsum
 from numpyro_sgp.predictive.densities import (
     MOST_FUNCTIONS,
+    OF_KINKS,
     RULES,
     log_integrals,
     warn_of_rows,
@@ -211,7 +212,7 @@ def _at_nodes(field: Field, nodes: Nodes, args, kwargs) -> dict[str, Array]:
             found = {k: by_row(v, num_rows, axes.get(k)) for k, v in each}
             return {k: v for k, v in found.items() if v is not None}
 
-        z, weights = _rule(len(mean), num_rows, mean.dtype)
+        z, weights = _rule(len(mean), num_rows, mean.dtype, field.kinked)
         chunk = int(np.clip(_MAX_NUMBERS / mean.size, 1, len(weights)))
         found = log_integrals(at, {"": z[..., None]}, weights, chunk, True)
         away = getattr(terms.linear, "away", jnp.zeros(1))
@@ -242,11 +243,12 @@ class _Unscaled(Messenger):
             msg["scale"] = None
 
 
-def _rule(number, num_rows, dtype):
+def _rule(number, num_rows, dtype, kinked):
     """Nodes ``(S, J)`` for J predictors, and weights."""
     if number > len(RULES) - 1:
         return quadrature(number, num_rows, dtype)
-    nodes, weights = RULES[number - 1].nodes(None, {"": (number, 1)}, dtype)
+    rule = OF_KINKS if kinked and number == 1 else RULES[number - 1]
+    nodes, weights = rule.nodes(None, {"": (number, 1)}, dtype)
     return nodes[""][..., 0], weights
 
 

@@ -23,7 +23,7 @@ from numpyro_sgp._programs import (
 )
 from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import has_no_numbers
-from numpyro_sgp.elbo import GaussHermite, MonteCarlo
+from numpyro_sgp.elbo import GaussHermite, MonteCarlo, Trapezoid
 from numpyro_sgp.elbo.expectation import check_expectation
 from numpyro_sgp.guides.row_latents import check_row_latents, row_plates
 from numpyro_sgp.likelihoods import RobustMax
@@ -43,6 +43,7 @@ from numpyro_sgp.tracing.state import state_of
 _MAX_NODE_NUMBERS = 3e6  # of rows and nodes, held at one time
 MOST_FUNCTIONS = 20  # of which second derivatives are taken
 RULES = GaussHermite(100), GaussHermite(30), MonteCarlo(2000)
+OF_KINKS = Trapezoid(400)  # for the first of these, if the likelihood has kinks
 _NO_OBSERVATIONS = (
     "The model has no observed site with these arguments. Pass observations too: "
     "log_predictive_density(guide, params, X_new, y_new)."
@@ -91,7 +92,8 @@ def log_predictive_density(
     :param params: its parameters.
     :param args: arguments of the model: new inputs and observations.
     :param expectation: a rule for the GP sites that feed no other; None for
-        ``GaussHermite(100)`` with one latent function, ``GaussHermite(30)`` with two, and
+        ``GaussHermite(100)`` with one latent function (``Trapezoid(400)`` if the likelihood
+        has kinks), ``GaussHermite(30)`` with two, and
         ``MonteCarlo(2000)`` with more (``MonteCarlo(100)`` where there are draws).
     :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
     :param num_draws: number of draws of other latents and inner layers; without effect if
@@ -272,9 +274,10 @@ def by_site_and_row(
     kinds = {type(messages.innermost(trace[name]["fn"])) for name in on_f}
     if expectation is None and RobustMax in kinds:
         expectation = MonteCarlo(128 if parts.drawn else 2048, sequence="sobol")
+    kinked = guide.known().coupling.kinked
     if not parts.drawn:
         run = partial(parts.run, others=parts.others)
-        rules, limit = RULES, _MAX_NODE_NUMBERS
+        rules, limit = (OF_KINKS, *RULES[1:]) if kinked else RULES, _MAX_NODE_NUMBERS
         last = parts.posteriors
         found = _density(run, last, on_f, expectation, parts.key, rules, limit)
         return found, observed, nan

@@ -138,3 +138,22 @@ def test_many_nodes_are_numbers():
     nodes, weights = sgp.GaussHermite(500).nodes(None, {"f": (1,)}, jnp.float64)
     assert np.isfinite(nodes["f"]).all()
     assert_allclose(weights @ nodes["f"][:, 0] ** 2, 1.0, rtol=1e-12)
+
+
+def test_densities_of_new_responses_keep_their_digits_at_kinks():
+    """Far from the data too, where the likelihood is narrow beside q(f)."""
+    fitted = sgp.fit(laplace, sgp.VGP(), (X, Y), progress_bar=False)
+    X_new, y_new = np.array([[5.0], [12.0], [20.0]]), np.array([0.3, -0.5, 1.0])
+    q = fitted.posterior(X_new)["f"]
+
+    def density(y, mean, sd):
+        f = np.linspace(y - 40.0 * NOISE, y + 40.0 * NOISE, 200_001)
+        weights = np.exp(-np.abs(y - f) / NOISE - 0.5 * ((f - mean) / sd) ** 2)
+        total = weights.sum() * (f[1] - f[0])
+        return np.log(total / (2.0 * NOISE * sd * np.sqrt(2.0 * np.pi)))
+
+    sd = np.sqrt(np.asarray(q.variance))
+    expected = list(map(density, y_new, np.asarray(q.mean), sd))
+    found = fitted.log_score(X_new, y_new)["y"]
+    # Trapezoids of a slope that jumps: a hundred Gauss-Hermite nodes have 6e-3.
+    assert_allclose(found.mean, np.mean(expected), atol=5e-4)
