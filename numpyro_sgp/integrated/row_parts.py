@@ -23,7 +23,9 @@ from numpyro_sgp.tracing.given_rows import GivenRows
 #: Bytes of the maps of all rows, and what is made of them, above which rows are in blocks.
 LARGEST = 2**30
 _BLOCK = 2**27  # bytes of that, of a block
-_MORE = 40  # numbers of a row and predictor beside its map, quadrature's for the most part
+# Numbers of a row and predictor beside its map, quadrature's for the most part; and where
+# the likelihood has kinks.
+_MORE, _MORE_OF_KINKS = 40, 800
 
 
 class RowParts:
@@ -51,7 +53,8 @@ class RowParts:
         self.size: int | None = None
         number = min(layout.number for layout in field.candidates)
         size = field.size if whole else field.row_size
-        each = np.dtype(field.dtype).itemsize * number * (2 * size + _MORE)
+        more = _MORE_OF_KINKS if field.kinked else _MORE
+        each = np.dtype(field.dtype).itemsize * number * (2 * size + more)
         rows = max(layout.num_rows for layout in field.candidates)
         if rows * each <= LARGEST:
             return

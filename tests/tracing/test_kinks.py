@@ -157,3 +157,13 @@ def test_densities_of_new_responses_keep_their_digits_at_kinks():
     found = fitted.log_score(X_new, y_new)["y"]
     # Trapezoids of a slope that jumps: a hundred Gauss-Hermite nodes have 6e-3.
     assert_allclose(found.mean, np.mean(expected), atol=5e-4)
+
+
+@pytest.mark.slow
+def test_joint_fits_from_files_have_the_same_nodes(tmp_path):
+    fitted = sgp.fit(laplace, sgp.VGP(), (X, Y), joint=True, progress_bar=False)
+    fitted.save(tmp_path / "fit.sgp")
+    loaded = sgp.load(tmp_path / "fit.sgp", laplace)
+    X_new, y_new = np.array([[5.0], [20.0]]), np.array([0.3, 1.0])
+    before, after = (f.log_score(X_new, y_new)["y"].mean for f in (fitted, loaded))
+    assert before == after
