@@ -11,9 +11,9 @@ from numpyro_sgp.elbo.expectation import Expectation, MonteCarlo
 from numpyro_sgp.linalg import gauss_hermite, tensor_grid, trapezoid
 
 _MAX_GRID_LATENTS = 3
-# Nodes for each function where the likelihood has kinks, by their number; and of many rows,
-# whose kinks are at other places, so that their errors are averaged over.
-_FINE, _FINE_OF_MANY, _MANY = {1: 400, 2: 40}, {1: 150, 2: 24}, 2048
+# Nodes for each function where the likelihood has kinks, of one and of two functions, for
+# up to so many rows: kinks of many are at other places, so that their errors average out.
+_FINE = {2048: (400, 40), 20_000: (150, 24), np.inf: (60, 14)}
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,8 @@ def default_expectation(
     if total > 2:
         return MonteCarlo(10)
     if kinked:
-        many = max(shape[-1] for shape in shapes.values()) > _MANY
-        return Trapezoid((_FINE_OF_MANY if many else _FINE)[total])
+        rows = max(shape[-1] for shape in shapes.values())
+        return Trapezoid(
+            next(each for most, each in _FINE.items() if rows <= most)[total - 1]
+        )
     return GaussHermite(20 if total == 1 else 10)

@@ -209,7 +209,7 @@ def _larger(field, points, args, kwargs) -> Field | None:
     guide.setup(*args, **kwargs)
     larger = Field(guide, args, kwargs)
     larger.layout, larger.candidates = field.layout, field.candidates
-    larger.groups = field.groups
+    larger.groups, larger.kinked = field.groups, field.kinked
     return larger
 
 

@@ -87,6 +87,8 @@ def squared_distances(
     # Kernels of a batch with a lengthscale each: once for all, in units of the shortest.
     most = jax.lax.stop_gradient(jnp.max(inverse))
     most = jnp.where(most > 0.0, most, 1.0)  # all may be without end
+    # One that is next to nothing must not make the others infinite.
+    most = jnp.minimum(most, jnp.finfo(dtype).max ** 0.25)
     ratio = inverse / most
     return _compiled(same, steep, X1, X2, most.reshape(1, 1)) * ratio * ratio
 

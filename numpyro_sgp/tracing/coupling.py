@@ -59,18 +59,18 @@ def find_coupling(
     programs = _programs(log_density, shapes)
     where = log_density, shapes, dtype, frozenset(coupled)
     couples = mixes_rows(*where, near=near, programs=programs)
-    if not (couples or near) and _kinked(programs, shapes, dtype):
-        return Coupling(kinked=True)
+    kinked = not (couples or near) and _kinked(programs, shapes, dtype)
     if len(shapes) == 1:
-        return Coupling(couples)
+        return Coupling(couples, kinked=kinked)
     # Mixed second derivatives where inputs of a GP site mix rows of f, or have several
     # rows of f in different columns.
     by_rows = _of_priors(trace_at, shapes, by_rows=True)
     if not mixes_rows(by_rows, shapes, dtype):
-        return Coupling(couples)
+        return Coupling(couples, kinked=kinked)
     rest = [name for name in shapes if name not in set(chosen)]
     priors = _of_priors(trace_at, shapes)
-    return Coupling(couples or mixes_rows(priors, shapes, dtype, names=rest), True)
+    couples = couples or mixes_rows(priors, shapes, dtype, names=rest)
+    return Coupling(couples, combines=True, kinked=kinked)
 
 
 def feeding(trace_at, shapes: dict[str, tuple[int, ...]], dtype) -> frozenset[str]:

@@ -10,6 +10,7 @@ _PARTS = 16  # of the last one of these
 _LOOK = 6  # halvings from one look to the next
 _HALVINGS = {"float32": 18, "float64": 30}  # until the ends of an interval are rounding's
 _JUMP = 0.3  # share of the largest change over an interval that is left over the last
+_NATS = 12.0  # below the largest, from which on a log density is not looked at
 _FEW = 0.01  # share of rows that do not count
 
 
@@ -59,7 +60,13 @@ def _jumps(slope, f, j, dtype) -> bool:
     # The part of it over which the slope changes most: kinks may be small beside the rest.
     ends = f[j] + half * np.linspace(-1.0, 1.0, _PARTS + 1)[:, None]
     slopes = np.stack([left, *map(at, ends[1:-1]), right])
-    most = np.argmax(np.nan_to_num(change(slopes[:-1], slopes[1:])), axis=0)[None]
+    changes = np.nan_to_num(change(slopes[:-1], slopes[1:]))
+    # Where the density is next to nothing it may be clamped.
+    rises = 0.5 * np.nan_to_num(slopes[:-1] + slopes[1:]) * np.diff(ends, axis=0)
+    heights = np.concatenate([0.0 * rises[:1], np.cumsum(rises, axis=0)])
+    there = heights > np.max(heights, axis=0) - _NATS
+    changes = np.where(there[:-1] | there[1:], changes, 0.0)
+    most = np.argmax(changes, axis=0)[None]
     low, left = (np.take_along_axis(a, most, 0)[0] for a in (ends, slopes))
     high, right = (np.take_along_axis(a, most + 1, 0)[0] for a in (ends, slopes))
     largest = change(left, right)

@@ -261,6 +261,21 @@ def test_a_batch_of_infinite_lengthscales_is_constant():
     assert_array_equal(kernel(points(3), points(4, seed=1)), np.ones((2, 3, 4)))
 
 
+@pytest.mark.parametrize("D", [2, 20])
+def test_a_lengthscale_next_to_nothing_leaves_the_others_of_a_batch(D):
+    X = points(4, D, dtype=np.float32)
+
+    def both(length):
+        return RBF(np.ones(2, np.float32), length)(X)[1]
+
+    length = jnp.array([1e-20, 1.0], jnp.float32)
+    assert_allclose(both(length), RBF()(X), rtol=1e-5)
+    slopes = jax.jacfwd(both)(length)[..., 1]
+    assert_allclose(
+        slopes, jax.jacfwd(lambda s: RBF(1.0, s)(X))(jnp.float32(1.0)), rtol=1e-4
+    )
+
+
 @pytest.mark.parametrize("kind", [RBF, Matern32, Matern52, RationalQuadratic])
 def test_smooth_kernels_of_near_points_are_right_by_products_too(kind):
     """Pairs that (nearly) coincide, of norms that are little beside the lengthscale."""
