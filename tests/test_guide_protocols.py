@@ -435,6 +435,7 @@ def test_svi_evaluates_and_summaries_agree(started):
     assert set(guide.sample_posterior(KEY, params, X_NEW)) == {"lengthscale", "f", "square"}
 
 
+@pytest.mark.slow
 def test_predictive_with_the_guide_and_with_its_draws(started):
     guide, _, _, params = started
     options = {"num_samples": 2, "return_sites": ["f", "lengthscale", "square", "y"]}

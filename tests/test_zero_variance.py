@@ -32,7 +32,7 @@ def counts(X, y=None):
 @pytest.mark.parametrize(
     ("approximation", "X"),
     [
-        (sgp.SVGP(2), X),
+        slow(sgp.SVGP(2), X),
         slow(sgp.VGP(), GROUPS),
         slow(sgp.SOLVEGP(2, 2), GROUPS),
         slow(sgp.InverseFreeSVGP(2), X),

@@ -26,7 +26,7 @@ from numpyro_sgp.diagnostics.khat import (
 )
 from numpyro_sgp.fitting.check import family
 from numpyro_sgp.guides.point_latents import point_latents
-from tests.helpers import optimal_whitened_q
+from tests.helpers import optimal_whitened_q, slow
 
 N, NOISE, DRAWS, JITTER = 8, 0.4, 200, 1e-8
 X = jnp.linspace(-3.0, 3.0, N)[:, None]
@@ -74,7 +74,7 @@ def start(model, guide, *args, **kwargs):
     ("approximation", "base_guide", "latents"),
     [
         pytest.param(sgp.SOLVEGP(4, 3), AutoNormal, "expand", marks=pytest.mark.slow),
-        (sgp.SVGP(5), AutoDelta, "plate"),
+        slow(sgp.SVGP(5), AutoDelta, "plate"),
     ],
 )
 def test_psis_diagnostic_has_the_weights_of_dense_densities(

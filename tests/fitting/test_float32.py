@@ -65,6 +65,7 @@ def verdict(single):
         return single.check()
 
 
+@pytest.mark.slow
 def test_the_row_is_the_bound_of_float64_at_the_same_parameters(single, verdict):
     params = {name: np.asarray(value, float) for name, value in single.params.items()}
     ell = float(params["lengthscale_auto_loc"])
@@ -93,11 +94,13 @@ def test_a_bound_that_rounding_hardly_moves_is_converged():
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_what_more_iterations_gain_there_is_told_up_to_the_optimum(single, verdict):
     wide = sgp.fit(model, sgp.SVGP(6), (X.astype(float), Y), progress_bar=False)
     assert verdict.causes["float32"].nats < wide.bound - single.bound + 0.1
 
 
+@pytest.mark.slow
 def test_its_first_line_does_not_call_it_converged_without_a_word(verdict):
     assert verdict.summary.startswith("converged in float32 alone: ")
     assert "float32 costs at least" in verdict.summary

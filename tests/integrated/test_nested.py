@@ -416,6 +416,7 @@ def test_points_move_to_the_mode_and_into_files(tmp_path):
     assert np.all(np.abs(q.mean - y) < 0.3)
 
 
+@pytest.mark.slow
 def test_one_node_is_the_mode():
     found = run(counts, (X, COUNTS), max_nodes=1)
     assert found.nodes.kind == "one" and found.nodes.stopped == ""

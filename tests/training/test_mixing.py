@@ -129,7 +129,8 @@ def counts(X, y=None):
         numpyro.sample("y", dist.Poisson(jnp.exp(3.0 + total)), obs=y)
 
 
-@pytest.mark.parametrize("covariance", ["full", slow("pseudo_data")])
+@pytest.mark.slow
+@pytest.mark.parametrize("covariance", ["full", "pseudo_data"])
 def test_mixed_steps_of_other_likelihoods_end_lower_than_unmixed_ones(
     covariance, monkeypatch
 ):
