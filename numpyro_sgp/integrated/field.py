@@ -84,8 +84,7 @@ class Field:
         #: Effects of groups that are independent given the rest, if they are many.
         self.groups: Groups | None = None
         self.layout: Layout
-        #: Whether the likelihood has kinks.
-        self.kinked = False
+        self.kinked = False  #: whether the likelihood has kinks
         #: How rows may share predictors; empty where the data are not known yet.
         self.candidates: list[Layout] = []
         if effects is not None:

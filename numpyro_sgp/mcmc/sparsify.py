@@ -63,13 +63,11 @@ def sparsify(
     sites that depend on f are left out: f has no value there.
 
     :param model: a NumPyro model with GP sites (not whitened), and the data as an argument
-        or by :func:`numpyro.handlers.condition` (which has no predictions at other
-        inputs: as an argument, ``y=None``, they can be left out).
+        or by :func:`numpyro.handlers.condition` (then without predictions elsewhere).
     :param approximation: :class:`~numpyro_sgp.SVGP`, of which the inducing points are
         used (an array, or chosen when the model is first run, or by ``.setup``, with the
         hyperparameters at their prior medians) and the options of q(u) are not; or
-        :class:`~numpyro_sgp.VGP`, for all distinct inputs; or a dict from site name to
-        approximation.
+        :class:`~numpyro_sgp.VGP`, for all distinct inputs; or a dict of these by site.
     :param expectation: :class:`~numpyro_sgp.GaussHermite`,
         :class:`~numpyro_sgp.Trapezoid` or :class:`~numpyro_sgp.MonteCarlo`, which draws its
         nodes once for all steps; None for what :class:`~numpyro_sgp.TraceGP_ELBO` takes.
@@ -137,8 +135,7 @@ class _Sparsified:
         self.expectation = expectation
         #: Inducing points by GP site, of shape (M, D) or (*batch, M, D).
         self.inducing = {}
-        self._sites = frozenset()
-        self._kinked = False
+        self._sites, self._kinked = frozenset(), False
         self._observed = frozenset()
         self._on_f = frozenset()
 
@@ -317,9 +314,9 @@ class _Sparsified:
             raise ValueError(
                 "The likelihood ties rows of X together (its log density is no sum of "
                 "terms of one row each), or a GP site combines rows of another one, and "
-                "quadrature uses the marginals of f alone. "
-                "Use NUTS(whiten(model)), or sparsify(..., MonteCarlo(num_samples, "
-                "joint=True)), whose fixed joint draws are a rough approximation."
+                "quadrature uses the marginals of f alone. Use NUTS(whiten(model)), or "
+                "sparsify(..., MonteCarlo(num_samples, joint=True)), whose fixed joint "
+                "draws are a rough approximation."
             )
 
     # ---- running the model ---------------------------------------------------------
@@ -362,9 +359,7 @@ class _Sparsified:
                 q = self._posterior(site, values[f"{site['name']}_u_white"])
                 return site["fn"], rule.value(q, node[site["name"]])
 
-            trace = self._run(at_site, values, args, kwargs, medians=False)
-            checks.check_observations(trace)
-            return _score(trace)
+            return _score(self._run(at_site, values, args, kwargs, medians=False))
 
         return matmul(weights, jax.vmap(at)(nodes))
 
@@ -469,9 +464,9 @@ def _given(prior, points, white, jitter):
 
 def _score(trace):
     """Log density of the observed sites."""
-    names = _observed(trace)
-    terms = (jnp.sum(messages.log_prob(trace[name])) for name in trace if name in names)
-    return sum(terms, 0.0)
+    checks.check_observations(trace)
+    each = [messages.log_prob(trace[name]) for name in sorted(_observed(trace))]
+    return sum(map(jnp.sum, each), 0.0)
 
 
 def _observed(trace):
