@@ -78,10 +78,10 @@ class GaussHermite(_Grid):
     Every data point uses the same nodes. That is exact as long as no term of the log
     likelihood involves the latent values at two rows of X.
 
-    :param num_points: number of nodes for each latent function.
-
     Few nodes do not do for a likelihood with kinks in f (Laplace, absolute values,
     rectified links): use :class:`Trapezoid`, as the default does there.
+
+    :param num_points: number of nodes for each latent function.
 
     >>> import numpyro_sgp as sgp
     >>> sgp.TraceGP_ELBO(sgp.GaussHermite(10)).expectation

@@ -304,11 +304,11 @@ def _check_own_data(before: dict, trace: dict, arguments) -> None:
             continue
         value, shape = site["value"], tuple(site["fn"].shape())
         own = value is before[name]["value"] and id(value) not in given
-        if own and jnp.ndim(value) and not broadcasts_to(shape, jnp.shape(value)):
+        if own and (size := jnp.shape(value)) and not broadcasts_to(shape, size):
             raise ValueError(
                 f"Observed site '{name}' has values of the model's own (by "
-                f"handlers.condition, or an array in its code), of shape {value.shape}, at "
-                f"any inputs; here its distribution has the shape {shape}. Give them as an "
+                f"handlers.condition, or an array in its code), of shape {size} at any "
+                f"inputs; here its distribution has the shape {shape}. Give them as an "
                 "argument instead, model(X, y=None) with obs=y, and fit that: predictions "
                 "at new inputs leave it out."
             )
