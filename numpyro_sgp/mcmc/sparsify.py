@@ -465,8 +465,8 @@ def _given(prior, points, white, jitter):
 def _score(trace):
     """Log density of the observed sites."""
     checks.check_observations(trace)
-    each = [messages.log_prob(trace[name]) for name in sorted(_observed(trace))]
-    return sum(map(jnp.sum, each), 0.0)
+    names = _observed(trace)
+    return sum(jnp.sum(messages.log_prob(s)) for k, s in trace.items() if k in names)
 
 
 def _observed(trace):
