@@ -101,9 +101,15 @@ class Trapezoid(_Grid):
     At a kink, the error of the expectation is of the order of the square of the spacing,
     and that of its slopes, which move the posterior, of the spacing: 400 points are .04
     standard deviations apart, where 400 of :class:`GaussHermite` are .16. Of smooth
-    functions all digits are right once a spacing is a fourth of what they vary over.
+    functions all digits are right once a spacing is a fourth of what they vary over [1].
 
-    :param num_points: number of nodes for each latent function.
+    :param num_points: number of nodes for each latent function, of at most three.
+    :raises ValueError: if that is not a whole number, 1 or more.
+
+    **References:**
+
+    1. Trefethen, Weideman (2014). The Exponentially Convergent Trapezoidal Rule. SIAM
+       Review 56(3).
 
     >>> import numpyro_sgp as sgp
     >>> sgp.TraceGP_ELBO(sgp.Trapezoid()).expectation
@@ -114,6 +120,16 @@ class Trapezoid(_Grid):
 
     def _rule(self):
         return trapezoid(self.num_points)
+
+
+def nodes_at_kinks(number: int, num_rows: int) -> int:
+    """
+    Nodes for each function of a likelihood with kinks.
+
+    :param number: of functions, one or two.
+    :param num_rows: N.
+    """
+    return next(each for most, each in _FINE.items() if num_rows <= most)[number - 1]
 
 
 def default_expectation(
@@ -139,7 +155,5 @@ def default_expectation(
         return MonteCarlo(10)
     if kinked:
         rows = max(shape[-1] for shape in shapes.values())
-        return Trapezoid(
-            next(each for most, each in _FINE.items() if rows <= most)[total - 1]
-        )
+        return Trapezoid(nodes_at_kinks(total, rows))
     return GaussHermite(20 if total == 1 else 10)

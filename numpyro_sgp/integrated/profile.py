@@ -27,6 +27,7 @@ from jax import Array
 from scipy.special import ndtri
 
 from numpyro_sgp._programs import shared
+from numpyro_sgp.elbo.quadrature import nodes_at_kinks
 from numpyro_sgp.families.blocks import Block
 from numpyro_sgp.integrated.field import Field, Terms
 from numpyro_sgp.integrated.precision import (
@@ -49,7 +50,6 @@ _NARROW = 100.0  # times the prior's, is the precision that q(w) starts with
 # which each says little.
 _GRIDS = {1: (24, 12), 2: (16, 10), 3: (9, 7)}
 _MANY = 5_000
-_FINE = {1: (400, 150), 2: (40, 24)}  # those of likelihoods with kinks
 _ONE_NODE, _MANY_NODES = 4096, 256  # draws that are weighed
 # Work at a node, and hyperparameters, which make many nodes: below both all nodes take less
 # time than to compile them well.
@@ -112,8 +112,8 @@ def quadrature(
     :param kinked: whether the likelihood has kinks.
     :return: nodes of shape ``(S, J)``, and weights ``(S,)``.
     """
-    if kinked and number in _FINE:
-        each = _FINE[number][num_rows > _MANY]
+    if kinked and number <= 2:
+        each = nodes_at_kinks(number, num_rows)
         nodes, weights = tensor_grid(*trapezoid(each), number)
     elif number in _GRIDS:
         each = _GRIDS[number][num_rows > _MANY]
