@@ -20,6 +20,7 @@ from numpyro_sgp._checks import check_key, check_whole
 from numpyro_sgp._numpyro import arguments_of
 from numpyro_sgp._programs import mapped, on_data, split
 from numpyro_sgp._threads import alone
+from numpyro_sgp.diagnostics.bound import bound_of
 from numpyro_sgp.diagnostics.calibration import Calibration, calibration_attrs
 from numpyro_sgp.diagnostics.given import trace_given, warned_of_undrawn
 from numpyro_sgp.diagnostics.khat import guide_khat, too_many_rows
@@ -39,8 +40,6 @@ from numpyro_sgp.tracing import checks, messages
 if TYPE_CHECKING:
     from arviz import InferenceData
     from xarray import DataTree
-
-_NUM_ELBO_KEYS = 10
 
 
 @alone
@@ -66,7 +65,9 @@ def to_arviz(
     - ``posterior_predictive``, ``log_likelihood`` and ``observed_data``: of each
       observed site, at the same draws. Sites of :func:`numpyro.factor` are no data and
       are left out, and so are predictive draws of a distribution that cannot be
-      sampled. Weights of :func:`numpyro.handlers.scale` are not in the log likelihood.
+      sampled. There is no log likelihood of sites with weights
+      (:class:`numpyro.handlers.scale`): LOO takes each row out once, and they are in the
+      posterior as often as their weight says. ``.attrs["weighted"]`` names them.
     - ``predictions``: predictive draws of what :func:`numpyro.handlers.mask` hides.
       Masked values are no observations, and in none of the three groups above. Where
       the mask depends on a latent value, the site has no log likelihood, with a warning.
@@ -204,6 +205,8 @@ def to_arviz(
     held = "point_estimates" in found.attrs
     if left_out := messages.factors_of_rows(trace):
         found.attrs["factors"] = ", ".join(left_out)
+    if weighted := messages.weighted_responses(trace):
+        found.attrs["weighted"] = ", ".join(weighted)
     if isinstance(fit, SVI):
         points = point_latents(fit.guide, result.params, args, kwargs)
         held = bool(points)
@@ -246,7 +249,7 @@ def to_arviz(
     groups["posterior_predictive"] = at_places(group(predictive), seen)
     groups["predictions"] = at_places(group(masked), unseen)
     if not held and not warned_of_undrawn(trace, found.draws):
-        groups["log_likelihood"] = at_places(whole, seen)
+        groups["log_likelihood"] = at_places(whole.drop_vars(weighted), seen)
     if isinstance(fit, MCMC):
         # Not from_numpyro, whose tree takes no names with "/" in them.
         adapted = getattr(io_numpyro, "MCMCAdapter", lambda mcmc: mcmc)  # of ArviZ 1
@@ -370,22 +373,14 @@ def _elbo(svi, params, rng_key, args, kwargs, points) -> dict:
     what it is a bound of.
     """
 
-    def bounds_of(args, kwargs, params, key):
-        def bound(key):
-            loss = svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
-            return -sum(jax.tree.leaves(loss))  # by site where the loss has sum_sites=False
-
-        return jax.lax.map(bound, jax.random.split(key, _NUM_ELBO_KEYS))
-
-    bounds = np.asarray(on_data(bounds_of, args, kwargs, params, rng_key), dtype=float)
-    se = np.std(bounds, ddof=1) / np.sqrt(_NUM_ELBO_KEYS)
+    bound, se = bound_of(svi, params, args, kwargs, rng_key)
     if points:
         return {
             "point_estimates": ", ".join(sorted(points)),
-            "log_joint_bound": float(np.mean(bounds)),
-            "log_joint_bound_se": float(se),
+            "log_joint_bound": bound,
+            "log_joint_bound_se": se,
         }
-    return {"elbo": float(np.mean(bounds)), "elbo_se": float(se)}
+    return {"elbo": bound, "elbo_se": se}
 
 
 def _first_trace(found):

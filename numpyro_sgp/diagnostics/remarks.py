@@ -62,6 +62,12 @@ def remarks_on(tree, loo, chains, is_reference, why_no_loo=""):
             "is of the other observations alone. log_score counts them; so does LOO where "
             "they are written as distributions, as RightCensoredDistribution."
         )
+    if weighted := attrs.get("weighted"):
+        yield (
+            f"no LOO of sites with weights ({weighted}, by handlers.scale): it would take "
+            "each row out once, and the posterior has it as often as its weight says. "
+            "Compare them by log_score at rows that were held out."
+        )
     if loo is not None and (bad := int(np.sum(loo.pareto_k.values > loo.good_k))):
         # Tails of q are in the weights too, which a posterior's draws do not have.
         way = "too high most often"

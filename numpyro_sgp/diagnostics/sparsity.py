@@ -57,7 +57,7 @@ class SparsityCurve:
                 f"what {self.num_inducing} inducing points lose is unknown: {self.unknown}"
             )
         if self.lost < 0.05:
-            return f"no loss by the {self.num_inducing} inducing points was found"
+            return f"{self.num_inducing} inducing points lose nothing that can be seen"
         text = f"{self.num_inducing} inducing points lose at least {self.lost:.1f} nats"
         if any(self.se):
             text += f" (± {self.se[-1]:.1g})"

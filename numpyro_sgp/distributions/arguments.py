@@ -165,8 +165,8 @@ def refuse_sparse(model, args, kwargs) -> None:
 def warn_of_rounding(value, what: str) -> None:
     """
     Warns where JAX's single precision takes digits that set apart rows of a NumPy array, as
-    of seconds since 1970: where some numbers are rounded by more than a thousandth of their
-    column's standard deviation.
+    of seconds since 1970: where numbers of their size are rounded by more than a thousandth
+    of their column's standard deviation, whether or not they are.
 
     :param what: what it is, the beginning of a message.
     """
@@ -177,6 +177,9 @@ def warn_of_rounding(value, what: str) -> None:
     value = np.asarray(value)
     with np.errstate(over="ignore", invalid="ignore"):
         error = np.max(np.abs(value - value.astype(np.float32)), axis=0, initial=0.0)
+        # Whole numbers may be none the worse, and what is computed with them is.
+        size = np.max(np.abs(value), axis=0, initial=0.0, where=np.isfinite(value))
+        error = np.maximum(error, 0.5 * np.finfo(np.float32).eps * size)
         sd = deviations(value) if len(value) else error
         share = np.where(error > 0.0, error, 0.0) / np.where(sd > 0.0, sd, np.inf)
     most = float(np.max(share, initial=0.0))

@@ -53,9 +53,10 @@ class TraceGP_ELBO(ELBO):
         latent function, ``GaussHermite(10)`` with two (``Trapezoid(400)`` and
         ``Trapezoid(40)``, with fewer nodes for more than 2048 rows, where an
         :class:`~numpyro_sgp.AutoSparseGP` found kinks in the likelihood, as a Laplace
-        distribution has), and ``MonteCarlo(10)`` with more, or where a GP site combines
-        several rows of another one (``joint=True`` where an
-        :class:`~numpyro_sgp.AutoSparseGP` found that the likelihood ties rows together).
+        distribution has), ``MonteCarlo(16, antithetic=True, sequence="sobol")`` with more,
+        and ``MonteCarlo(10)`` where a GP site combines several rows of another one
+        (``joint=True`` where an :class:`~numpyro_sgp.AutoSparseGP` found that the
+        likelihood ties rows together).
     :param num_particles: number of draws of the latents beside f; mutable state is that of
         the first.
     :param vectorize_particles: as in :class:`~numpyro.infer.Trace_ELBO`.

@@ -31,6 +31,7 @@ from numpyro_sgp.fitting.problem import (
 )
 from numpyro_sgp.fitting.verdict import (
     ENOUGH_NATS,
+    IF_MORE,
     NOT_LOOKED_AT,
     Cause,
     Verdict,
@@ -229,8 +230,9 @@ def _of_points(curve, points, beside, sites):
         if curve.needed == curve.num_inducing:
             number = f"more than {points // sites}"
         each = " at each GP site" if sites > 1 else ""
-        mend = f"num_inducing='auto', or {number} inducing points{each} and a check again: "
-        mend += "trained with more of them, hyperparameters may gain several times as much"
+        mend = f"{number} inducing points{each} (num_inducing='auto' looks for a number), "
+        mend += "and a check again: trained with more of them, hyperparameters may gain "
+        mend += "several times as much"
     return Cause(name, lost, se, told, mend)
 
 
@@ -287,7 +289,7 @@ def family(found: Weighed, points, uncoupled: bool = True) -> Cause:
     told += "".join(words for words, _ in off)
     if found.gap > max(1.0, 3.0 * found.error) or any(far for _, far in off):
         coupled = "covariance='coupled', " if uncoupled else ""
-        mend = f"if more than the causes above: {coupled}a mixture, or MCMC"
+        mend = f"{IF_MORE}{coupled}a mixture, or MCMC"
     return Cause(name, max(found.gap, 0.0), found.error, told, mend)
 
 

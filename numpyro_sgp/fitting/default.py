@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from numpyro_sgp._programs import on_data, split
 from numpyro_sgp._threads import alone
+from numpyro_sgp.diagnostics.bound import bound_of, with_fresh_draws
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting import hierarchies, still, unbounded
 from numpyro_sgp.fitting.arguments import (
@@ -29,6 +30,7 @@ from numpyro_sgp.fitting.arguments import (
     joint_kinds,
 )
 from numpyro_sgp.fitting.batches import train_best
+from numpyro_sgp.fitting.common_draws import with_common_draws
 from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.float32 import stopped_as, with_true_slopes
 from numpyro_sgp.fitting.gaussian_first import train_from_gaussian
@@ -100,7 +102,9 @@ def fit(
       parameters, by natural gradients [1], and L-BFGS goes over those (from other
       lengthscales too, with all else where it suits these, which may take as long again;
       time after time where that is cheap, from the best starts, and with some inducing
-      points drawn anew);
+      points drawn anew). With three functions of f in a row or more (classes), and 16,384
+      of their values at most, draws are the same at each step, so that the bound is not
+      random; ``bound`` is by others;
     * else by natural gradients beside Adam, on batches of 1024 rows where there are more
       than 2048. Their rates go down, over two thirds of all steps, once the loss falls no
       more than its noise (or 1e-4 nats a row), and after 1000 steps (20 epochs, if more) at
@@ -335,6 +339,9 @@ def _train(
         state = SVIState(svi.optim.init(free), None, for_init)
     check_sites(guide)
     problem = Problem(svi, state, args, kwargs)
+    if batch_size is None:
+        problem = with_common_draws(problem)
+        svi = problem.svi
     size = _batch_size(problem, batch_size)
     whole = not problem.random and size is None
     stepper, race, settling = Stepper(problem, size), None, None
@@ -389,14 +396,18 @@ def _train(
     if whole:
         found = with_true_slopes(found, problem, limits.after(len(found.losses)))
     make = guide.fitted if hasattr(guide, "fitted") else functools.partial(Fitted, guide)
+    params = constrained(svi, found.free)
+    bound, bound_se = found.bound, found.bound_se
+    if with_fresh_draws(svi.loss) is not svi.loss:
+        bound, bound_se = bound_of(svi, params, args, kwargs)
     return make(
-        constrained(svi, found.free),
+        params,
         args,
         kwargs,
         loss=svi.loss,
         losses=np.append(early, found.losses),
-        bound=found.bound,
-        bound_se=found.bound_se,
+        bound=bound,
+        bound_se=bound_se,
         stopped=stopped_as(found, problem),
         svi=svi,
         descent=found.descent,

@@ -19,10 +19,10 @@ from numpyro_sgp._checks import check_args, check_key
 from numpyro_sgp._programs import split
 from numpyro_sgp._threads import alone, methods_alone
 from numpyro_sgp.diagnostics import to_arviz
+from numpyro_sgp.diagnostics.bound import bound_of
 from numpyro_sgp.distributions import FunctionSamples, SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays, with_given
 from numpyro_sgp.elbo import TraceGP_ELBO
-from numpyro_sgp.fitting.bound import bound_of
 from numpyro_sgp.fitting.check import check
 from numpyro_sgp.fitting.files import write
 from numpyro_sgp.fitting.log_score import LogScore

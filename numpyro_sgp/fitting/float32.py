@@ -231,10 +231,14 @@ def _told(here: float, after: float, number: int, others: Cause, guide) -> Cause
     told = f"in float64 the bound is {number_here} nats higher at these parameters"
     told += f", {number_after} after {number} more iterations" if number else ""
     mend = ""
+    if here < -ENOUGH_NATS:  # q(u) is at its best there, so that it cannot be
+        nats = -here
+        told = f"in float64 the bound is {Cause('', nats).number} nats lower at these "
+        told += "parameters: rounding has raised that of float32"
     if nats > ENOUGH_NATS:
         mend = "numpyro.enable_x64() before the fit"
         by_dtype = [o for o in guide.approximations.values() if _has_own_jitter(o)]
-        if by_dtype:
+        if by_dtype and here >= -ENOUGH_NATS:
             mend += f", or at least {type(by_dtype[0]).__name__}(..., jitter=1e-6)"
     return Cause(FLOAT32, nats, told=told, mend=mend)
 

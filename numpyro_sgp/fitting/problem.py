@@ -95,6 +95,8 @@ def _unconstrained(svi, params, *, static):
 _NO_SHAPE = "sequences of concrete values"  # in JAX's error for a size that is traced
 #: Work of all rows (:meth:`Problem.work`) below which programs are compiled briefly.
 _SMALL = 3e5
+#: What a likelihood at a draw costs, with its slopes, in multiplications of matrices.
+_AT_A_NODE = 100
 #: What a step of length one is of inducing points, in distances between neighbours: of a
 #: standard deviation points in one column walk past each other, and do not come back.
 SPACINGS = 3.0
@@ -124,11 +126,7 @@ class Problem:
         #: Families of q(u) that natural steps train, with names of what they are for.
         self.natural: list[tuple[Family, dict[str, str]]] = _natural(self)
         #: Whether the loss of all rows is random.
-        self.random: bool = bool(
-            eval_provenance(
-                lambda key: self.loss(self.free, key, self.arrays), key=jax.random.key(0)
-            )
-        )
+        self.random: bool = self._is_random()
 
     @functools.cached_property
     def params(self) -> dict:
@@ -139,6 +137,25 @@ class Problem:
     def inputs(self) -> dict[str, np.ndarray]:
         """Inputs of GP sites, ``(N, D)``: of a guide from a file not the few rows there."""
         return inputs_of(self.guide, self.args, self.kwargs)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """``batch_shape + (N,)`` of each GP site."""
+        trace = self.guide.prototype_trace
+        sites = {name: trace[name]["fn"] for name in self.guide.approximations}
+        return {name: messages.unwrap(fn)[0].shape() for name, fn in sites.items()}
+
+    @functools.cached_property
+    def inner_layers(self) -> frozenset[str]:
+        """GP sites that others depend on."""
+        if len(self.guide.approximations) == 1:
+            return frozenset()
+
+        def trace_at(f):
+            where = self.guide.model, self.args, self.kwargs
+            return messages.trace_of(*where, at_site=messages.at_values(f))
+
+        return feeding(trace_at, self.shapes, jnp.result_type(float))
 
     @functools.cached_property
     def _data_rows(self) -> tuple[frozenset[str], RowAxes | None]:
@@ -191,11 +208,27 @@ class Problem:
     def averaged(self, number: int) -> "Problem":
         """The same with the mean of a random loss over so many keys, always the same."""
         other = copy.copy(self)
-        other.svi = copy.copy(self.svi)
-        other.svi.loss = _Mean(self.svi.loss, number)
         other.natural = []
-        other._trace_once()
+        other._set_loss(_Mean(self.svi.loss, number))
         return other
+
+    def with_loss(self, loss) -> "Problem":
+        """The same with another loss."""
+        other = copy.copy(self)
+        other._set_loss(loss)
+        other.random = other._is_random()
+        return other
+
+    def _set_loss(self, loss):
+        self.svi = copy.copy(self.svi)
+        self.svi.loss = loss
+        self._trace_once()
+
+    def _is_random(self) -> bool:
+        def loss(key):
+            return self.loss(self.free, key, self.arrays)
+
+        return bool(eval_provenance(loss, key=jax.random.key(0)))
 
     def gain(self, free: dict, key: Array, number: int) -> tuple[float, float]:
         """
@@ -221,7 +254,7 @@ class Problem:
     def work(self, num_rows: int) -> float:
         """
         Multiplications of M x M matrices with so many rows, and of columns for kernel
-        matrices, of all latent functions.
+        matrices, of all latent functions; and what draws that stay the same cost.
         """
         known = self.guide.known()
         if hasattr(known, "work"):  # one Gaussian over all sites
@@ -232,7 +265,14 @@ class Problem:
             size = sum(points_of(p).shape[-2] for p in site.points)
             functions = int(np.prod(fn.shape()[:-1]))
             total += functions * (num_rows + size) * float(size) * (size + site.X.shape[-1])
+            total += functions * num_rows * _AT_A_NODE * self._draws
         return total
+
+    @property
+    def _draws(self) -> int:
+        """The same at each step, which are many; 0 where they are others."""
+        rule: Any = getattr(self.svi.loss, "expectation", None)
+        return 0 if getattr(rule, "seed", None) is None else rule.num_samples
 
     def rows(self, arrays, index: Array) -> list[Array]:
         """Arrays with some rows of the data only."""
@@ -289,31 +329,12 @@ def _natural(problem):
     layers, whose loss is too noisy and too far from a quadratic.
     """
     guide, found = problem.guide, []
-    inner = _inner_layers(problem)
     for site, full in guide.parameter_names().items():
         family = guide.approximations[site].family
         taken = family.takes_natural_steps(full)
-        if family.no_natural_step is None and taken and site not in inner:
+        if family.no_natural_step is None and taken and site not in problem.inner_layers:
             found.append((family, {name: full[name] for name in taken}))
     return found
-
-
-def _inner_layers(problem) -> frozenset[str]:
-    """GP sites that others depend on."""
-    guide = problem.guide
-    if len(guide.approximations) == 1:
-        return frozenset()
-    shapes = {
-        name: messages.unwrap(guide.prototype_trace[name]["fn"])[0].shape()
-        for name in guide.approximations
-    }
-
-    def trace_at(f):
-        where = guide.model, problem.args, problem.kwargs
-        return messages.trace_of(*where, at_site=messages.at_values(f))
-
-    dtype = jnp.result_type(float)
-    return feeding(trace_at, shapes, dtype)
 
 
 def rows_of_sites(guide, args: tuple, kwargs: dict) -> int:

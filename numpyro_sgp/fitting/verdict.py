@@ -13,6 +13,8 @@ _MOST_NOISE, _MOST_SHARE = 1.0, 1e-3  # of that, in nats and of the bound
 _LEFT = "q(u)", "other parameters"
 #: What is told of q(u) where there are too many rows.
 NOT_LOOKED_AT = "too many rows to tell: check part of them"
+#: How the mend of a row begins that has the rows above it in its nats.
+IF_MORE = "if more than the causes above: "
 #: The row of trainings from other starts.
 OTHER_OPTIMA = "other optima"
 #: The row of what numbers of 32 bits cost.
@@ -89,10 +91,19 @@ class Verdict:
         """
         Whether less than half a nat (or the noise of what is measured, if that is a nat or
         a thousandth of the bound at most) is left for q(u) and for the other parameters
-        together, and trainings from other starts do not end elsewhere. That is of the
-        training as it was, in float32 if it was in float32: what that costs is a row of its
-        own.
+        together, trainings from other starts do not end elsewhere, and float32, if the
+        training was in it, does not cost half a nat.
         """
+        return self._has_trained and not self._is_rounded
+
+    @property
+    def _is_rounded(self) -> bool:
+        digits = self.causes.get(FLOAT32)
+        return digits is not None and digits.nats > ENOUGH_NATS
+
+    @property
+    def _has_trained(self) -> bool:
+        """Whether training has converged, as far as its precision sees."""
         for name in (*_LEFT, OTHER_OPTIMA):
             cause = self.causes.get(name)
             if cause is not None and np.isnan(cause.nats) and cause.mend:
@@ -120,20 +131,19 @@ class Verdict:
         """One sentence."""
         told = " and ".join(f"{c.number} nats for {c.name}" for c in self._left)
         optima = self.causes.get(OTHER_OPTIMA)
-        text = "converged" if self.converged else "not converged"
+        text = "converged" if self._has_trained else "not converged"
         if self._is_lost_in_noise and sum(c.nats for c in self._left) <= self._noise:
             text = "not known to have converged"
         if optima is not None and np.isnan(optima.nats):
             text = "at one of several optima"
-        digits = self.causes.get(FLOAT32, Cause(FLOAT32, np.nan))
-        rounded = digits.nats > ENOUGH_NATS
-        if rounded and self.converged:
+        if self._is_rounded and self._has_trained:
             text += " in float32 alone"
         if told:
             text += f": left are about {told}"
         if self.causes["q(u)"].told == NOT_LOOKED_AT:
             text += "; q(u) was not looked at"
-        if rounded:
+        if self._is_rounded:
+            digits = self.causes[FLOAT32]
             text += f"; float32 costs at least {digits.number} nats ({digits.mend})"
         points = self.causes["inducing points"]
         if points.nats >= 0.05:
@@ -143,7 +153,10 @@ class Verdict:
         for name, cause in self.causes.items():
             if name in told_already or not cause.mend:
                 continue
-            if cause.nats >= ENOUGH_NATS:
+            known = 0.0
+            if cause.mend.startswith(IF_MORE):
+                known = np.nansum([c.nats for c in (*self._left, points)])
+            if cause.nats - known >= ENOUGH_NATS:
                 text += f"; {name} {cause.number} nats"
             if cause.headline:
                 text += f"; {cause.headline} ({cause.mend})"

@@ -197,7 +197,7 @@ class AutoJointGP(autoguide.AutoGuide):
         guide = AutoSparseGP(self.model, self._sparse.approximation, prefix=self.prefix)
         guide.setup(*args, **kwargs)
         self._sparse = guide
-        check_likelihood(guide.known())
+        check_likelihood(guide, args, kwargs)
         field = Field(guide, args, kwargs)
         starts = starting_hyperparameters(field, rng_key, args, kwargs)
         free = jnp.asarray(starts[0], field.dtype)

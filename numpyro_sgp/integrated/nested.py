@@ -145,7 +145,7 @@ def nested(
     check_model(model, args, kwargs)
     guide = AutoSparseGP(model, approximation)
     guide.setup(*args, **kwargs)
-    check_likelihood(guide.known())
+    check_likelihood(guide, args, kwargs)
     field = Field(guide, args, kwargs)
     check_hyperparameters(field)
     starts = starting_hyperparameters(field, rng_key, args, kwargs)

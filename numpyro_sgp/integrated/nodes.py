@@ -17,7 +17,7 @@ from numpyro_sgp.integrated.profile import Node
 
 _SMOOTH = 0.2  # how far draws are from nodes that were drawn, in standard deviations
 _CANDIDATES = 20_000
-_BORDER = 0.01  # of the mass
+_BORDER, _MUCH = 0.01, 0.2  # of the mass
 _FEW = 100.0  # effective nodes of those that were drawn
 _HOPELESS = 25.0  # of so few, among many, as many nodes more would be no cure
 _MANY = 1000  # nodes that were drawn
@@ -101,6 +101,8 @@ class Nodes:
     @property
     def mend(self) -> str:
         """What to do where they are too few, or elsewhere; empty where they are not."""
+        if self.cut_off:
+            return "NUTS, of sgp.whiten(model): the posterior is far wider than nodes reach"
         if self.astray:
             return "priors nearer to the data, or other units of these"
         if self.several:
@@ -114,8 +116,13 @@ class Nodes:
     @property
     def lacks_more(self) -> bool:
         """Whether more of them are all that is to be done."""
-        elsewhere = self.astray or self.several
+        elsewhere = self.astray or self.several or self.cut_off
         return self.too_few and self.more_would_do and not elsewhere
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether much of the mass is where many nodes end, so that most may be beyond."""
+        return self.border > _MUCH and len(self.nodes) >= _MANY
 
     @property
     def beyond(self) -> float:
@@ -158,6 +165,8 @@ class Nodes:
     def _told_of_evidence(self) -> str:
         if len(self.nodes) == 1 and self.mode.size:
             return "by Laplace's approximation"
+        if self.cut_off:
+            return "far too low: nodes end where much of their mass is"
         return "a lower bound, nearly" if self.is_bound else "not known"
 
     def told_of_doubts(self) -> list[str]:
@@ -175,8 +184,16 @@ class Nodes:
         if not self.too_few:
             return ""
         why = f" ({self.stopped})" if self.stopped else ""
+        if self.cut_off:
+            return (
+                f"Nodes of nested inference end where {self.border:.0%} of their mass is: "
+                f"hyperparameters and log evidence are wrong. Try {self.mend}."
+            )
+        effective = (
+            f"{self.effective:.3g}" if self.effective < 100 else round(self.effective)
+        )
         return (
-            f"Nested inference has {self.effective:.3g} effective nodes of "
+            f"Nested inference has {effective} effective nodes of "
             f"{len(self.nodes)}{why}: too few for the hyperparameters and the log "
             f"evidence. Try {self.mend}."
         )

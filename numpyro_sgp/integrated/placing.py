@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
+from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
@@ -107,9 +108,11 @@ class Placed(Messenger):
             if name in field.latents:
                 raise ValueError(
                     f"Latent site '{name}' is put at a value inside of the model "
-                    "(numpyro.handlers.substitute), where it would be integrated as if it "
-                    "were open. Fix it by numpyro.handlers.condition(model, data), which "
-                    "makes it an observation."
+                    "(numpyro.handlers.substitute, or a branch of control_flow.cond), and "
+                    "would be integrated as if it were open. Fix it by "
+                    "numpyro.handlers.condition(model, data), which makes it an "
+                    "observation; draw it outside of the branches and choose by jnp.where; "
+                    "or use NUTS."
                 )
             return
         if msg["scale"] is not None and (name in field.sites or name in field.effects):
@@ -194,6 +197,11 @@ class AtValues(Messenger):
             msg["value"] = messages.zeros_like(msg["fn"])
 
 
+_UNWRAPPED = (
+    " If it is of CircularReparam, leave that out: nodes need no help with circles."
+)
+
+
 class _Refusing(Messenger):
     """Refuses what has no density over all rows, before anything is drawn."""
 
@@ -216,6 +224,7 @@ class _Refusing(Messenger):
                 raise ValueError(
                     f"Latent site '{name}' has an improper prior, under which the evidence "
                     "is not defined. Give it a proper one, such as dist.Normal(0, 10)."
+                    + (_UNWRAPPED if name.endswith("_unwrapped") else "")
                 )
 
 
@@ -232,6 +241,48 @@ def check_model(model, args: tuple, kwargs: dict) -> None:
     # What else is wrong is told when the guide is set up.
     with suppress(*NEEDS_KNOWN_DATA):
         jax.eval_shape(look)
+
+
+def _check_seen(model, args: tuple, kwargs: dict) -> None:
+    at_mean, anywhere = messages.at_prior_mean, _Anywhere(model)
+
+    def log_densities(key):
+        trace = messages.trace_of(anywhere, args, kwargs, key, at_site=at_mean)
+        sites = [site for site in trace.values() if site["type"] == "sample"]
+        return sum(jnp.sum(messages.log_prob(s)) for s in sites if s["is_observed"])
+
+    with suppress(*NEEDS_KNOWN_DATA):
+        if eval_provenance(log_densities, key=jax.random.key(0)) and not anywhere.drawn:
+            raise ValueError(
+                "The likelihood depends on random numbers that are no latent site of the "
+                "model: those of a site that numpyro.handlers.block hides, or of "
+                "numpyro.prng_key(). One draw of them would be taken for known. Leave the "
+                "block out, or use NUTS."
+            )
+
+
+class _Anywhere(Messenger):
+    """
+    Puts latents at some value, for which no key is needed.
+
+    :param fn: the model.
+    """
+
+    #: Sites that are drawn all the same.
+    drawn: frozenset[str] = frozenset()
+
+    def process_message(self, msg):
+        if msg["type"] == "control_flow":  # latents inside of it
+            self.drawn |= {msg["type"]}
+        is_open = msg["type"] == "sample" and msg["value"] is None
+        if not is_open or messages.is_latent_gp(msg):
+            return
+        try:
+            transform = biject_to(msg["fn"].support)
+            shape = transform.inverse_shape(msg["fn"].shape())
+            msg["value"] = transform(jnp.zeros(shape))
+        except NotImplementedError:  # of a discrete one
+            self.drawn |= {msg["name"]}
 
 
 def arguments_at(field, own: tuple, examples, args: tuple, kwargs: dict) -> tuple:
@@ -355,11 +406,14 @@ def check_setup(setup) -> None:
             )
 
 
-def check_likelihood(setup) -> None:
+def check_likelihood(guide, args: tuple, kwargs: dict) -> None:
     """
-    :param setup: of the guide, :class:`~numpyro_sgp.guides.setup.Setup`.
-    :raises ValueError: for likelihoods without derivatives.
+    :raises ValueError: for likelihoods without derivatives, or of what is drawn and is no
+        latent site.
     """
+    setup = guide.known()
+    if not setup.subsampled:
+        _check_seen(guide.model, args, kwargs)
     for name, site in setup.trace.items():
         if not messages.is_response(site):
             continue

@@ -319,10 +319,12 @@ def check_latents(trace) -> None:
     for name, site in trace.items():
         if site["type"] == "sample" and not site["is_observed"]:
             if site["fn"].support is not None and site["fn"].support.is_discrete:
+                kind = type(messages.innermost(site["fn"])).__name__
                 raise ValueError(
-                    f"Latent site '{name}' is discrete ({type(site['fn']).__name__}); "
-                    "variational inference needs continuous latents. Sum it out (a "
-                    "mixture: numpyro.distributions.MixtureSameFamily), or observe it. "
+                    f"Latent site '{name}' is discrete ({kind}); variational inference "
+                    "needs continuous latents. Sum it out (a mixture: "
+                    "numpyro.distributions.MixtureSameFamily), observe it, or use NUTS of "
+                    "sgp.whiten(model), where NumPyro sums it out or draws it. "
                     "(If it is the response, pass its data: was the guide set up with "
                     "y=None?)"
                 )

@@ -119,6 +119,16 @@ def factors_of_rows(trace: dict) -> list[str]:
     )
 
 
+def weighted_responses(trace: dict) -> list[str]:
+    """Names of observed sites that :class:`numpyro.handlers.scale` gives weights."""
+    return sorted(
+        name
+        for name, site in trace.items()
+        if is_response(site) and site["scale"] is not None
+        if np.any(np.asarray(site["scale"]) != 1.0)
+    )
+
+
 def log_prob(site, scaled: bool = True):
     """
     Log density of the value at a site, masked, of the site's batch shape.

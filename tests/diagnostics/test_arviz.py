@@ -314,7 +314,7 @@ def two_outputs(y, mask):
     with numpyro.plate("outputs", 2, dim=-2), numpyro.plate("data", N):
         with handlers.mask(mask=mask(w)):
             numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
-    with numpyro.plate("groups", 3), handlers.scale(scale=7.0):
+    with numpyro.plate("groups", 3):
         rows = dist.Normal(w, 1.0).expand([3, 2]).mask(jnp.array([[1, 0], [0, 0], [1, 1]]))
         numpyro.sample("rows", rows.to_event(1), obs=jnp.ones((3, 2)))
     with handlers.mask(mask=False):
@@ -358,7 +358,7 @@ def test_a_mask_of_whole_columns_keeps_both_dimensions(two):
     assert found.dims == ("chain", "draw", "outputs", "data")
     assert_array_equal(found["data"], np.flatnonzero(MASK))
     assert_allclose(found, stats.norm.logpdf(Y[:, MASK], w[..., None]), rtol=1e-12)
-    # Events count where any part is seen, weights do not; a site masked whole is no data.
+    # Events count where any part is seen; a site masked whole is no data.
     rows = data["log_likelihood"]["rows"]
     assert_array_equal(rows["groups"], [0, 2])
     one = stats.norm.logpdf(1.0, w)
@@ -501,6 +501,26 @@ def test_factors_are_no_data_and_undrawable_sites_not_predicted():
     assert "posterior_predictive" not in tree
     # LOO and log_score differ by what has terms of rows.
     assert tree.attrs["factors"] == "rows"
+
+
+def test_rows_with_weights_have_no_loo():
+    """It was -8.7 for -17.7 (four times each): one of each row was left in the fit."""
+
+    def model(X, y=None, other=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            with handlers.scale(scale=jnp.arange(1.0, 1.0 + X.shape[0])):
+                numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+            with handlers.scale(scale=1.0):
+                numpyro.sample("other", dist.Normal(f, 1.0), obs=other)
+
+    svi, result = start(model, X, y, y)
+    tree = to_arviz(svi, X, y, y, result=result, num_samples=100, khat=False)
+    assert list(tree.log_likelihood.data_vars) == ["other"]
+    assert list(tree.observed_data.data_vars) == ["y", "other"]
+    assert tree.attrs["weighted"] == "y"
+    (remark,) = [r for r in compare({"a": tree}).remarks if "no LOO" in r]
+    assert "(y, by handlers.scale)" in remark
 
 
 def test_errors(svi, mcmc):

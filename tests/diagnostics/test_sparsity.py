@@ -472,7 +472,7 @@ def test_with_points_at_all_rows_nothing_is_lost():
     guide, params, _ = trained(sgp.VGP(), y, 1)
     curve = sparsity_curve(guide, params, X, y)
     assert (curve.lost, curve.needed, curve.added) == (0.0, 30, ())
-    assert str(curve) == "no loss by the 30 inducing points was found"
+    assert str(curve) == "30 inducing points lose nothing that can be seen"
     guide, params, _ = trained(sgp.SVGP(30, inducing=X, train_inducing=False), y)
     assert sparsity_curve(guide, params, X, y).lost < 1e-3
 

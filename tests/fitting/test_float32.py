@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 from scipy.optimize import minimize
 
 import numpyro_sgp as sgp
-from numpyro_sgp.fitting.bound import bound_of
+from numpyro_sgp.diagnostics.bound import bound_of
 from numpyro_sgp.fitting.float32 import _told, begin_float32
 from numpyro_sgp.fitting.problem import Problem
 from numpyro_sgp.fitting.verdict import Cause

@@ -7,7 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.contrib.control_flow import scan
+from numpyro.contrib.control_flow import cond, scan
 
 import numpyro_sgp as sgp
 
@@ -156,3 +156,36 @@ def test_data_that_are_the_models_own_are_told_from_arguments_at_new_inputs():
     assert fitted.predict(X)["y"].mean.shape == (6,)
     with pytest.raises(ValueError, match="values of the model's own .* as an argument"):
         fitted.predict(X[:2])
+
+
+def hidden(X, y=None):
+    scale = numpyro.sample("scale", dist.LogNormal(-1.0, 0.5))
+    observe(dist.Normal(site("f", X), scale), y)
+
+
+def branches(X, y=None):
+    f = site("f", X)
+
+    def branch(mean):
+        return lambda _: numpyro.sample("a", dist.Normal(mean, 1.0))
+
+    observe(dist.Normal(f + cond(True, branch(0.0), branch(3.0), None), 0.3), y)
+
+
+@pytest.mark.parametrize(
+    "model, words",
+    [
+        # Its scale was one draw, of which the evidence was, "converged".
+        (
+            numpyro.handlers.block(hidden, hide=["scale"]),
+            "that numpyro.handlers.block hides",
+        ),
+        (branches, "control_flow.cond.*jnp.where"),
+    ],
+)
+@pytest.mark.parametrize(
+    "run", [sgp.nested, partial(sgp.fit, joint=True)], ids=["nested", "joint"]
+)
+def test_what_would_be_one_draw_is_refused(model, words, run):
+    with pytest.raises(ValueError, match=words):
+        run(model, sgp.VGP(), (X, Y), progress_bar=False)

@@ -1,0 +1,49 @@
+"""The bound of a model and a guide on data."""
+
+import copy
+from dataclasses import replace
+
+import jax
+import numpy as np
+from jax import Array
+
+from numpyro_sgp._programs import on_data
+from numpyro_sgp.distributions.arguments import as_arrays
+
+_NUM_KEYS = 10
+
+
+def bound_of(
+    svi, params, args, kwargs, rng_key: Array | None = None
+) -> tuple[float, float]:
+    """
+    The bound with these arguments, and its standard error, by draws that are others than
+    those of its training.
+    """
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    args, kwargs = as_arrays(svi.model, args, kwargs)
+    loss = with_fresh_draws(svi.loss)
+
+    def bounds(args, kwargs, params, keys):
+        def bound(key):
+            found = loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
+            return -sum(jax.tree.leaves(found))  # by site where it has sum_sites=False
+
+        return jax.lax.map(bound, keys)
+
+    keys = jax.random.split(rng_key, _NUM_KEYS)
+    found = np.asarray(on_data(bounds, args, kwargs, params, keys[:2]), float)
+    if found[0] == found[1]:
+        return float(found[0]), 0.0
+    found = np.append(found, on_data(bounds, args, kwargs, params, keys[2:]))
+    return float(np.mean(found)), float(np.std(found, ddof=1) / np.sqrt(len(found)))
+
+
+def with_fresh_draws(loss):
+    """A loss, where its draws are the same at each evaluation, with new ones each time."""
+    rule = getattr(loss, "expectation", None)
+    if getattr(rule, "seed", None) is None:
+        return loss
+    fresh = copy.copy(loss)
+    fresh.expectation = replace(rule, seed=None)
+    return fresh

@@ -1,0 +1,112 @@
+"""Bounds whose draws stay the same while they are trained."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpy.testing import assert_allclose
+
+import numpyro_sgp as sgp
+from numpyro_sgp.diagnostics.bound import with_fresh_draws
+from numpyro_sgp.fitting.common_draws import _RULE
+
+N, C = 60, 3
+rng = np.random.default_rng(0)
+X = rng.uniform(-2.0, 2.0, (N, 1))
+F = 3.0 * np.stack([np.sin(2.0 * X[:, 0]), np.cos(X[:, 0]), 0.0 * X[:, 0]])
+Y = np.argmax(F.T + rng.gumbel(size=(N, C)), axis=1)
+
+
+def classes(X, y=None, tied=False):
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    kernel = sgp.kernels.RBF(4.0, lengthscale)
+    f = numpyro.sample("f", sgp.GaussianProcess(kernel, X).expand([C]))
+    if tied:
+        numpyro.factor("mean", -(jnp.mean(f) ** 2))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Categorical(logits=f.T), obs=y)
+
+
+def fit(model=classes, approximation=None, **options):
+    approximation = approximation or sgp.SVGP(8)
+    return sgp.fit(model, approximation, (X, Y), progress_bar=False, **options)
+
+
+def bounds(fitted, number, keys=8):
+    """By so many independent draws a row, for some keys."""
+    loss = sgp.TraceGP_ELBO(sgp.MonteCarlo(number))
+    svi = fitted.svi
+
+    @jax.jit
+    def bound(key):
+        return -loss.loss(key, fitted.params, svi.model, svi.guide, X, Y)
+
+    return np.array([bound(key) for key in jax.random.split(jax.random.key(7), keys)])
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return fit()
+
+
+@pytest.mark.slow
+def test_three_classes_converge_to_the_best_bound(fitted):
+    """By random draws it ended .3 to .9 nats below, on such data."""
+    assert fitted.stopped.startswith("converged")
+    assert fitted.svi.loss.expectation == _RULE
+    # The same bound by twenty times as many draws of another sequence.
+    finer = sgp.MonteCarlo(1024, antithetic=True, sequence="sobol", seed=3)
+    best = fit(expectation=finer, steps=40, approximation=fitted.guide)
+    found, other = bounds(fitted, 2000), bounds(best, 2000)
+    # The same keys, whose errors are nearly those of both: .01 nats.
+    assert np.mean(found - other) > -0.1
+
+
+def test_the_bound_is_that_of_other_draws_than_those_of_training(fitted):
+    found = bounds(fitted, 2000)
+    se = np.hypot(fitted.bound_se, found.std(ddof=1) / np.sqrt(len(found)))
+    # Four standard errors: one in 16,000 by chance, of one key.
+    assert 0.0 < fitted.bound_se < 0.2 and abs(fitted.bound - found.mean()) < 4.0 * se
+    fresh = with_fresh_draws(fitted.svi.loss)
+    assert fresh.expectation == replace(_RULE, seed=None)
+    assert with_fresh_draws(fresh) is fresh
+    tree = fitted.to_arviz(khat=False)
+    assert abs(tree.attrs["log_joint_bound"] - fitted.bound) < 5.0 * fitted.bound_se
+
+
+def test_its_verdict_and_what_goes_on_know_the_draws(fitted, tmp_path):
+    verdict = fitted.check()
+    assert verdict.converged and verdict.causes["q(u)"].nats < 0.05
+    more = sgp.fit(classes, fitted, (X, Y), progress_bar=False)
+    assert more.svi.loss.expectation == _RULE
+    assert abs(more.bound - fitted.bound) < 0.2
+    fitted.save(tmp_path / "fit")
+    loaded = sgp.load(tmp_path / "fit", classes)
+    found, expected = (f.predict(X[:3])["y"].probs for f in (loaded, fitted))
+    assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"expectation": sgp.MonteCarlo(10)},
+        {"batch_size": 20},
+        {"tied": True},
+        {"base_guide": numpyro.infer.autoguide.AutoNormal},
+    ],
+)
+def test_others_are_random_as_before(options):
+    found = fit(steps=3, **options)
+    assert getattr(found.svi.loss.expectation, "seed", None) is None
+
+
+def test_no_key_changes_the_bound_that_is_trained(fitted):
+    def loss(key):
+        return fitted.svi.loss.loss(key, fitted.params, classes, fitted.guide, X, Y)
+
+    losses = [float(loss(jax.random.key(i))) for i in range(2)]
+    assert losses[0] == losses[1]
