@@ -20,7 +20,6 @@ _FEWEST, _MOST = 5, 500  # iterations
 _DRAWS = 20  # keys over which a random bound is averaged
 _RATE = 0.03  # of Adam
 _APART = 1.0  # nats between two optima
-_ROUNDING = 10.0  # sds of what rounding moves a bound by, below which two are one
 _LONGER = "train longer: more steps, or seconds, of sgp.fit"
 _ELSEWHERE = "sgp.fit(..., restarts=10), other keys, or more inducing points"
 
@@ -139,10 +138,7 @@ class Attempts:
         """
         best = self._best
         apart = [] if best is None else [best.bound - bound for bound in best.others]
-        rounding = 0.0
-        if apart and max(apart) >= _APART and self.descent is not None:
-            rounding = self.descent.rounding()
-        if apart and max(apart) >= max(_APART, _ROUNDING * rounding):
+        if apart and max(apart) >= _APART:
             told = (
                 "the likelihood is not log-concave: from other means of q(u) trainings end "
                 f"{min(apart):.2g} to {max(apart):.2g} nats below the best, so that there "

@@ -107,9 +107,12 @@ def check(
         _of_family(weights, given, too_many),
         _of_latents(given),
     ]
+    rounded = False
     if digits is not None:
         found.append(digits(attempts.descent, others))
-    found += attempts.of_optima()
+        rounded = found[-1].nats > ENOUGH_NATS
+    if not rounded:  # by which trainings end apart too
+        found += attempts.of_optima()
     found += [cause for more in MORE_CAUSES if (cause := more(*given)) is not None]
     return Verdict({cause.name: cause for cause in found}, bracket, bound)
 
