@@ -56,7 +56,6 @@ class Stacked(dist.Distribution):
         :param value: shape ``(..., *batch_shape, *event_shape)``.
         :return: shape ``(..., *batch_shape)``.
         """
-        del intermediates
         shape = jnp.broadcast_shapes(jnp.shape(value), self.shape())
         axis = len(shape) - len(self.shape())
 

@@ -66,26 +66,22 @@ def layer(
     2. Shi, Titsias, Mnih (2020). Sparse Orthogonal Variational Inference for Gaussian
        Processes. AISTATS. https://arxiv.org/abs/1910.10596
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     h = sgp.layer("h", sgp.kernels.RBF(1.0, 1.0), X)
-        ...     f = sgp.layer("f", sgp.kernels.RBF(1.0, 1.0), h, 1, mean=None)
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f[:, 0], 0.1), obs=y)
-        >>> X = jnp.linspace(0.0, 1.0, 20)[:, None]
-        >>> inner = sgp.SOLVEGP(4, 4, initial_scale=1e-5)
-        >>> guide = sgp.AutoSparseGP(model, {"h": inner, "f": sgp.SOLVEGP(4, 4)})
-        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
-        >>> y = 1.0 * (X[:, 0] > 0.5)
-        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
-        >>> result.params["h_auto_Z"].shape
-        (4, 1)
+    >>> import jax, jax.numpy as jnp, numpyro, optax
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     h = sgp.layer("h", sgp.kernels.RBF(1.0, 1.0), X)
+    ...     f = sgp.layer("f", sgp.kernels.RBF(1.0, 1.0), h, 1, mean=None)
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f[:, 0], 0.1), obs=y)
+    >>> X = jnp.linspace(0.0, 1.0, 20)[:, None]
+    >>> inner = sgp.SOLVEGP(4, 4, initial_scale=1e-5)
+    >>> guide = sgp.AutoSparseGP(model, {"h": inner, "f": sgp.SOLVEGP(4, 4)})
+    >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    >>> y = 1.0 * (X[:, 0] > 0.5)
+    >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
+    >>> result.params["h_auto_Z"].shape
+    (4, 1)
     """
     if not isinstance(name, str) or not name:
         raise TypeError(f"A layer needs the name of its site, a str, got {shown(name)}.")
@@ -175,25 +171,21 @@ def convolutional_layer(
     2. Shi, Titsias, Mnih (2020). Sparse Orthogonal Variational Inference for Gaussian
        Processes. AISTATS. https://arxiv.org/abs/1910.10596
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro
-        >>> import numpyro_sgp as sgp
-        >>> from numpyro_sgp.likelihoods import RobustMax
-        >>> def model(X, y=None):                                   # (N, 28, 28)
-        ...     kernel = sgp.kernels.RBF(5.0, 5.0)
-        ...     h = sgp.convolutional_layer("h", kernel, X, 10, patch_size=6, stride=2)
-        ...     kernel = sgp.kernels.Convolutional(kernel, h.shape[1:], 4, stride=2)
-        ...     gp = sgp.GaussianProcess(kernel, h.reshape(len(h), -1))
-        ...     f = numpyro.sample("f", gp.expand([3]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", RobustMax(f), obs=y)
-        >>> last = sgp.SOLVEGP(20, 20, sgp.InducingPatches("kmeans"))
-        >>> inner = sgp.SOLVEGP(20, 20, initial_scale=1e-5)
-        >>> guide = sgp.AutoSparseGP(model, {"h": inner, "f": last})
-        >>> loss = sgp.TraceGP_ELBO(sgp.MonteCarlo(1))
+    >>> import jax.numpy as jnp, numpyro
+    >>> import numpyro_sgp as sgp
+    >>> from numpyro_sgp.likelihoods import RobustMax
+    >>> def model(X, y=None):                                   # (N, 28, 28)
+    ...     kernel = sgp.kernels.RBF(5.0, 5.0)
+    ...     h = sgp.convolutional_layer("h", kernel, X, 10, patch_size=6, stride=2)
+    ...     kernel = sgp.kernels.Convolutional(kernel, h.shape[1:], 4, stride=2)
+    ...     gp = sgp.GaussianProcess(kernel, h.reshape(len(h), -1))
+    ...     f = numpyro.sample("f", gp.expand([3]))
+    ...     with numpyro.plate("data", len(X)):
+    ...         numpyro.sample("y", RobustMax(f), obs=y)
+    >>> last = sgp.SOLVEGP(20, 20, sgp.InducingPatches("kmeans"))
+    >>> inner = sgp.SOLVEGP(20, 20, initial_scale=1e-5)
+    >>> guide = sgp.AutoSparseGP(model, {"h": inner, "f": last})
+    >>> loss = sgp.TraceGP_ELBO(sgp.MonteCarlo(1))
     """
     images = jnp.asarray(images)
     if images.ndim == 3:

@@ -143,29 +143,25 @@ def to_arviz(
         covariances of f cannot fit into memory, or make the model take a minibatch, or
         ``dims`` names a site that is not there.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> from numpyro_sgp.diagnostics import to_arviz
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
-        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
-        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
-        >>> data = to_arviz(svi, X, y, result=result, num_samples=50)
-        >>> dict(data["posterior"].sizes)
-        {'chain': 1, 'draw': 50, 'f_dim_0': 5}
-        >>> dict(data["log_likelihood"].sizes)
-        {'chain': 1, 'draw': 50, 'data': 5}
-        >>> data.attrs["method"]
-        'SVI'
+    >>> import jax, jax.numpy as jnp, numpyro, optax
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> from numpyro_sgp.diagnostics import to_arviz
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+    >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
+    >>> data = to_arviz(svi, X, y, result=result, num_samples=50)
+    >>> dict(data["posterior"].sizes)
+    {'chain': 1, 'draw': 50, 'f_dim_0': 5}
+    >>> dict(data["log_likelihood"].sizes)
+    {'chain': 1, 'draw': 50, 'data': 5}
+    >>> data.attrs["method"]
+    'SVI'
     """
     import arviz
     import arviz_base

@@ -75,25 +75,21 @@ def calibrate(
     2. Talts, Betancourt, Simpson, Vehtari, Gelman (2018). Validating Bayesian Inference
        Algorithms with Simulation-Based Calibration. https://arxiv.org/abs/1804.06788
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
-        >>> X, y = jnp.arange(3.0)[:, None], jnp.zeros(3)
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3, train_inducing=False))
-        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
-        >>> calibration = sgp.calibrate(
-        ...     svi, X, y, num_simulations=10, num_svi_steps=100, num_samples=50
-        ... )
-        >>> calibration.result.ranks["f"].shape
-        (10, 3)
+    >>> import jax, jax.numpy as jnp, numpyro, optax
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+    >>> X, y = jnp.arange(3.0)[:, None], jnp.zeros(3)
+    >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3, train_inducing=False))
+    >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    >>> calibration = sgp.calibrate(
+    ...     svi, X, y, num_simulations=10, num_svi_steps=100, num_samples=50
+    ... )
+    >>> calibration.result.ranks["f"].shape
+    (10, 3)
     """
     if not all(hasattr(svi, name) for name in ("model", "guide", "optim", "loss")):
         raise TypeError(
@@ -154,17 +150,13 @@ class Calibration:
     :param points: sites that the guide puts at a point; they have no ranks to speak of
         and are not tested.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import numpy as np
-        >>> from numpyro.infer.calibration import VSBCResult
-        >>> from numpyro_sgp.diagnostics import Calibration
-        >>> ranks = np.arange(0, 50, 2) + 50  # the truth is above the median of q always
-        >>> result = VSBCResult({"a": ranks / 100}, {}, {}, {"a": ranks}, ("a",))
-        >>> Calibration(result, 100, 1000).verdict
-        'a: too low'
+    >>> import numpy as np
+    >>> from numpyro.infer.calibration import VSBCResult
+    >>> from numpyro_sgp.diagnostics import Calibration
+    >>> ranks = np.arange(0, 50, 2) + 50  # the truth is above the median of q always
+    >>> result = VSBCResult({"a": ranks / 100}, {}, {}, {"a": ranks}, ("a",))
+    >>> Calibration(result, 100, 1000).verdict
+    'a: too low'
     """
 
     result: VSBCResult = field(repr=False)

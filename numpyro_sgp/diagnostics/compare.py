@@ -80,21 +80,17 @@ def compare(
         have other data or shapes than the reference, or there is no variable to
         compare.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_sgp.diagnostics import compare
-        >>> rng = np.random.default_rng(0)
-        >>> def fit(sd):
-        ...     f = sd * rng.standard_normal((2, 500, 4))
-        ...     return arviz_base.from_dict({"posterior": {"f": f}})
-        >>> comparison = compare({"exact": fit(1.0), "narrow": fit(0.5)})
-        >>> comparison.reference, comparison.var_names
-        ('exact', ('f',))
-        >>> round(float(comparison.table.loc["narrow", "sd_ratio[f]"]), 1)
-        0.5
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_sgp.diagnostics import compare
+    >>> rng = np.random.default_rng(0)
+    >>> def fit(sd):
+    ...     f = sd * rng.standard_normal((2, 500, 4))
+    ...     return arviz_base.from_dict({"posterior": {"f": f}})
+    >>> comparison = compare({"exact": fit(1.0), "narrow": fit(0.5)})
+    >>> comparison.reference, comparison.var_names
+    ('exact', ('f',))
+    >>> round(float(comparison.table.loc["narrow", "sd_ratio[f]"]), 1)
+    0.5
     """
     from pandas import DataFrame
 

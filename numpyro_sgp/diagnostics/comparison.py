@@ -115,22 +115,18 @@ class Comparison:
     :param draws: for each fit, draws of these by name, shape ``(S, ...)``.
     :param remarks: sentences on what is wrong with fits; none where nothing is.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
-        >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
-        >>> data = X, jnp.sin(X[:, 0])
-        >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
-        >>> found = sgp.compare({"SVGP": fitted.to_arviz(num_samples=200)})
-        >>> list(found.table.index), float(found.table["nats_left"].iloc[0]) < 0.1
-        (['SVGP'], True)
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+    >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
+    >>> data = X, jnp.sin(X[:, 0])
+    >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
+    >>> found = sgp.compare({"SVGP": fitted.to_arviz(num_samples=200)})
+    >>> list(found.table.index), float(found.table["nats_left"].iloc[0]) < 0.1
+    (['SVGP'], True)
     """
 
     table: DataFrame

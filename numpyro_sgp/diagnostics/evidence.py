@@ -64,27 +64,23 @@ def evidence_bracket(guide, params: dict, *args, rng_key=None, **kwargs) -> Evid
     2. Titsias (2025). New Bounds for Sparse Variational Gaussian Processes. ICML.
        https://arxiv.org/abs/2502.08730
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> from numpyro_sgp.diagnostics.evidence import evidence_bracket
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
-        >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
-        >>> y = jnp.sin(5.0 * X[:, 0])
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(8, train_inducing=False))
-        >>> guide.setup(X, y)
-        >>> params = {"f_auto_qu_mu": jnp.zeros(8), "f_auto_qu_sqrt": jnp.eye(8)}
-        >>> bracket = evidence_bracket(guide, params, X, y)
-        >>> evidence = sgp.MarginalGP(sgp.kernels.RBF(1.0, 0.5), X, 0.2).log_prob(y)
-        >>> bool(bracket.lower - 0.01 < evidence < bracket.upper + 0.01)
-        True
+    >>> import jax.numpy as jnp, numpyro
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> from numpyro_sgp.diagnostics.evidence import evidence_bracket
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+    >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
+    >>> y = jnp.sin(5.0 * X[:, 0])
+    >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(8, train_inducing=False))
+    >>> guide.setup(X, y)
+    >>> params = {"f_auto_qu_mu": jnp.zeros(8), "f_auto_qu_sqrt": jnp.eye(8)}
+    >>> bracket = evidence_bracket(guide, params, X, y)
+    >>> evidence = sgp.MarginalGP(sgp.kernels.RBF(1.0, 0.5), X, 0.2).log_prob(y)
+    >>> bool(bracket.lower - 0.01 < evidence < bracket.upper + 0.01)
+    True
     """
     return begin_bracket(guide, params, args, kwargs, rng_key)()
 

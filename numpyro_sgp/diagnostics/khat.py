@@ -72,22 +72,18 @@ def guide_khat(
     2. Vehtari, Simpson, Gelman, Yao, Gabry (2024). Pareto Smoothed Importance Sampling.
        JMLR 25(72). https://arxiv.org/abs/1507.02646
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_sgp.diagnostics.khat import guide_khat
-        >>> def model(y):
-        ...     x = numpyro.sample("x", dist.Normal(0.0, 1.0))
-        ...     numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
-        >>> guide = AutoNormal(model)
-        >>> _ = numpyro.handlers.seed(guide, 0)(1.0)  # sets it up
-        >>> params = {"x_auto_loc": 0.5, "x_auto_scale": 0.8}  # a bit too wide
-        >>> guide_khat(jax.random.key(0), params, model, guide, 1.0) < 0.7
-        True
+    >>> import jax, jax.numpy as jnp, numpyro
+    >>> import numpyro.distributions as dist
+    >>> from numpyro.infer.autoguide import AutoNormal
+    >>> from numpyro_sgp.diagnostics.khat import guide_khat
+    >>> def model(y):
+    ...     x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+    ...     numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
+    >>> guide = AutoNormal(model)
+    >>> _ = numpyro.handlers.seed(guide, 0)(1.0)  # sets it up
+    >>> params = {"x_auto_loc": 0.5, "x_auto_scale": 0.8}  # a bit too wide
+    >>> guide_khat(jax.random.key(0), params, model, guide, 1.0) < 0.7
+    True
     """
     try:
         points = point_latents(guide, params, args, kwargs)

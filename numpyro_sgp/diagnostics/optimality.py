@@ -69,24 +69,20 @@ def nats_left(guide, params: dict, *args, loss=None, rng_key=None, **kwargs) -> 
        Non-Conjugate Variational Inference in Gaussian Process Models. AISTATS.
        https://arxiv.org/abs/1803.09151
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> from numpyro_sgp.diagnostics.optimality import nats_left
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
-        >>> X = jnp.linspace(0.0, 3.0, 20)[:, None]
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
-        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
-        >>> result = svi.run(jax.random.key(0), 10, X, X[:, 0], progress_bar=False)
-        >>> nats_left(guide, result.params, X, X[:, 0]) > 1.0  # ten small steps
-        True
+    >>> import jax, jax.numpy as jnp, numpyro, optax
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> from numpyro_sgp.diagnostics.optimality import nats_left
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+    >>> X = jnp.linspace(0.0, 3.0, 20)[:, None]
+    >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
+    >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    >>> result = svi.run(jax.random.key(0), 10, X, X[:, 0], progress_bar=False)
+    >>> nats_left(guide, result.params, X, X[:, 0]) > 1.0  # ten small steps
+    True
     """
     return nats_left_and_why(guide, params, args, kwargs, loss, rng_key)[0]
 

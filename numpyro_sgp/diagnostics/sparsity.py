@@ -114,26 +114,22 @@ def sparsity_curve(
     1. Shi, Titsias, Mnih (2020). Sparse Orthogonal Variational Inference for Gaussian
        Processes. AISTATS. https://arxiv.org/abs/1910.10596
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> from numpyro_sgp.diagnostics.sparsity import sparsity_curve
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.2), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
-        >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
-        >>> y = jnp.sin(5.0 * X[:, 0])
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(4, train_inducing=False))
-        >>> step = sgp.natural_gradients(guide, 1.0, optax.sgd(0.0))  # at once
-        >>> svi = numpyro.infer.SVI(model, guide, step, sgp.TraceGP_ELBO())
-        >>> result = svi.run(jax.random.key(0), 1, X, y, progress_bar=False)
-        >>> sparsity_curve(guide, result.params, X, y).lost > 50.0  # four are too few
-        True
+    >>> import jax, jax.numpy as jnp, numpyro, optax
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> from numpyro_sgp.diagnostics.sparsity import sparsity_curve
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.2), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+    >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
+    >>> y = jnp.sin(5.0 * X[:, 0])
+    >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(4, train_inducing=False))
+    >>> step = sgp.natural_gradients(guide, 1.0, optax.sgd(0.0))  # at once
+    >>> svi = numpyro.infer.SVI(model, guide, step, sgp.TraceGP_ELBO())
+    >>> result = svi.run(jax.random.key(0), 1, X, y, progress_bar=False)
+    >>> sparsity_curve(guide, result.params, X, y).lost > 50.0  # four are too few
+    True
     """
     check_fitted(guide, params, "sparsity_curve")
     if max_points is not None:

@@ -23,18 +23,14 @@ class BlackBoxError(ValueError):
 
     JAX raises :class:`jax.errors.JaxRuntimeError` in its place, with its text.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpy as np
-        >>> import numpyro_sgp as sgp
-        >>> def log_prob(y, f):
-        ...     return np.sum(y * f - np.exp(f))  # a number for all rows together
-        >>> sgp.BlackBox(log_prob, jnp.zeros(3)).log_prob(jnp.zeros(3))
-        Traceback (most recent call last):
-            ...
-        jax.errors.JaxRuntimeError: ...it must return one number for each row...
+    >>> import jax, jax.numpy as jnp, numpy as np
+    >>> import numpyro_sgp as sgp
+    >>> def log_prob(y, f):
+    ...     return np.sum(y * f - np.exp(f))  # a number for all rows together
+    >>> sgp.BlackBox(log_prob, jnp.zeros(3)).log_prob(jnp.zeros(3))
+    Traceback (most recent call last):
+        ...
+    jax.errors.JaxRuntimeError: ...it must return one number for each row...
     """
 
 
@@ -68,17 +64,13 @@ class BlackBox(dist.Distribution):
         real numbers; with the rows concerned.
     :raises TypeError: if the function is differentiated.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpy as np
-        >>> import numpyro_sgp as sgp
-        >>> def log_prob(y, f):
-        ...     return y * f - np.exp(f)
-        >>> fn = sgp.BlackBox(log_prob, jnp.zeros(3))
-        >>> fn.log_prob(jnp.array([0.0, 1.0, 2.0])).tolist()
-        [-1.0, -1.0, -1.0]
+    >>> import jax.numpy as jnp, numpy as np
+    >>> import numpyro_sgp as sgp
+    >>> def log_prob(y, f):
+    ...     return y * f - np.exp(f)
+    >>> fn = sgp.BlackBox(log_prob, jnp.zeros(3))
+    >>> fn.log_prob(jnp.array([0.0, 1.0, 2.0])).tolist()
+    [-1.0, -1.0, -1.0]
     """
 
     arg_constraints = {}
@@ -124,7 +116,6 @@ class BlackBox(dist.Distribution):
             batch is that of the N rows.
         :return: shape ``(..., *batch_shape)``.
         """
-        del intermediates
         value = jnp.asarray(value)
         table = (self.f.shape[-1], *self.event_shape)
         if value.shape[max(value.ndim - len(table), 0) :] != table:

@@ -88,8 +88,6 @@ class Collapsed(GPRegression):
         return [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
 
     def log_prob(self, value: Array, intermediates=None) -> Array:
-        """See :meth:`~numpyro_sgp.MarginalGP.log_prob`."""
-        del intermediates
         residual = self._residual(value)
         A, union, each = self._factors()
         return (
@@ -206,18 +204,14 @@ class CollapsedSVGP(Collapsed):
     4. Bui, Titsias (2025). Sparse Gaussian Processes: Structured Approximations and
        Power-EP Revisited. https://arxiv.org/abs/2507.02377
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> import numpyro_sgp as sgp
-        >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
-        >>> y, kernel = jnp.sin(2.0 * X[:, 0]), sgp.kernels.RBF(1.0, 0.3)
-        >>> plain = sgp.CollapsedSVGP(kernel, X, X[::10], 0.1).log_prob(y)
-        >>> tight = sgp.CollapsedSVGP(kernel, X, X[::10], 0.1, tight="diagonal").log_prob(y)
-        >>> bool(plain < tight)
-        True
+    >>> import jax.numpy as jnp
+    >>> import numpyro_sgp as sgp
+    >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
+    >>> y, kernel = jnp.sin(2.0 * X[:, 0]), sgp.kernels.RBF(1.0, 0.3)
+    >>> plain = sgp.CollapsedSVGP(kernel, X, X[::10], 0.1).log_prob(y)
+    >>> tight = sgp.CollapsedSVGP(kernel, X, X[::10], 0.1, tight="diagonal").log_prob(y)
+    >>> bool(plain < tight)
+    True
     """
 
     _relaxations: ClassVar[tuple] = (Diagonal, Blocks, Conditional)
@@ -289,20 +283,16 @@ class CollapsedSOLVEGP(Collapsed):
     1. Shi, Titsias, Mnih (2020). Sparse Orthogonal Variational Inference for Gaussian
        Processes. AISTATS. https://arxiv.org/abs/1910.10596
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> import numpyro_sgp as sgp
-        >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
-        >>> y, kernel = jnp.sin(2.0 * X[:, 0]), sgp.kernels.RBF(1.0, 0.5)
-        >>> Z, O = X[::10], X[5::10]
-        >>> solve = sgp.CollapsedSOLVEGP(kernel, X, Z, O, 0.1)
-        >>> bool(sgp.CollapsedSVGP(kernel, X, Z, 0.1).log_prob(y) < solve.log_prob(y))
-        True
-        >>> solve.predictive(y, X[:3]).mean.shape
-        (3,)
+    >>> import jax.numpy as jnp
+    >>> import numpyro_sgp as sgp
+    >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
+    >>> y, kernel = jnp.sin(2.0 * X[:, 0]), sgp.kernels.RBF(1.0, 0.5)
+    >>> Z, O = X[::10], X[5::10]
+    >>> solve = sgp.CollapsedSOLVEGP(kernel, X, Z, O, 0.1)
+    >>> bool(sgp.CollapsedSVGP(kernel, X, Z, 0.1).log_prob(y) < solve.log_prob(y))
+    True
+    >>> solve.predictive(y, X[:3]).mean.shape
+    (3,)
     """
 
     def __init__(

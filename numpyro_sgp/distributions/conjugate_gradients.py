@@ -52,18 +52,14 @@ class CollapsedCG(CollapsedSVGP):
        Gaussian Process Regression Using Conjugate Gradients. ICML.
        https://arxiv.org/abs/2102.08314
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> import numpyro_sgp as sgp
-        >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
-        >>> y, kernel = jnp.sin(2.0 * X[:, 0]), sgp.kernels.RBF(1.0, 0.3)
-        >>> cg = sgp.CollapsedCG(kernel, X, X[::10], 0.1, tight="diagonal").log_prob(y)
-        >>> tight = sgp.CollapsedSVGP(kernel, X, X[::10], 0.1, tight="diagonal").log_prob(y)
-        >>> bool(tight < cg)
-        True
+    >>> import jax.numpy as jnp
+    >>> import numpyro_sgp as sgp
+    >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
+    >>> y, kernel = jnp.sin(2.0 * X[:, 0]), sgp.kernels.RBF(1.0, 0.3)
+    >>> cg = sgp.CollapsedCG(kernel, X, X[::10], 0.1, tight="diagonal").log_prob(y)
+    >>> tight = sgp.CollapsedSVGP(kernel, X, X[::10], 0.1, tight="diagonal").log_prob(y)
+    >>> bool(tight < cg)
+    True
     """
 
     pytree_aux_fields: ClassVar[tuple] = ("max_iterations", "tol")

@@ -33,18 +33,14 @@ class FunctionSamples:
     :param weights: :math:`\alpha`, shape ``sample_shape + batch_shape + (M,)``.
     :param prior: the draws :math:`f_0` of the prior without its mean, or None.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> import numpyro_sgp as sgp
-        >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
-        >>> bound = sgp.CollapsedSVGP(sgp.kernels.RBF(), X, X[::3], 0.1)
-        >>> posterior = bound.posterior(jnp.sin(X[:, 0]), X)
-        >>> f = posterior.sample_functions(jax.random.key(0), (2,))
-        >>> f(jnp.array([[0.5], [4.0], [9.0]])).shape
-        (2, 3)
+    >>> import jax, jax.numpy as jnp
+    >>> import numpyro_sgp as sgp
+    >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
+    >>> bound = sgp.CollapsedSVGP(sgp.kernels.RBF(), X, X[::3], 0.1)
+    >>> posterior = bound.posterior(jnp.sin(X[:, 0]), X)
+    >>> f = posterior.sample_functions(jax.random.key(0), (2,))
+    >>> f(jnp.array([[0.5], [4.0], [9.0]])).shape
+    (2, 3)
     """
 
     kernel: Any

@@ -44,20 +44,16 @@ class GaussianProcess(dist.Distribution):
     :raises ValueError: if X does not have the shape of a table, or if the batch shapes of
         kernel, X and mean do not fit together.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro_sgp as sgp
-        >>> X = jnp.linspace(0.0, 1.0, 5)[:, None]
-        >>> gp = sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X).expand([2])
-        >>> gp.batch_shape, gp.event_shape
-        ((2,), (5,))
-        >>> f = gp.sample(jax.random.key(0))
-        >>> gp.log_prob(f).shape
-        (2,)
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import numpyro_sgp as sgp
+    >>> X = jnp.linspace(0.0, 1.0, 5)[:, None]
+    >>> gp = sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X).expand([2])
+    >>> gp.batch_shape, gp.event_shape
+    ((2,), (5,))
+    >>> f = gp.sample(jax.random.key(0))
+    >>> gp.log_prob(f).shape
+    (2,)
     """
 
     arg_constraints = {}

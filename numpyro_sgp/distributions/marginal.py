@@ -34,28 +34,24 @@ class MarginalGP(GPRegression):
     1. Shi, Titsias, Mnih (2020). Sparse Orthogonal Variational Inference for Gaussian
        Processes. AISTATS. https://arxiv.org/abs/1910.10596
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import MCMC, NUTS, Predictive
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y, X_new=None):
-        ...     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
-        ...     kernel = sgp.kernels.RBF(1.0, lengthscale)
-        ...     marginal = sgp.MarginalGP(kernel, X, noise=0.1)
-        ...     numpyro.sample("y", marginal, obs=y)
-        ...     if X_new is not None:
-        ...         numpyro.sample("f_new", marginal.posterior(y, X_new))
-        >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
-        >>> mcmc = MCMC(NUTS(model), num_warmup=20, num_samples=20, progress_bar=False)
-        >>> mcmc.run(jax.random.key(0), X, jnp.sin(2.0 * X[:, 0]))
-        >>> predictive = Predictive(model, mcmc.get_samples())
-        >>> new = predictive(jax.random.key(1), X, jnp.sin(2.0 * X[:, 0]), X[:3] + 0.1)
-        >>> new["f_new"].shape
-        (20, 3)
+    >>> import jax, jax.numpy as jnp, numpyro
+    >>> import numpyro.distributions as dist
+    >>> from numpyro.infer import MCMC, NUTS, Predictive
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y, X_new=None):
+    ...     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    ...     kernel = sgp.kernels.RBF(1.0, lengthscale)
+    ...     marginal = sgp.MarginalGP(kernel, X, noise=0.1)
+    ...     numpyro.sample("y", marginal, obs=y)
+    ...     if X_new is not None:
+    ...         numpyro.sample("f_new", marginal.posterior(y, X_new))
+    >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
+    >>> mcmc = MCMC(NUTS(model), num_warmup=20, num_samples=20, progress_bar=False)
+    >>> mcmc.run(jax.random.key(0), X, jnp.sin(2.0 * X[:, 0]))
+    >>> predictive = Predictive(model, mcmc.get_samples())
+    >>> new = predictive(jax.random.key(1), X, jnp.sin(2.0 * X[:, 0]), X[:3] + 0.1)
+    >>> new["f_new"].shape
+    (20, 3)
     """
 
     def log_prob(self, value: Array, intermediates=None) -> Array:
@@ -66,7 +62,6 @@ class MarginalGP(GPRegression):
         :return: shape ``(..., *batch_shape)``.
         :raises ValueError: if y does not have a response for each row.
         """
-        del intermediates
         residual = self._residual(value)
         scale = 1.0 / self._rows_noise
         K = self.prior.kernel(self.prior.X, self.prior.X)

@@ -85,7 +85,6 @@ class GPPosterior(dist.Distribution):
         :param component: its number, which may be traced.
         :return: two arrays of shape ``batch_shape + (N,)``.
         """
-        del component
         return self.mean, self.variance
 
     def relaxed(self, relaxation) -> "GPPosterior":
@@ -281,7 +280,6 @@ class GPPosterior(dist.Distribution):
         :raises TypeError: when differentiated, as ``Trace_ELBO`` would, which takes the
             wrong bound from it in minibatches and the wrong gradient for mixtures.
         """
-        del intermediates
         return _value_only(self._joint_log_prob(value))
 
 

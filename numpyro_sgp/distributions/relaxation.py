@@ -49,12 +49,10 @@ class Relaxation:
 
     def start(self, batch_shape: tuple[int, ...], dtype) -> dict[str, Param]:
         """The parameters that it has, as they start."""
-        del batch_shape, dtype
         return {}
 
     def at(self, params: dict) -> "Relaxation":
         """The same with values of its parameters."""
-        del params
         return self
 
     def check(self, num_rows: int) -> None:
@@ -87,8 +85,6 @@ class Diagonal(Relaxation):
     name = "diagonal"
 
     def cost(self, prior, A, residual, precision):
-        """See :meth:`Relaxation.cost`."""
-        del prior, A
         return 0.5 * jnp.sum(jnp.log1p(at_least(precision * residual, 0.0)), axis=-1)
 
 
@@ -113,7 +109,6 @@ class Blocks(Relaxation):
     name = "block"
 
     def check(self, num_rows):
-        """See :meth:`Relaxation.check`."""
         if self.partition is not None:
             check_partition(self.partition, num_rows)
         elif self.size is not None:
@@ -126,7 +121,6 @@ class Blocks(Relaxation):
         return jnp.asarray(consecutive_blocks(num_rows, self.size or num_rows))
 
     def cost(self, prior, A, residual, precision):
-        """See :meth:`Relaxation.cost`."""
         seen = precision > 0  # where not, the slope of the root is infinite
         root = jnp.where(seen, jnp.sqrt(jnp.where(seen, precision, 1.0)), 0.0)
         A = A * root[..., None, :]
@@ -167,21 +161,16 @@ class Scalar(Relaxation):
 
     @property
     def factor(self):
-        """See :attr:`Relaxation.factor`."""
         return self.scale[..., None]
 
     def start(self, batch_shape, dtype):
-        """See :meth:`Relaxation.start`."""
         ones = jnp.ones(batch_shape, dtype)
         return {"qf_scale": Param(ones, constraints.softplus_positive)}
 
     def at(self, params):
-        """See :meth:`Relaxation.at`."""
         return Scalar(params["qf_scale"])
 
     def cost(self, prior, A, residual, precision):
-        """See :meth:`Relaxation.cost`."""
-        del prior, A, precision
         v = self.scale
         return 0.5 * residual.shape[-1] * (v - jnp.log(v) - 1.0)
 

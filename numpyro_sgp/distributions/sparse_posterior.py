@@ -60,19 +60,15 @@ class SparsePosterior(GPPosterior):
     2. Hensman, Fusi, Lawrence (2013). Gaussian Processes for Big Data. UAI.
        https://arxiv.org/abs/1309.6835
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> import numpyro_sgp as sgp
-        >>> from numpyro_sgp.families import Block, BlockGaussian
-        >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
-        >>> q = BlockGaussian((Block(jnp.zeros(4), jnp.eye(4)),))
-        >>> prior = sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X)
-        >>> posterior = sgp.SparsePosterior(prior, (X[::14],), q)
-        >>> posterior.variance.shape, float(posterior.prior_kl())
-        ((50,), 0.0)
+    >>> import jax.numpy as jnp
+    >>> import numpyro_sgp as sgp
+    >>> from numpyro_sgp.families import Block, BlockGaussian
+    >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+    >>> q = BlockGaussian((Block(jnp.zeros(4), jnp.eye(4)),))
+    >>> prior = sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X)
+    >>> posterior = sgp.SparsePosterior(prior, (X[::14],), q)
+    >>> posterior.variance.shape, float(posterior.prior_kl())
+    ((50,), 0.0)
     """
 
     pytree_data_fields = ("prior", "inducing", "given_q", "relaxation")
@@ -231,7 +227,6 @@ class SparsePosterior(GPPosterior):
         return self.prior.kernel.diag(self.prior.X) - explained
 
     def bound_marginals(self, component=0):
-        """See :meth:`GPPosterior.bound_marginals`."""
         blocks = self.q.component(component).blocks
         return self._mean(blocks), self._variance(blocks, self.relaxation)
 

@@ -164,11 +164,9 @@ class MonteCarlo(Expectation):
         return nodes, jnp.full(num, 1.0 / num, dtype)
 
     def value(self, q, x):
-        """See :meth:`Expectation.value`."""
         return q.sample(x) if self.joint else q.place(x)
 
     def check(self, sites):
-        """See :meth:`Expectation.check`."""
         super().check(sites)
         for name, site in sites.items():
             if self.joint and site.relaxed:
@@ -283,7 +281,6 @@ class ScoreFunction(Expectation):
         return terms
 
     def check(self, sites):
-        """See :meth:`Expectation.check`."""
         super().check(sites)
         for name, site in sites.items():
             _refuse_groups(name, site)

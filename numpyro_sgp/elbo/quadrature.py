@@ -37,7 +37,6 @@ class _Grid(Expectation):
 
         :raises ValueError: for more than three latent functions.
         """
-        del rng_key
         counts = {name: int(np.prod(shape[:-1])) for name, shape in shapes.items()}
         total = sum(counts.values())
         if total > _MAX_GRID_LATENTS:
@@ -55,7 +54,6 @@ class _Grid(Expectation):
         return nodes, jnp.asarray(weights, dtype)
 
     def check(self, sites):
-        """See :meth:`Expectation.check`."""
         if any(s.coupling.combines or s.joint_rows > 1 for s in sites.values()):
             raise ValueError(
                 "A GP site combines several rows of another one (an image of patches), or "

@@ -68,12 +68,8 @@ class TraceGP_ELBO(ELBO):
         marginals for a likelihood that ties rows of X together, a guide without sparse
         posteriors, or a guide that draws another minibatch than the model.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import numpyro_sgp as sgp
-        >>> loss = sgp.TraceGP_ELBO(sgp.GaussHermite(20))
+    >>> import numpyro_sgp as sgp
+    >>> loss = sgp.TraceGP_ELBO(sgp.GaussHermite(20))
     """
 
     def __init__(

@@ -164,7 +164,6 @@ class QU:
 
     def component(self, k: Any) -> Any:
         """Component ``k``, which may be traced, as a ``BlockGaussian``."""
-        del k
         return self
 
     @property
@@ -200,7 +199,6 @@ class QU:
 
     def mean_shift(self, X: Array, A: Array) -> Array | float:
         """What is added to the mean at X beside what u explains; A is L^-1 K_uX."""
-        del X, A
         return 0.0
 
     def kernel_functions(self, points: Array, weights: Array) -> tuple[Array, Array]:
@@ -209,5 +207,4 @@ class QU:
 
     def keep(self, sets: Sets, residual: bool) -> "QU":
         """Of the sets only; ``residual``: with what they leave open."""
-        del sets, residual
         return self

@@ -165,7 +165,6 @@ class BlockGaussian(QU):
         return replace(self, blocks=blocks, whiten=True)
 
     def draw(self, key: Array, sample_shape: Shape, batch_shape: Shape) -> Array:
-        """See :meth:`QU.draw`."""
         draws = []
         keys = jax.random.split(key, len(self.blocks))
         for key_l, block in zip(keys, self.blocks, strict=True):
@@ -176,7 +175,6 @@ class BlockGaussian(QU):
 
     def kl(self, rng_key: Array | None = None, sets: Sets | None = None) -> Array:
         """KL of whitened q(u) from ``N(0, I)``, summed over the sets: ``(*batch,)``."""
-        del rng_key
         if not self.whiten:
             raise ValueError("Give the KL a whitened q: call `.whitened(...)` first.")
         blocks = self.blocks if sets is None else [self.blocks[i] for i in sets]
@@ -194,7 +192,6 @@ class BlockGaussian(QU):
         return self.blocks if all(plain) else None
 
     def with_parts(self, parts: tuple) -> "BlockGaussian":
-        """See :meth:`QU.with_parts`."""
         return BlockGaussian(tuple(parts))
 
 
@@ -227,11 +224,9 @@ class Full(Family):
 
     def of_set(self, index: int) -> "Full | Diagonal | Prior":
         """The kind of covariance of a set."""
-        del index
         return self
 
     def start(self, at: Start) -> dict[str, Param]:
-        """See :meth:`Family.start`."""
         params, end = {}, 0
         L = None if at.whiten else at.factor()
         for i, size in enumerate(at.sizes):
@@ -247,7 +242,6 @@ class Full(Family):
         return params
 
     def build(self, params: dict, whiten: bool) -> BlockGaussian:
-        """See :meth:`Family.build`."""
         every = map(block_name, itertools.count())
         names = itertools.takewhile(lambda name: f"{name}_mu" in params, every)
         blocks = (Block(params[f"{k}_mu"], params.get(f"{k}_sqrt")) for k in names)
@@ -314,7 +308,6 @@ class PriorAfterFirst(Full):
     first: Full
 
     def of_set(self, index: int) -> Full:
-        """See :meth:`Full.of_set`."""
         return self.first if index == 0 else Prior()
 
 

@@ -56,18 +56,15 @@ class CoupledGaussian(QU):
 
     def whitened(self, factors: Factors) -> "CoupledGaussian":
         """It is in whitened coordinates."""
-        del factors
         return self
 
     def component(self, k: Any) -> BlockGaussian:
         """Of each function alone, by its rows of the factor: ``(*batch, M, QM)``."""
-        del k
         rows = self.sqrt.reshape(*self.mu.shape, -1)
         return BlockGaussian((Block(self.mu, rows),))
 
     def draw(self, key: Array, sample_shape: Shape, batch_shape: Shape) -> Array:
         """See :meth:`QU.draw`; joint over the latent functions."""
-        del batch_shape
         (joint,) = self.parts
         noise = jax.random.normal(key, (*sample_shape, joint.size), self.mu.dtype)
         return self.mu + joint.spread(noise).reshape(*sample_shape, *self.mu.shape)
@@ -83,7 +80,6 @@ class CoupledGaussian(QU):
         return (Block(self.mu.reshape(-1), self.sqrt),)
 
     def with_parts(self, parts: tuple) -> "CoupledGaussian":
-        """See :meth:`QU.with_parts`."""
         (joint,) = parts
         return CoupledGaussian(joint.mu.reshape(self.mu.shape), joint.sqrt)
 
@@ -97,7 +93,6 @@ class Coupled(Family):
     independent_latents = False
 
     def start(self, at: Start) -> dict[str, Param]:
-        """See :meth:`Family.start`."""
         shape = (*at.batch_shape, *at.sizes)
         sqrt = at.scale * jnp.eye(math.prod(shape), dtype=at.dtype)
         return {
@@ -106,16 +101,12 @@ class Coupled(Family):
         }
 
     def build(self, params: dict, whiten: bool) -> CoupledGaussian:
-        """See :meth:`Family.build`."""
-        del whiten
         return CoupledGaussian(params["qu_mu"], params["qu_sqrt"])
 
     def takes_natural_steps(self, names: Iterable[str]) -> tuple[str, ...]:
-        """See :meth:`Family.takes_natural_steps`."""
         return ("qu_mu", "qu_sqrt")
 
     def natural_step(self, free: dict, slopes: dict, rate: Array) -> dict:
-        """See :meth:`Family.natural_step`."""
         to_mu, to_sqrt = slopes["qu_mu"], slopes["qu_sqrt"]
         mu, sqrt = gaussian_step(free["qu_mu"], free["qu_sqrt"], to_mu, to_sqrt, rate)
         return {"qu_mu": mu, "qu_sqrt": sqrt}

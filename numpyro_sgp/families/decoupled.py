@@ -66,7 +66,6 @@ class DecoupledGaussian(QU):
     pulled: Any = field(default=None, repr=False)
 
     def check_batch(self, batch_shape: Shape) -> None:
-        """See :meth:`QU.check_batch`."""
         num_points = jnp.shape(self.points)[-2]
         if jnp.shape(self.weights)[-1:] != (num_points,):
             raise ValueError(
@@ -94,16 +93,13 @@ class DecoupledGaussian(QU):
 
     def component(self, k: Any) -> BlockGaussian:
         """q(u)."""
-        del k
         return self.first
 
     def draw(self, key: Array, sample_shape: Shape, batch_shape: Shape) -> Array:
-        """See :meth:`QU.draw`."""
         return self.first.draw(key, sample_shape, batch_shape)
 
     def keep(self, sets: Sets, residual: bool) -> "DecoupledGaussian":
         """The part by O belongs to what Z leaves open."""
-        del sets
         return self if residual else replace(self, weights=None)
 
     def mean_shift(self, X: Array, A: Array) -> Array | float:
@@ -143,7 +139,6 @@ class DecoupledGaussian(QU):
         return jnp.sum((columns >= 0) * self.weights[..., columns] * each, axis=-1)
 
     def kernel_functions(self, points: Array, weights: Array) -> tuple[Array, Array]:
-        """See :meth:`QU.kernel_functions`."""
         if self.weights is None:
             return points, weights
         # c(x, O) a = k(x, O) a - k(x, Z) L^-T inv(L) K_uv a.
@@ -179,15 +174,12 @@ class Decoupled(Family):
         return params | {"qv_weights": Param(weights)}
 
     def build(self, params: dict, whiten: bool) -> DecoupledGaussian:
-        """See :meth:`Family.build`."""
         first = self.first.build(params, whiten)
         points = jnp.asarray(params["O"])  # of which columns are taken
         return DecoupledGaussian(first, points, params["qv_weights"], self.num_columns)
 
     def takes_natural_steps(self, names: Iterable[str]) -> tuple[str, ...]:
-        """See :meth:`Family.takes_natural_steps`."""
         return self.first.takes_natural_steps(names)
 
     def natural_step(self, free: dict, slopes: dict, rate: Array) -> dict:
-        """See :meth:`Family.natural_step`."""
         return self.first.natural_step(free, slopes, rate)

@@ -103,7 +103,6 @@ class DualGaussian(QU):
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _whitened(rate, L, linear, precision):
     """Whitened mean and upper triangular P with P P' = S_w."""
-    del rate
     return _values(L, linear, precision)[0]
 
 
@@ -217,7 +216,6 @@ class Dual(Family):
     is_natural = True
 
     def start(self, at: Start) -> dict[str, Param]:
-        """See :meth:`Family.start`."""
         shape = (*at.batch_shape, *at.sizes)
         return {
             "qu_linear": Param(jnp.zeros(shape, at.dtype)),
@@ -225,13 +223,10 @@ class Dual(Family):
         }
 
     def build(self, params: dict, whiten: bool) -> DualGaussian:
-        """See :meth:`Family.build`."""
-        del whiten
         rate = params.get("natural_rate")
         return DualGaussian(params["qu_linear"], params["qu_precision"], rate)
 
     def takes_natural_steps(self, names: Iterable[str]) -> tuple[str, ...]:
-        """See :meth:`Family.takes_natural_steps`."""
         return ("qu_linear", "qu_precision")
 
     def natural_step(self, free: dict, slopes: dict, rate: Array) -> dict:

@@ -179,7 +179,6 @@ class MixtureGaussian(QU):
     entropy: str = "pairwise"
 
     def check_batch(self, batch_shape: Shape) -> None:
-        """See :meth:`QU.check_batch`."""
         if self.entropy not in ENTROPIES:
             raise ValueError(f"entropy must be one of {ENTROPIES}, got {self.entropy!r}.")
         for block in self.components.blocks:
@@ -211,11 +210,9 @@ class MixtureGaussian(QU):
         return jax.nn.log_softmax(self.logits)
 
     def component(self, k: Any) -> BlockGaussian:
-        """See :meth:`QU.component`."""
         return jax.tree.map(lambda x: x[k], self.components)
 
     def whitened(self, factors: Factors) -> "MixtureGaussian":
-        """See :meth:`QU.whitened`."""
         return replace(self, components=self.components.whitened(factors))
 
     def draw(self, key: Array, sample_shape: Shape, batch_shape: Shape) -> Array:
@@ -315,6 +312,5 @@ class Mixture(Family):
         }
 
     def build(self, params: dict, whiten: bool) -> MixtureGaussian:
-        """See :meth:`Family.build`."""
         components = self.each.build(params, whiten)
         return MixtureGaussian(components, params["qu_logits"], self.entropy)

@@ -95,13 +95,10 @@ class PseudoData(Family):
     )
 
     def start(self, at: Start) -> dict[str, Param]:
-        """See :meth:`Family.start`."""
         zeros = Param(jnp.zeros((*at.batch_shape, at.num_rows), at.dtype))
         return {"qu_linear": zeros, "qu_precision": zeros}
 
     def build(self, params: dict, whiten: bool) -> PseudoDataGaussian:
-        """See :meth:`Family.build`."""
-        del whiten
         linear, X = params["qu_linear"], params["X"]
         size = params["Z"].shape[-2]
         return PseudoDataGaussian(

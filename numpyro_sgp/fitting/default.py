@@ -179,23 +179,19 @@ def fit(
        Non-Conjugate Variational Inference in Gaussian Process Models. AISTATS.
        https://arxiv.org/abs/1803.09151
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
-        ...     kernel = sgp.kernels.RBF(1.0, lengthscale)
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X = jnp.linspace(0.0, 6.0, 40)[:, None]
-        >>> y = jnp.round(jnp.exp(1.0 + jnp.sin(2.0 * X[:, 0])))
-        >>> fitted = sgp.fit(model, sgp.SVGP(8), (X, y), progress_bar=False)
-        >>> fitted.predict(X[:3])["y"].mean.shape
-        (3,)
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    ...     kernel = sgp.kernels.RBF(1.0, lengthscale)
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X = jnp.linspace(0.0, 6.0, 40)[:, None]
+    >>> y = jnp.round(jnp.exp(1.0 + jnp.sin(2.0 * X[:, 0])))
+    >>> fitted = sgp.fit(model, sgp.SVGP(8), (X, y), progress_bar=False)
+    >>> fitted.predict(X[:3])["y"].mean.shape
+    (3,)
     """
     started = time.monotonic()
     rng_key = jax.random.key(0) if rng_key is None else rng_key

@@ -72,25 +72,21 @@ class Fitted:
         no tuple.
     :raises ValueError: if the guide is not set up, or ``params`` are not its.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> fitted = sgp.fit(model, sgp.SVGP(3), (X, y), progress_bar=False)
-        >>> fitted.predict(X[:2])["y"].mean.shape
-        (2,)
-        >>> fitted.log_score(X, y)["y"].rows.shape
-        (5,)
-        >>> f = fitted.functions(jax.random.key(1), (4,))["f"]
-        >>> f(jnp.linspace(0.0, 9.0, 7)[:, None]).shape
-        (4, 7)
+    >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+    >>> fitted = sgp.fit(model, sgp.SVGP(3), (X, y), progress_bar=False)
+    >>> fitted.predict(X[:2])["y"].mean.shape
+    (2,)
+    >>> fitted.log_score(X, y)["y"].rows.shape
+    (5,)
+    >>> f = fitted.functions(jax.random.key(1), (4,))["f"]
+    >>> f(jnp.linspace(0.0, 9.0, 7)[:, None]).shape
+    (4, 7)
     """
 
     @alone

@@ -47,27 +47,23 @@ def load(
     :raises TypeError: if ``model`` is a guide, or no function, or ``args`` no tuple.
     :raises FileNotFoundError: if there is no file.
 
-    **Example:**
+    >>> import os, tempfile
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+    >>> fitted = sgp.fit(model, sgp.SVGP(3), (X, y), progress_bar=False)
+    >>> path = os.path.join(tempfile.mkdtemp(), "counts.npz")
+    >>> fitted.save(path)
 
-    .. doctest::
+    In a new process, with the same model:
 
-        >>> import os, tempfile
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> fitted = sgp.fit(model, sgp.SVGP(3), (X, y), progress_bar=False)
-        >>> path = os.path.join(tempfile.mkdtemp(), "counts.npz")
-        >>> fitted.save(path)
-
-        In a new process, with the same model:
-
-        >>> fitted = sgp.load(path, model)
-        >>> fitted.predict(X)["y"].mean.shape
-        (5,)
+    >>> fitted = sgp.load(path, model)
+    >>> fitted.predict(X)["y"].mean.shape
+    (5,)
     """
     if isinstance(model, AutoSparseGP) or not callable(model):
         raise TypeError(

@@ -41,7 +41,6 @@ class Periods(Scales):
         )
 
     def moves(self) -> Iterator[Callable[[dict, Limits], int]]:
-        """See :meth:`Scales.moves`."""
         for name in self._fed:
             ranked: list[dict] = []
             for rank in range(_TRAINED):

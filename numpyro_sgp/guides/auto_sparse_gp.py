@@ -109,26 +109,22 @@ class AutoSparseGP(PreparedGuide):
         points than distinct inputs, ``approximation`` names a site that is not there, or
         K_uu cannot be factorised.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
-        ...     kernel = sgp.kernels.RBF(1.0, lengthscale)
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
-        >>> y = jnp.round(2.0 + jnp.sin(3.0 * X[:, 0]))
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(8))
-        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.02), sgp.TraceGP_ELBO())
-        >>> result = svi.run(jax.random.key(0), 50, X, y, progress_bar=False)
-        >>> guide.posterior(result.params, X[:3])["f"].mean.shape
-        (3,)
+    >>> import jax, jax.numpy as jnp, numpyro, optax
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    ...     kernel = sgp.kernels.RBF(1.0, lengthscale)
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
+    >>> y = jnp.round(2.0 + jnp.sin(3.0 * X[:, 0]))
+    >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(8))
+    >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.02), sgp.TraceGP_ELBO())
+    >>> result = svi.run(jax.random.key(0), 50, X, y, progress_bar=False)
+    >>> guide.posterior(result.params, X[:3])["f"].mean.shape
+    (3,)
     """
 
     def __call__(self, *args, **kwargs):

@@ -201,7 +201,6 @@ class Approximation:
         :param bounds: of each of these.
         :param factor: function that returns the lower factor of K_uu.
         """
-        del bounds, factor
         return dict(modes[0])
 
     @property

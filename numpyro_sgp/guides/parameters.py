@@ -35,31 +35,27 @@ def parameter_blocks(guide, params: dict, *args, **kwargs) -> dict[str, list[str
     1. Bonilla, Krauth, Dezfouli (2018). Generic inference in latent Gaussian process
        models. https://arxiv.org/abs/1609.00577
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> from numpyro_sgp.guides.parameters import parameter_blocks
-        >>> def model(X, y=None):
-        ...     lengthscale, noise = numpyro.param("ell", 1.0), numpyro.param("noise", 0.1)
-        ...     kernel = sgp.kernels.RBF(1.0, lengthscale)
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
-        ...     numpyro.sample("y", dist.Normal(f, noise).to_event(1), obs=y)
-        >>> X = jnp.linspace(0.0, 1.0, 5)[:, None]
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(2))
-        >>> guide.setup(X, jnp.ones(5))
-        >>> params = {"ell": 1.0, "noise": 0.1, "f_auto_Z": X[:2]}
-        >>> params |= {"f_auto_qu_mu": jnp.zeros(2), "f_auto_qu_sqrt": jnp.eye(2)}
-        >>> for group, names in parameter_blocks(guide, params, X, jnp.ones(5)).items():
-        ...     print(group, names)
-        variational ['f_auto_qu_mu', 'f_auto_qu_sqrt']
-        inducing ['f_auto_Z']
-        kernel ['ell']
-        likelihood ['noise']
-        other []
+    >>> import jax.numpy as jnp, numpyro
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> from numpyro_sgp.guides.parameters import parameter_blocks
+    >>> def model(X, y=None):
+    ...     lengthscale, noise = numpyro.param("ell", 1.0), numpyro.param("noise", 0.1)
+    ...     kernel = sgp.kernels.RBF(1.0, lengthscale)
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+    ...     numpyro.sample("y", dist.Normal(f, noise).to_event(1), obs=y)
+    >>> X = jnp.linspace(0.0, 1.0, 5)[:, None]
+    >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(2))
+    >>> guide.setup(X, jnp.ones(5))
+    >>> params = {"ell": 1.0, "noise": 0.1, "f_auto_Z": X[:2]}
+    >>> params |= {"f_auto_qu_mu": jnp.zeros(2), "f_auto_qu_sqrt": jnp.eye(2)}
+    >>> for group, names in parameter_blocks(guide, params, X, jnp.ones(5)).items():
+    ...     print(group, names)
+    variational ['f_auto_qu_mu', 'f_auto_qu_sqrt']
+    inducing ['f_auto_Z']
+    kernel ['ell']
+    likelihood ['noise']
+    other []
     """
     guide.check_params(params)
     args, kwargs = guide._default_args(args, kwargs)

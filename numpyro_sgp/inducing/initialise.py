@@ -30,16 +30,12 @@ class InducingStart:
     """
     Inducing points to start from, made by :func:`initial_inducing`.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import numpy as np
-        >>> from numpyro_sgp.inducing import initial_inducing
-        >>> X = np.random.default_rng(0).normal(size=(100, 2))
-        >>> start = initial_inducing(X, 8, num_orthogonal=4)
-        >>> start.Z.shape, [points.shape for points in start.O]
-        ((8, 2), [(4, 2)])
+    >>> import numpy as np
+    >>> from numpyro_sgp.inducing import initial_inducing
+    >>> X = np.random.default_rng(0).normal(size=(100, 2))
+    >>> start = initial_inducing(X, 8, num_orthogonal=4)
+    >>> start.Z.shape, [points.shape for points in start.O]
+    ((8, 2), [(4, 2)])
 
     :param Z: inducing points, shape ``(M, D)``, in the dtype of the inputs.
     :param O: sets of orthogonal inducing points, each of shape ``(M2, D)``.
@@ -118,24 +114,20 @@ def initial_inducing(
        Variational Inference in Gaussian Processes Regression. JMLR 21(131).
        https://arxiv.org/abs/2008.00323
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> import numpy as np
-        >>> from numpyro_sgp.inducing import initial_inducing
-        >>> class Exponential:
-        ...     def __call__(self, X1, X2=None):
-        ...         return jnp.exp(-jnp.abs(X1 - (X1 if X2 is None else X2).T))
-        ...     def diag(self, X):
-        ...         return jnp.ones(len(X))
-        >>> X = np.linspace(0.0, 1.0, 5)[:, None]
-        >>> start = initial_inducing(X, 3, method="greedy", kernel=Exponential())
-        >>> start.Z.ravel()
-        array([0. , 1. , 0.5])
-        >>> print(f"{start.verdict().variance_explained:.2f}")
-        0.90
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> from numpyro_sgp.inducing import initial_inducing
+    >>> class Exponential:
+    ...     def __call__(self, X1, X2=None):
+    ...         return jnp.exp(-jnp.abs(X1 - (X1 if X2 is None else X2).T))
+    ...     def diag(self, X):
+    ...         return jnp.ones(len(X))
+    >>> X = np.linspace(0.0, 1.0, 5)[:, None]
+    >>> start = initial_inducing(X, 3, method="greedy", kernel=Exponential())
+    >>> start.Z.ravel()
+    array([0. , 1. , 0.5])
+    >>> print(f"{start.verdict().variance_explained:.2f}")
+    0.90
 
     :param X: concrete inputs, shape ``(N, D)``.
     :param num_inducing: number of inducing points M.

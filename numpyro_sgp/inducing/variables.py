@@ -67,15 +67,11 @@ class InducingVariables:
     2. van der Wilk, Dutordoir, John, Artemev, Adam, Hensman (2020). A Framework for
        Interdomain and Multioutput Gaussian Processes. https://arxiv.org/abs/2003.01115
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> import numpyro_sgp as sgp
-        >>> Z = sgp.SmoothedPoints(jnp.linspace(0.0, 3.0, 4)[:, None], width=0.2)
-        >>> isinstance(Z, sgp.InducingVariables), Z.covariance(sgp.kernels.RBF(), Z).shape
-        (True, (4, 4))
+    >>> import jax.numpy as jnp
+    >>> import numpyro_sgp as sgp
+    >>> Z = sgp.SmoothedPoints(jnp.linspace(0.0, 3.0, 4)[:, None], width=0.2)
+    >>> isinstance(Z, sgp.InducingVariables), Z.covariance(sgp.kernels.RBF(), Z).shape
+    (True, (4, 4))
     """
 
     points: ArrayLike | str
@@ -120,7 +116,6 @@ class InducingVariables:
         :param rng: for candidates that are drawn.
         :return: shape ``(num, E)``.
         """
-        del kernel, rng
         return X
 
     def with_points(self, points: ArrayLike | str) -> InducingVariables:
@@ -246,7 +241,6 @@ class InducingPatches(InducingVariables):
             )
 
     def covariance(self, kernel: Any, other: InducingVariables | Array) -> Array:
-        """See :meth:`InducingVariables.covariance`."""
         if isinstance(other, InducingPatches):
             kernel, scale = _convolutional(kernel)
             points = self.points if other is self else other.points

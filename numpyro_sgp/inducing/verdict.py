@@ -150,27 +150,23 @@ def assess_inducing(
     2. Shi, J., Titsias, M., Mnih, A. (2020). Sparse Orthogonal Variational Inference
        for Gaussian Processes. AISTATS. https://arxiv.org/abs/1910.10596
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> import numpy as np
-        >>> from numpyro_sgp.inducing import assess_inducing
-        >>> class Exponential:
-        ...     def __call__(self, X1, X2=None):
-        ...         return jnp.exp(-jnp.abs(X1 - (X1 if X2 is None else X2).T))
-        ...     def diag(self, X):
-        ...         return jnp.ones(len(X))
-        >>> X = np.linspace(0.0, 1.0, 101)[:, None]
-        >>> Z, O = np.array([[0.0], [0.5]]), np.array([[0.5], [1.0]])
-        >>> verdict = assess_inducing(Exponential(), X, Z, O)
-        >>> print(f"{verdict.variance_explained:.2f}")
-        0.73
-        >>> verdict.nearest_pair
-        NearestPair(distance=0.0, first=1, second=2)
-        >>> verdict.advice[-1]
-        'Points 1 and 2 are duplicates: drop or move one of them.'
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> from numpyro_sgp.inducing import assess_inducing
+    >>> class Exponential:
+    ...     def __call__(self, X1, X2=None):
+    ...         return jnp.exp(-jnp.abs(X1 - (X1 if X2 is None else X2).T))
+    ...     def diag(self, X):
+    ...         return jnp.ones(len(X))
+    >>> X = np.linspace(0.0, 1.0, 101)[:, None]
+    >>> Z, O = np.array([[0.0], [0.5]]), np.array([[0.5], [1.0]])
+    >>> verdict = assess_inducing(Exponential(), X, Z, O)
+    >>> print(f"{verdict.variance_explained:.2f}")
+    0.73
+    >>> verdict.nearest_pair
+    NearestPair(distance=0.0, first=1, second=2)
+    >>> verdict.advice[-1]
+    'Points 1 and 2 are duplicates: drop or move one of them.'
 
     :param kernel: kernel at concrete hyperparameters; ``kernel(X1, X2)`` is the matrix,
         ``kernel.diag(X)`` its diagonal.

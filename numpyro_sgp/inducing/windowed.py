@@ -51,7 +51,6 @@ class SmoothedPoints(InducingVariables):
         _check_window(self, least=0.0)
 
     def covariance(self, kernel: Any, other: InducingVariables | Array) -> Array:
-        """See :meth:`InducingVariables.covariance`."""
         own, points = self.points, other  # type: Any, Any
         if isinstance(other, SmoothedPoints):
             points = own if other is self else other.points
@@ -104,7 +103,6 @@ class FourierFeatures(InducingVariables):
         _check_window(self, least=np.finfo(np.float32).tiny, centre=self.centre)
 
     def covariance(self, kernel: Any, other: InducingVariables | Array) -> Array:
-        """See :meth:`InducingVariables.covariance`."""
         dim = self.shape[-1] - 1
         parts = _rbf_parts(kernel, dim, "FourierFeatures")
         if isinstance(other, FourierFeatures):

@@ -36,23 +36,19 @@ class MixtureFunctions:
     :param order: where among those of all parts each draw is, ``shape``.
     :param means: prior mean of each draw, where that is not the part's; None else.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
-        >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
-        >>> data = X, jnp.sin(X[:, 0])
-        >>> posterior = sgp.nested(model, sgp.SVGP(4), data, progress_bar=False)
-        >>> f = posterior.functions(jax.random.key(0), (5,))["f"]
-        >>> f(jnp.linspace(0.0, 9.0, 7)[:, None]).shape
-        (5, 7)
+    >>> import jax
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+    >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
+    >>> data = X, jnp.sin(X[:, 0])
+    >>> posterior = sgp.nested(model, sgp.SVGP(4), data, progress_bar=False)
+    >>> f = posterior.functions(jax.random.key(0), (5,))["f"]
+    >>> f(jnp.linspace(0.0, 9.0, 7)[:, None]).shape
+    (5, 7)
     """
 
     parts: tuple[FunctionSamples, ...]

@@ -141,27 +141,23 @@ class AutoJointGP(autoguide.AutoGuide):
     :raises ValueError: when first run, if the model is none of one Gaussian field: a deep
         GP, a mixture, a black box, a likelihood that ties rows together.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f + slope * X[:, 0], 0.1), obs=y)
-        >>> X = jnp.linspace(0.0, 2.0, 30)[:, None]
-        >>> y = jnp.sin(5.0 * X[:, 0]) + X[:, 0]
-        >>> guide = sgp.AutoJointGP(model, sgp.SVGP(10))
-        >>> optimiser = sgp.natural_gradients(guide, 1.0, optax.adam(0.01))
-        >>> svi = numpyro.infer.SVI(model, guide, optimiser, sgp.TraceGP_ELBO())
-        >>> result = svi.run(jax.random.key(0), 10, X, y, progress_bar=False)
-        >>> posterior = guide.result(result.params, X, y)
-        >>> posterior.posterior(X[:3])["slope"].sd.shape
-        ()
+    >>> import jax, jax.numpy as jnp, numpyro, optax
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f + slope * X[:, 0], 0.1), obs=y)
+    >>> X = jnp.linspace(0.0, 2.0, 30)[:, None]
+    >>> y = jnp.sin(5.0 * X[:, 0]) + X[:, 0]
+    >>> guide = sgp.AutoJointGP(model, sgp.SVGP(10))
+    >>> optimiser = sgp.natural_gradients(guide, 1.0, optax.adam(0.01))
+    >>> svi = numpyro.infer.SVI(model, guide, optimiser, sgp.TraceGP_ELBO())
+    >>> result = svi.run(jax.random.key(0), 10, X, y, progress_bar=False)
+    >>> posterior = guide.result(result.params, X, y)
+    >>> posterior.posterior(X[:3])["slope"].sd.shape
+    ()
     """
 
     def __init__(
@@ -221,7 +217,6 @@ class AutoJointGP(autoguide.AutoGuide):
 
         :param rng_key: not used; those of the set-up are the same each time.
         """
-        del rng_key
         self.setup(*args, **kwargs)
         return dict(self.known().starts)
 

@@ -43,22 +43,18 @@ class JointFit(Nested):
     :param svi: the :class:`~numpyro.infer.SVI` that was trained, if any.
     :param descent: what trained it, if it saw all rows.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f + slope * X[:, 0], 0.5), obs=y)
-        >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
-        >>> data = X, jnp.sin(X[:, 0])
-        >>> fitted = sgp.fit(model, sgp.SVGP(4), data, joint=True, progress_bar=False)
-        >>> fitted.posterior(X[:3])["slope"].sd.shape
-        ()
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f + slope * X[:, 0], 0.5), obs=y)
+    >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
+    >>> data = X, jnp.sin(X[:, 0])
+    >>> fitted = sgp.fit(model, sgp.SVGP(4), data, joint=True, progress_bar=False)
+    >>> fitted.posterior(X[:3])["slope"].sd.shape
+    ()
     """
 
     kind: ClassVar[str] = "joint"

@@ -40,17 +40,13 @@ class Mixture:
     :param means: given each node's hyperparameters, ``(K, *shape)``.
     :param variances: likewise.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import numpy as np
-        >>> import numpyro_sgp as sgp
-        >>> f = sgp.Mixture(np.full(2, 0.5), np.array([[-1.0], [1.0]]), np.ones((2, 1)))
-        >>> f.variance
-        array([2.])
-        >>> f.quantile([0.05, 0.95]).shape
-        (2, 1)
+    >>> import numpy as np
+    >>> import numpyro_sgp as sgp
+    >>> f = sgp.Mixture(np.full(2, 0.5), np.array([[-1.0], [1.0]]), np.ones((2, 1)))
+    >>> f.variance
+    array([2.])
+    >>> f.quantile([0.05, 0.95]).shape
+    (2, 1)
     """
 
     weights: np.ndarray

@@ -110,26 +110,22 @@ def nested(
     1. Rue, Martino, Chopin (2009). Approximate Bayesian Inference for Latent Gaussian
        Models by Using Integrated Nested Laplace Approximations. JRSS B 71(2).
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
-        ...     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
-        ...     kernel = sgp.kernels.RBF(1.0, lengthscale)
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f + slope * X[:, 0])), obs=y)
-        >>> X = jnp.linspace(0.0, 4.0, 20)[:, None]
-        >>> y = jnp.round(jnp.exp(1.0 + jnp.sin(2.0 * X[:, 0])))
-        >>> posterior = sgp.nested(model, sgp.SVGP(8), (X, y), progress_bar=False)
-        >>> list(posterior.summary().index)
-        ['lengthscale', 'slope']
-        >>> posterior.predict(X[:3])["y"].mean.shape
-        (3,)
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    ...     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    ...     kernel = sgp.kernels.RBF(1.0, lengthscale)
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f + slope * X[:, 0])), obs=y)
+    >>> X = jnp.linspace(0.0, 4.0, 20)[:, None]
+    >>> y = jnp.round(jnp.exp(1.0 + jnp.sin(2.0 * X[:, 0])))
+    >>> posterior = sgp.nested(model, sgp.SVGP(8), (X, y), progress_bar=False)
+    >>> list(posterior.summary().index)
+    ['lengthscale', 'slope']
+    >>> posterior.predict(X[:3])["y"].mean.shape
+    (3,)
     """
     started = time.monotonic()
     check_callable(model)

@@ -273,7 +273,6 @@ class One(Nodes):
 
     @property
     def too_few(self) -> bool:
-        """See :attr:`Nodes.too_few`."""
         return TIME_USED in self.stopped
 
 
@@ -284,7 +283,6 @@ class Drawn(Nodes):
 
     @property
     def too_few(self) -> bool:
-        """See :attr:`Nodes.too_few`."""
         return self.effective < _FEW
 
     @property
@@ -299,7 +297,6 @@ class Drawn(Nodes):
 
     @property
     def is_bound(self) -> bool:
-        """See :attr:`Nodes.is_bound`."""
         return not self.too_few
 
     def _told_of_evidence(self) -> str:
@@ -324,7 +321,6 @@ class Grid(Nodes):
 
     @property
     def too_few(self) -> bool:
-        """See :attr:`Nodes.too_few`."""
         return super().too_few or self.effective < _FEW_OF_GRID
 
     @property

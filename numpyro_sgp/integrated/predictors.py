@@ -182,7 +182,6 @@ class Grouped(Linear):
     away: Array
 
     def moments(self, mean: Array, factor: Factor) -> tuple[Array, Array]:
-        """See :meth:`Linear.moments`."""
         if isinstance(factor, Square):
             return self.at(mean), self._of_square(factor.matrix) + self.left_open()
         moved = einsum("kjn,nkr->rjn", self.weights, factor.moved[self.index])
@@ -203,22 +202,18 @@ class Grouped(Linear):
         return einsum("krn,ksn->rsn", V, V)
 
     def prior_variance(self) -> Array:
-        """See :meth:`Linear.prior_variance`."""
         return super().prior_variance() + jnp.sum(self.weights**2, axis=0)
 
     def at(self, w: Array) -> Array:
-        """See :meth:`Linear.at`."""
         groups = w[len(self.maps) :].reshape(self.number, -1)
         own = einsum("kjn,nk->jn", self.weights, groups[self.index])
         return super().at(w[: len(self.maps)]) + own
 
     def slope(self, g: Array) -> Array:
-        """See :meth:`Linear.slope`."""
         own = self._by_group(einsum("kjn,jn->nk", self.weights, g))
         return jnp.concatenate([super().slope(g), own.reshape(-1)])
 
     def curvature(self, curvature: Array) -> Precision:
-        """See :meth:`Linear.curvature`."""
         weighted = self._weighted(curvature)
         across = einsum("kjn,rjn->nkr", self.weights, weighted)
         own = einsum("kin,ijn,ljn->nkl", self.weights, curvature, self.weights)

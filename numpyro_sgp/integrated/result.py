@@ -65,23 +65,19 @@ class Nested:
     :param kwargs: its keyword arguments.
     :param seconds: how long it took.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
-        >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
-        >>> data = X, jnp.sin(X[:, 0])
-        >>> posterior = sgp.nested(model, sgp.SVGP(4), data, progress_bar=False)
-        >>> posterior.predict(X[:3])["y"].mean.shape
-        (3,)
-        >>> posterior.sample(jax.random.key(0), X[:3], sample_shape=(5,))["f"].shape
-        (5, 3)
+    >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+    >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
+    >>> data = X, jnp.sin(X[:, 0])
+    >>> posterior = sgp.nested(model, sgp.SVGP(4), data, progress_bar=False)
+    >>> posterior.predict(X[:3])["y"].mean.shape
+    (3,)
+    >>> posterior.sample(jax.random.key(0), X[:3], sample_shape=(5,))["f"].shape
+    (5, 3)
     """
 
     kind: ClassVar[str] = "nested"  # what files call it

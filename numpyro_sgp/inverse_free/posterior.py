@@ -88,20 +88,16 @@ class InverseFreePosterior(GPPosterior):
     2. Cortinovis, Aitchison, Eleftheriadis, van der Wilk (2026). Inverse-Free Sparse
        Variational Gaussian Processes. AISTATS. https://arxiv.org/abs/2604.00697
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> import numpyro_sgp as sgp
-        >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
-        >>> prior = sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X)
-        >>> root = 0.3 * jnp.eye(4)  # any T gives a posterior, and a bound
-        >>> posterior = sgp.InverseFreePosterior(
-        ...     prior, X[::14], jnp.ones(4), root, 0.2 * jnp.ones(4), "relaxed"
-        ... )
-        >>> posterior.variance.shape, bool(posterior.prior_kl() > 0)
-        ((50,), True)
+    >>> import jax.numpy as jnp
+    >>> import numpyro_sgp as sgp
+    >>> X = jnp.linspace(0.0, 1.0, 50)[:, None]
+    >>> prior = sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X)
+    >>> root = 0.3 * jnp.eye(4)  # any T gives a posterior, and a bound
+    >>> posterior = sgp.InverseFreePosterior(
+    ...     prior, X[::14], jnp.ones(4), root, 0.2 * jnp.ones(4), "relaxed"
+    ... )
+    >>> posterior.variance.shape, bool(posterior.prior_kl() > 0)
+    ((50,), True)
     """
 
     pytree_data_fields = (
@@ -225,7 +221,6 @@ class InverseFreePosterior(GPPosterior):
         return self._floored(sum(self._variances()))
 
     def bound_marginals(self, component: ArrayLike = 0) -> tuple[Array, Array]:
-        """See :meth:`GPPosterior.bound_marginals`."""
         if self.relaxation is None:
             return self.marginals(component)
         rest, added = self._variances()
@@ -345,23 +340,18 @@ class InverseFreePosterior(GPPosterior):
         return SparsePosterior(self.prior, self.inducing, q, self.jitter)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        """See :meth:`SparsePosterior.sample`."""
         return self.as_sparse_posterior().sample(key, sample_shape)
 
     def sample_parametric(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        """See :meth:`SparsePosterior.sample_parametric`."""
         return self.as_sparse_posterior().sample_parametric(key, sample_shape)
 
     def sample_functions(self, *args, **kwargs) -> FunctionSamples:
-        """See :meth:`SparsePosterior.sample_functions`."""
         return self.as_sparse_posterior().sample_functions(*args, **kwargs)
 
     def parallel(self) -> SparsePosterior:
-        """See :meth:`SparsePosterior.parallel`."""
         return self.as_sparse_posterior().parallel()
 
     def orthogonal(self) -> SparsePosterior:
-        """See :meth:`SparsePosterior.orthogonal`."""
         return self.as_sparse_posterior().orthogonal()
 
     def expand(self, batch_shape: tuple[int, ...]) -> "InverseFreePosterior":

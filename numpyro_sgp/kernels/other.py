@@ -57,7 +57,6 @@ class Linear(InputKernel):
 
     def _of_inner(self, inner: Array, axes: int) -> Array:
         """The unscaled kernel of inner products that end in ``axes`` axes of points."""
-        del axes
         return inner
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
@@ -166,7 +165,6 @@ class Constant(InputKernel):
         return jnp.broadcast_to(variance.astype(dtype), shape)
 
     def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
-        del dim
         return Partial(_constant, self, jax.random.rademacher(rng_key, shape, dtype))
 
 

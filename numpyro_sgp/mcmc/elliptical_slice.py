@@ -91,24 +91,20 @@ class EllipticalSlice(MCMCKernel):
     1. Murray, Adams, MacKay (2010). Elliptical slice sampling. AISTATS.
        https://arxiv.org/abs/1001.0175
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import MCMC
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> kernel = sgp.EllipticalSlice(model)
-        >>> mcmc = MCMC(kernel, num_warmup=10, num_samples=20, progress_bar=False)
-        >>> mcmc.run(jax.random.key(0), X, y)
-        >>> mcmc.get_samples()["f"].shape
-        (20, 5)
+    >>> import jax, jax.numpy as jnp, numpyro
+    >>> import numpyro.distributions as dist
+    >>> from numpyro.infer import MCMC
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+    >>> kernel = sgp.EllipticalSlice(model)
+    >>> mcmc = MCMC(kernel, num_warmup=10, num_samples=20, progress_bar=False)
+    >>> mcmc.run(jax.random.key(0), X, y)
+    >>> mcmc.get_samples()["f"].shape
+    (20, 5)
     """
 
     sample_field = "z"

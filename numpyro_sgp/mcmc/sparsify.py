@@ -84,28 +84,24 @@ def sparsify(
     1. Hensman, Matthews, Filippone, Ghahramani (2015). MCMC for Variationally Sparse
        Gaussian Processes. NeurIPS. https://arxiv.org/abs/1506.04000
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import MCMC, NUTS, Predictive
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
-        >>> y = jnp.round(2.0 + jnp.sin(3.0 * X[:, 0]))
-        >>> sparse = sgp.sparsify(model, sgp.SVGP(5))
-        >>> mcmc = MCMC(NUTS(sparse), num_warmup=10, num_samples=20, progress_bar=False)
-        >>> mcmc.run(jax.random.key(0), X, y)
-        >>> mcmc.get_samples()["f_u_white"].shape
-        (20, 5)
-        >>> predictive = Predictive(sparse, mcmc.get_samples(), return_sites=["f", "y"])
-        >>> predictive(jax.random.key(1), jnp.array([[0.5], [4.0]]))["f"].shape
-        (20, 2)
+    >>> import jax, jax.numpy as jnp, numpyro
+    >>> import numpyro.distributions as dist
+    >>> from numpyro.infer import MCMC, NUTS, Predictive
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
+    >>> y = jnp.round(2.0 + jnp.sin(3.0 * X[:, 0]))
+    >>> sparse = sgp.sparsify(model, sgp.SVGP(5))
+    >>> mcmc = MCMC(NUTS(sparse), num_warmup=10, num_samples=20, progress_bar=False)
+    >>> mcmc.run(jax.random.key(0), X, y)
+    >>> mcmc.get_samples()["f_u_white"].shape
+    (20, 5)
+    >>> predictive = Predictive(sparse, mcmc.get_samples(), return_sites=["f", "y"])
+    >>> predictive(jax.random.key(1), jnp.array([[0.5], [4.0]]))["f"].shape
+    (20, 2)
     """
     check_model(model)
     return _Sparsified(model, approximation, expectation)

@@ -30,19 +30,15 @@ class WhitenReparam(Reparam):
     Where kernel and inputs are known numbers, L is computed once, when the model is
     traced, and not in every leapfrog step; the program then holds its N x N numbers.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro
-        >>> from numpyro.handlers import reparam, seed, trace
-        >>> import numpyro_sgp as sgp
-        >>> def model(X):
-        ...     numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        >>> white = reparam(model, config={"f": sgp.WhitenReparam()})
-        >>> sites = trace(seed(white, 0)).get_trace(jnp.arange(5.0)[:, None])
-        >>> {name: site["type"] for name, site in sites.items()}
-        {'f_white': 'sample', 'f': 'deterministic'}
+    >>> import jax.numpy as jnp, numpyro
+    >>> from numpyro.handlers import reparam, seed, trace
+    >>> import numpyro_sgp as sgp
+    >>> def model(X):
+    ...     numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    >>> white = reparam(model, config={"f": sgp.WhitenReparam()})
+    >>> sites = trace(seed(white, 0)).get_trace(jnp.arange(5.0)[:, None])
+    >>> {name: site["type"] for name, site in sites.items()}
+    {'f_white': 'sample', 'f': 'deterministic'}
     """
 
     def __call__(
@@ -104,24 +100,20 @@ def whiten(model: Callable) -> Callable:
         plate or at the rows of a minibatch, or observations have another shape than their
         distribution.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import MCMC, NUTS
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> kernel = NUTS(sgp.whiten(model))
-        >>> mcmc = MCMC(kernel, num_warmup=10, num_samples=20, progress_bar=False)
-        >>> mcmc.run(jax.random.key(0), X, y)
-        >>> mcmc.get_samples()["f"].shape
-        (20, 5)
+    >>> import jax, jax.numpy as jnp, numpyro
+    >>> import numpyro.distributions as dist
+    >>> from numpyro.infer import MCMC, NUTS
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+    >>> kernel = NUTS(sgp.whiten(model))
+    >>> mcmc = MCMC(kernel, num_warmup=10, num_samples=20, progress_bar=False)
+    >>> mcmc.run(jax.random.key(0), X, y)
+    >>> mcmc.get_samples()["f"].shape
+    (20, 5)
     """
 
     one_thread()

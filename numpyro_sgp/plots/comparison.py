@@ -63,23 +63,19 @@ def plot_comparison(
     :raises ValueError: for more than one input column, classes, a site that some fit does
         not have, draws without ``X`` or of another number of rows, or if there is no fit.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, matplotlib.pyplot as plt, numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> data = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> fitted = sgp.fit(model, sgp.SVGP(3), data, progress_bar=False)
-        >>> ax = sgp.plots.plot_comparison({"M = 3": fitted}, site="f", num_points=20)
-        >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['M = 3']
-        >>> plt.close(ax.figure)
+    >>> import jax.numpy as jnp, matplotlib.pyplot as plt, numpyro
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> data = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+    >>> fitted = sgp.fit(model, sgp.SVGP(3), data, progress_bar=False)
+    >>> ax = sgp.plots.plot_comparison({"M = 3": fitted}, site="f", num_points=20)
+    >>> [text.get_text() for text in ax.get_legend().get_texts()]
+    ['M = 3']
+    >>> plt.close(ax.figure)
     """
     if not isinstance(fits, Mapping):
         raise TypeError(

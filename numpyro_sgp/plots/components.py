@@ -51,24 +51,20 @@ def plot_components(
     :raises ValueError: if a site is not there or reads more than two columns, there are too
         few axes, or the training data are not at hand and no arguments are given.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, matplotlib.pyplot as plt, numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(level + f)), obs=y)
-        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> posterior = sgp.nested(model, sgp.SVGP(3), (X, y), progress_bar=False)
-        >>> axes = sgp.plots.plot_components(posterior)
-        >>> [ax.get_ylabel() for ax in axes]
-        ['f', 'level']
-        >>> plt.close(axes[0].figure)
+    >>> import jax.numpy as jnp, matplotlib.pyplot as plt, numpyro
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(level + f)), obs=y)
+    >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+    >>> posterior = sgp.nested(model, sgp.SVGP(3), (X, y), progress_bar=False)
+    >>> axes = sgp.plots.plot_components(posterior)
+    >>> [ax.get_ylabel() for ax in axes]
+    ['f', 'level']
+    >>> plt.close(axes[0].figure)
     """
     fitted, (low, high) = shown(result), tails(level)
     if not (args or kwargs):

@@ -57,23 +57,19 @@ def plot_inducing(
     :raises ValueError: if there is no such site or column, more than two columns and none
         chosen, or the points are no inputs (inter-domain ones).
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, matplotlib.pyplot as plt, numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> fitted = sgp.fit(model, sgp.SVGP(3), (X, y), progress_bar=False)
-        >>> ax = sgp.plots.plot_inducing(fitted)
-        >>> [line.get_label() for line in ax.get_lines()]
-        ['data', 'inducing points, at first', 'inducing points']
-        >>> plt.close(ax.figure)
+    >>> import jax.numpy as jnp, matplotlib.pyplot as plt, numpyro
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+    >>> fitted = sgp.fit(model, sgp.SVGP(3), (X, y), progress_bar=False)
+    >>> ax = sgp.plots.plot_inducing(fitted)
+    >>> [line.get_label() for line in ax.get_lines()]
+    ['data', 'inducing points, at first', 'inducing points']
+    >>> plt.close(ax.figure)
     """
     fitted = shown(result)
     args, kwargs = training_arguments(fitted)

@@ -38,19 +38,15 @@ def plot_panels(
     :raises ValueError: if a variable was not compared, ``x`` has another shape, or there
         are too few axes.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import arviz_base, matplotlib.pyplot as plt, numpy as np
-        >>> import numpyro_sgp as sgp
-        >>> f = np.random.default_rng(0).normal(size=(2, 1, 100, 5))
-        >>> fits = {name: {"posterior": {"f": f[i]}} for i, name in enumerate("ab")}
-        >>> fits = {name: arviz_base.from_dict(draws) for name, draws in fits.items()}
-        >>> axes = sgp.plots.plot_panels(sgp.compare(fits))
-        >>> [ax.get_title() for ax in axes]
-        ['a', 'b']
-        >>> plt.close(axes[0].figure)
+    >>> import arviz_base, matplotlib.pyplot as plt, numpy as np
+    >>> import numpyro_sgp as sgp
+    >>> f = np.random.default_rng(0).normal(size=(2, 1, 100, 5))
+    >>> fits = {name: {"posterior": {"f": f[i]}} for i, name in enumerate("ab")}
+    >>> fits = {name: arviz_base.from_dict(draws) for name, draws in fits.items()}
+    >>> axes = sgp.plots.plot_panels(sgp.compare(fits))
+    >>> [ax.get_title() for ax in axes]
+    ['a', 'b']
+    >>> plt.close(axes[0].figure)
     """
     if not hasattr(comparison, "draws"):
         raise TypeError(

@@ -41,16 +41,12 @@ def plot_training(result: Any, ax: Axes | None = None) -> Axes:
     :return: the axes.
     :raises ValueError: if there are no losses.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import matplotlib.pyplot as plt, numpy as np
-        >>> import numpyro_sgp as sgp
-        >>> ax = sgp.plots.plot_training(np.array([120.0, 31.0, 12.5, 12.1, 12.0]))
-        >>> ax.get_xlabel(), ax.get_ylabel()
-        ('step', 'loss above the end, nats')
-        >>> plt.close(ax.figure)
+    >>> import matplotlib.pyplot as plt, numpy as np
+    >>> import numpyro_sgp as sgp
+    >>> ax = sgp.plots.plot_training(np.array([120.0, 31.0, 12.5, 12.1, 12.0]))
+    >>> ax.get_xlabel(), ax.get_ylabel()
+    ('step', 'loss above the end, nats')
+    >>> plt.close(ax.figure)
     """
     from matplotlib.ticker import MaxNLocator
 

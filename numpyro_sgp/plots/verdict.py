@@ -32,23 +32,19 @@ def plot_verdict(verdict: Any, ax: Axes | None = None) -> Axes:
     :return: the axes.
     :raises TypeError: if ``verdict`` is neither.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, matplotlib.pyplot as plt, numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> fitted = sgp.fit(model, sgp.SVGP(3), (X, y), progress_bar=False)
-        >>> ax = sgp.plots.plot_verdict(fitted.check())
-        >>> [label.get_text() for label in ax.get_yticklabels()][:3]
-        ['q(u)', 'other parameters', 'inducing points']
-        >>> plt.close(ax.figure)
+    >>> import jax.numpy as jnp, matplotlib.pyplot as plt, numpyro
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+    >>> fitted = sgp.fit(model, sgp.SVGP(3), (X, y), progress_bar=False)
+    >>> ax = sgp.plots.plot_verdict(fitted.check())
+    >>> [label.get_text() for label in ax.get_yticklabels()][:3]
+    ['q(u)', 'other parameters', 'inducing points']
+    >>> plt.close(ax.figure)
     """
     if not hasattr(verdict, "causes"):
         if not hasattr(verdict, "check"):

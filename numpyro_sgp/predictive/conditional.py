@@ -41,23 +41,19 @@ class GPPredictive:
         or (but for those of rows) the new arguments, inputs are not finite, codes of groups
         are none of the model's, or a site of ``return_sites`` is not in the model.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> samples = {"f": jnp.zeros((10, 5))}  # from mcmc.get_samples()
-        >>> predictive = sgp.GPPredictive(model, samples, train_args=(X, y))
-        >>> draws = predictive(jax.random.key(0), jnp.array([[0.5], [5.0]]))
-        >>> draws["f"].shape, draws["y"].shape
-        ((10, 2), (10, 2))
+    >>> import jax, jax.numpy as jnp, numpyro
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+    >>> samples = {"f": jnp.zeros((10, 5))}  # from mcmc.get_samples()
+    >>> predictive = sgp.GPPredictive(model, samples, train_args=(X, y))
+    >>> draws = predictive(jax.random.key(0), jnp.array([[0.5], [5.0]]))
+    >>> draws["f"].shape, draws["y"].shape
+    ((10, 2), (10, 2))
     """
 
     def __init__(

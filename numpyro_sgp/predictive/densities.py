@@ -106,23 +106,19 @@ def log_predictive_density(
         value for each row, rows are tied together and there is an ``expectation`` (or a
         deep GP), or ``num_draws`` is not positive.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
-        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
-        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
-        >>> sgp.log_predictive_density(guide, result.params, X, y)["y"].shape
-        (5,)
+    >>> import jax, jax.numpy as jnp, numpyro, optax
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+    >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
+    >>> sgp.log_predictive_density(guide, result.params, X, y)["y"].shape
+    (5,)
     """
     check_guide(guide)
     check_expectation(expectation)

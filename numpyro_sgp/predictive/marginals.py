@@ -35,22 +35,18 @@ class Marginals(NamedTuple):
     :param mean: shape ``batch_shape + (N,)``.
     :param variance: the same shape.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
-        >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
-        >>> data = X, jnp.sin(X[:, 0])
-        >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
-        >>> f = fitted.predictor()(X[:3])["f"]
-        >>> f.mean.shape, bool((f.variance > 0).all())
-        ((3,), True)
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+    >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
+    >>> data = X, jnp.sin(X[:, 0])
+    >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
+    >>> f = fitted.predictor()(X[:3])["f"]
+    >>> f.mean.shape, bool((f.variance > 0).all())
+    ((3,), True)
     """
 
     mean: np.ndarray
@@ -84,22 +80,18 @@ class Predictor:
     :raises ValueError: if parameters are not those of the guide; in a call with rows of
         another number or kind, if the model computes something else than in the first.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
-        >>> X = jnp.linspace(0.0, 6.0, 30)[:, None]
-        >>> data = X, jnp.sin(X[:, 0])
-        >>> fitted = sgp.fit(model, sgp.SVGP(5), data, progress_bar=False)
-        >>> predictor = fitted.predictor()
-        >>> predictor(jnp.linspace(0.0, 6.0, 2500)[:, None])["f"].mean.shape
-        (2500,)
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> X = jnp.linspace(0.0, 6.0, 30)[:, None]
+    >>> data = X, jnp.sin(X[:, 0])
+    >>> fitted = sgp.fit(model, sgp.SVGP(5), data, progress_bar=False)
+    >>> predictor = fitted.predictor()
+    >>> predictor(jnp.linspace(0.0, 6.0, 2500)[:, None])["f"].mean.shape
+    (2500,)
     """
 
     def __init__(self, guide, params: dict, batch_size: int = 512):

@@ -29,7 +29,6 @@ class _Midpoints:
     shift: ArrayLike = 0.5
 
     def nodes(self, rng_key, shapes, dtype):
-        del rng_key
         shift = jnp.asarray(self.shift, dtype)
         x = ndtri((jnp.arange(self.num_points, dtype=dtype) + shift) / self.num_points)
         nodes = {name: x.reshape(-1, *(1,) * len(shape)) for name, shape in shapes.items()}
@@ -49,7 +48,6 @@ class _Trapezoids:
     num_points: ClassVar[int] = 64
 
     def nodes(self, rng_key, shapes, dtype):
-        del rng_key
         x = (np.arange(self.num_points) + self.shift) / 4 - 8.0
         weights = np.exp(-0.5 * x**2)
         nodes = {
@@ -67,7 +65,6 @@ class _Units:
     """
 
     def nodes(self, rng_key, shapes, dtype):
-        del rng_key
         counts = [int(np.prod(shape[:-1])) for shape in shapes.values()]
         x = np.concatenate([np.zeros((1, sum(counts))), np.eye(sum(counts))])
         parts = np.split(x, np.cumsum(counts)[:-1], axis=1)

@@ -45,22 +45,18 @@ class Prediction:
         the probability of each class, in a last axis. None for all other distributions.
     :param row_axis: the axis of the site's values along which the rows of X are.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
-        >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
-        >>> data = X, jnp.sin(X[:, 0])
-        >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
-        >>> y = fitted.predict(X[:3], quantiles=[0.1, 0.9])["y"]
-        >>> y.mean.shape, y.quantiles.shape
-        ((3,), (2, 3))
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+    >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
+    >>> data = X, jnp.sin(X[:, 0])
+    >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
+    >>> y = fitted.predict(X[:3], quantiles=[0.1, 0.9])["y"]
+    >>> y.mean.shape, y.quantiles.shape
+    ((3,), (2, 3))
     """
 
     mean: Array | None
@@ -102,22 +98,18 @@ class Predictions(dict):
     """
     A dict of :class:`Prediction` by site, which shows itself as tables.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
-        >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
-        >>> data = X, jnp.sin(X[:, 0])
-        >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
-        >>> found = fitted.predict(X[:3])
-        >>> list(found), found.to_dataframe().shape
-        (['f', 'y'], (3, 8))
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+    >>> X = jnp.linspace(0.0, 3.0, 12)[:, None]
+    >>> data = X, jnp.sin(X[:, 0])
+    >>> fitted = sgp.fit(model, sgp.SVGP(4), data, progress_bar=False)
+    >>> found = fitted.predict(X[:3])
+    >>> list(found), found.to_dataframe().shape
+    (['f', 'y'], (3, 8))
     """
 
     #: Why a response of the model is not there, by its name.
@@ -200,24 +192,20 @@ def predict(
         depends on another one that is not given, levels are not between 0 and 1, or
         ``guide.posterior`` raises it.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
-        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
-        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
-        >>> predictions = sgp.predict(guide, result.params, X)
-        >>> predictions["y"].mean.shape, predictions["y"].quantiles.shape
-        ((5,), (2, 5))
+    >>> import jax, jax.numpy as jnp, numpyro, optax
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+    >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+    >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
+    >>> predictions = sgp.predict(guide, result.params, X)
+    >>> predictions["y"].mean.shape, predictions["y"].quantiles.shape
+    ((5,), (2, 5))
     """
     levels = check_levels(quantiles)
     check_whole(batch_size, "batch_size", least=1)

@@ -94,7 +94,6 @@ def _of_gp(weights, means, variances, levels):
     sd, sds = jnp.sqrt(variance), jnp.sqrt(variances)
 
     def cdf(y, few):
-        del few
         return jnp.sum(weights * ndtr((y[:, None] - means) / sds), axis=1)
 
     if len(means) == 1 or not levels.size:

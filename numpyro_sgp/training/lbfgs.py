@@ -90,23 +90,19 @@ def fit_lbfgs(
     1. Bonilla, Krauth, Dezfouli (2018). Generic inference in latent Gaussian process
        models. https://arxiv.org/abs/1609.00577
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(5, train_inducing=False))
-        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
-        >>> result = sgp.fit_lbfgs(svi, jax.random.key(0), X, y, progress_bar=False)
-        >>> print(f"{result.losses[0]:.2f} -> {result.losses[-1]:.2f}")
-        12.81 -> 9.20
+    >>> import jax, jax.numpy as jnp, numpyro, optax
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> X, y = jnp.arange(5.0)[:, None], jnp.array([1, 2, 4, 2, 1])
+    >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(5, train_inducing=False))
+    >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    >>> result = sgp.fit_lbfgs(svi, jax.random.key(0), X, y, progress_bar=False)
+    >>> print(f"{result.losses[0]:.2f} -> {result.losses[-1]:.2f}")
+    12.81 -> 9.20
     """
     if init_params is not None and init_state is not None:
         raise ValueError("Give init_params or init_state, not both.")

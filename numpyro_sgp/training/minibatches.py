@@ -152,29 +152,25 @@ def train(
         read, or the user interrupts. Its ``result`` is a :class:`TrainResult` with the
         last good state, which is saved as well.
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpy as np, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None, num_rows=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        ...     size = num_rows or X.shape[0]
-        ...     with numpyro.plate("data", size, subsample_size=X.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
-        >>> X = np.linspace(0.0, 6.0, 400, dtype=np.float32)[:, None]
-        >>> y = np.sin(X[:, 0])
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(8))
-        >>> rate = optax.cosine_decay_schedule(0.05, 200)
-        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(rate), sgp.TraceGP_ELBO())
-        >>> result = sgp.train(
-        ...     svi, jax.random.key(0), (X[::2], y[::2]), 200, num_rows=200, batch_size=50,
-        ...     validation=(X[1::2], y[1::2]), every=50, progress_bar=False,
-        ... )
-        >>> result.losses.shape, result.nlpd.shape, bool(result.nlpd[-1] < 0.0)
-        ((200,), (4,), True)
+    >>> import jax, jax.numpy as jnp, numpy as np, numpyro, optax
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None, num_rows=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    ...     size = num_rows or X.shape[0]
+    ...     with numpyro.plate("data", size, subsample_size=X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> X = np.linspace(0.0, 6.0, 400, dtype=np.float32)[:, None]
+    >>> y = np.sin(X[:, 0])
+    >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(8))
+    >>> rate = optax.cosine_decay_schedule(0.05, 200)
+    >>> svi = numpyro.infer.SVI(model, guide, optax.adam(rate), sgp.TraceGP_ELBO())
+    >>> result = sgp.train(
+    ...     svi, jax.random.key(0), (X[::2], y[::2]), 200, num_rows=200, batch_size=50,
+    ...     validation=(X[1::2], y[1::2]), every=50, progress_bar=False,
+    ... )
+    >>> result.losses.shape, result.nlpd.shape, bool(result.nlpd[-1] < 0.0)
+    ((200,), (4,), True)
     """
     check_key(rng_key)
     check_options(svi, num_steps, batch_size, every, patience, chunk)

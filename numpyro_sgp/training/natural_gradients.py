@@ -96,25 +96,21 @@ def natural_gradients(
     3. Adam, Chang, Khan, Solin (2021). Dual Parameterization of Sparse Variational
        Gaussian Processes. NeurIPS. https://arxiv.org/abs/2111.03412
 
-    **Example:**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp, numpyro, optax
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_sgp as sgp
-        >>> def model(X, y=None):
-        ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))
-        ...     with numpyro.plate("data", X.shape[0]):
-        ...         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
-        >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
-        >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(8))
-        >>> optimiser = sgp.natural_gradients(guide, 0.5, optax.adam(0.01))
-        >>> svi = numpyro.infer.SVI(model, guide, optimiser, sgp.TraceGP_ELBO())
-        >>> y = 1.0 * (X[:, 0] > 1.0)
-        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
-        >>> bool(result.losses[-1] < result.losses[0])
-        True
+    >>> import jax, jax.numpy as jnp, numpyro, optax
+    >>> import numpyro.distributions as dist
+    >>> import numpyro_sgp as sgp
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+    >>> X = jnp.linspace(0.0, 3.0, 40)[:, None]
+    >>> guide = sgp.AutoSparseGP(model, sgp.SVGP(8))
+    >>> optimiser = sgp.natural_gradients(guide, 0.5, optax.adam(0.01))
+    >>> svi = numpyro.infer.SVI(model, guide, optimiser, sgp.TraceGP_ELBO())
+    >>> y = 1.0 * (X[:, 0] > 1.0)
+    >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
+    >>> bool(result.losses[-1] < result.losses[0])
+    True
     """
     if not hasattr(guide, "take_natural_gradients"):
         raise TypeError(
