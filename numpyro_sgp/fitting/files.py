@@ -15,6 +15,7 @@ from numpyro_sgp._checks import check_path
 from numpyro_sgp.fitting.encoding import NotInFile, decode, encode
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.predictive.row_batches import first_rows
+from numpyro_sgp.tracing import messages
 from numpyro_sgp.training.archive import read_archive, write_archive
 from numpyro_sgp.training.padding import Padded
 
@@ -54,6 +55,7 @@ def write(path: str | os.PathLike, fitted: Any) -> None:
             "base_guide": base_guide,
             "coupling": [bool(tied) for tied in guide.known().coupling],
             "loss": encode(fitted.loss, "loss", arrays),
+            "computes": _computed(guide.model, arguments, arrays),
         },
         "params": encode(fitted.params, "params", arrays, strict=True),
         "setup": encode(guide.setup_state(), "setup", arrays, strict=True),
@@ -128,7 +130,59 @@ def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
             f"{path} is of another model or guide, or the arguments of the model are bad "
             f"({type(error).__name__}: {error})"
         ) from error
+    before = recipe.get("computes")  # files of former versions have none
+    now = _computed(model, header["arguments"], arrays)
+    if before and now and not _are_alike(before, now):
+        warnings.warn(
+            f"The model computes something else than that of which {path} is: a number or "
+            "an object that it reads is another one. Predictions are by the fit's "
+            "parameters in the model as it is now.",
+            stacklevel=find_stack_level(),
+        )
     return {**found, "guide": guide}
+
+
+def _computed(model, arguments, arrays) -> dict[str, list] | None:
+    """
+    Numbers that a model computes at the rows of a file, by site, with latents at some
+    values: densities, and the kernel matrix; None where that cannot be.
+    """
+    if "absent" in arguments or isinstance(model, Padded):
+        return None
+    args, kwargs = decode(arguments, arrays)
+    anywhere = messages.Anywhere(model)
+    found: dict[str, list] = {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trace = messages.trace_of(
+                anywhere, args, kwargs, at_site=messages.at_prior_mean
+            )
+            for name, site in trace.items():
+                parts: tuple = ()
+                if messages.is_latent_gp(site):
+                    prior = messages.unwrap(site["fn"])[0]
+                    K = np.asarray(prior.kernel(prior.X, prior.X))
+                    parts = K, K * np.arange(1.0, 1.0 + K.shape[-1]), prior.mean
+                elif site["type"] == "sample":
+                    parts = (messages.log_prob(site),)
+                sums = [float(np.sum(np.asarray(part, float))) for part in parts]
+                if sums:
+                    found[name] = [x if np.isfinite(x) else None for x in sums]
+    except Exception:  # of the model's code, which may raise anything
+        return None
+    return None if anywhere.drawn else found
+
+
+def _are_alike(before: dict, now: dict) -> bool:
+    """Whether two models compute the same, one in float32 maybe."""
+    if before.keys() != now.keys():
+        return False
+    pairs = [tuple(np.asarray(of[name], float) for of in (before, now)) for name in now]
+    return all(
+        a.shape == b.shape and np.allclose(a, b, rtol=1e-3, atol=1e-3, equal_nan=True)
+        for a, b in pairs
+    )
 
 
 def _examples(path, fitted, base_guide, arrays) -> dict:

@@ -244,7 +244,7 @@ def check_model(model, args: tuple, kwargs: dict) -> None:
 
 
 def _check_seen(model, args: tuple, kwargs: dict) -> None:
-    at_mean, anywhere = messages.at_prior_mean, _Anywhere(model)
+    at_mean, anywhere = messages.at_prior_mean, messages.Anywhere(model)
 
     def log_densities(key):
         trace = messages.trace_of(anywhere, args, kwargs, key, at_site=at_mean)
@@ -259,30 +259,6 @@ def _check_seen(model, args: tuple, kwargs: dict) -> None:
                 "numpyro.prng_key(). One draw of them would be taken for known. Leave the "
                 "block out, or use NUTS."
             )
-
-
-class _Anywhere(Messenger):
-    """
-    Puts latents at some value, for which no key is needed.
-
-    :param fn: the model.
-    """
-
-    #: Sites that are drawn all the same.
-    drawn: frozenset[str] = frozenset()
-
-    def process_message(self, msg):
-        if msg["type"] == "control_flow":  # latents inside of it
-            self.drawn |= {msg["type"]}
-        is_open = msg["type"] == "sample" and msg["value"] is None
-        if not is_open or messages.is_latent_gp(msg):
-            return
-        try:
-            transform = biject_to(msg["fn"].support)
-            shape = transform.inverse_shape(msg["fn"].shape())
-            msg["value"] = transform(jnp.zeros(shape))
-        except NotImplementedError:  # of a discrete one
-            self.drawn |= {msg["name"]}
 
 
 def arguments_at(field, own: tuple, examples, args: tuple, kwargs: dict) -> tuple:

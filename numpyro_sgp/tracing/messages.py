@@ -278,6 +278,30 @@ def _of_plate(error) -> str:
     return ""
 
 
+class Anywhere(Messenger):
+    """
+    Puts latents at some value, for which no key is needed.
+
+    :param fn: the model.
+    """
+
+    #: Sites that are drawn all the same.
+    drawn: frozenset[str] = frozenset()
+
+    def process_message(self, msg):
+        if msg["type"] == "control_flow":  # latents inside of it
+            self.drawn |= {msg["type"]}
+        is_open = msg["type"] == "sample" and msg["value"] is None
+        if not is_open or is_latent_gp(msg):
+            return
+        try:
+            transform = dist.biject_to(msg["fn"].support)
+            shape = transform.inverse_shape(msg["fn"].shape())
+            msg["value"] = transform(jnp.zeros(shape))
+        except NotImplementedError:  # of a discrete one
+            self.drawn |= {msg["name"]}
+
+
 class _Improper(Messenger):
     """Some value at a latent site that has none and cannot be drawn, for what is around."""
 

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import tarfile
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -357,6 +358,29 @@ def test_a_model_or_precision_that_does_not_fit_is_refused(fitted, path, tmp_pat
         sgp.load(tmp_path / "none.npz", model)  # noqa: F821
     with jax.enable_x64(False), pytest.raises(ValueError, match="fit.npz.*enable_x64"):
         sgp.load(path, model)  # noqa: F821
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+@pytest.mark.parametrize("variance, noise", [(1.0, 0.3), (9.0, 0.3), (1.0, 3.0)])
+def test_a_model_with_other_numbers_is_told_of(tmp_path, variance, noise, with_data):
+    """It predicted something else, with the bound and the verdict of the file."""
+
+    def made_of(variance, noise):
+        def model(X, y=None):
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(variance), X))
+            with numpyro.plate("data", X.shape[0]):
+                numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+        return model
+
+    fit(made_of(1.0, 0.3), sgp.SVGP(4), (X, Y)).save(tmp_path / "fit")
+    args = (X, Y) if with_data else None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        sgp.load(tmp_path / "fit", made_of(variance, noise), args)
+    is_other = (variance, noise) != (1.0, 0.3)
+    assert len(told) == is_other
+    assert all("computes something else" in str(w.message) for w in told)
 
 
 def test_parameters_that_are_bad_are_not_written(fitted, tmp_path):
