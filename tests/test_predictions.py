@@ -26,6 +26,7 @@ from scipy.stats import (
 )
 
 import numpyro_sgp as sgp
+from numpyro_sgp.predictive.predictions import Prediction
 from numpyro_sgp.predictive.quantiles import solved
 from numpyro_sgp.predictive.responses import _sum
 from tests.helpers import slow
@@ -511,6 +512,14 @@ def test_rows_in_batches_are_the_rows_at_once():
         assert_allclose(frame["mean[1]"], by_row[:, 1])
     frame = whole.to_dataframe()
     assert frame.shape == (5, 16) and list(frame["y"])[:2] == ["mean[0]", "mean[1]"]
+
+
+def test_digits_beside_an_offset_are_shown():
+    """Of a pressure of 101325 with an sd of a half, mean and quantiles were 1.013e+05."""
+    mean, sd = np.array([101325.14, 99.0]), np.array([0.5, np.nan])
+    levels = np.array([[101324.3, 1.0]])
+    found = Prediction(mean, sd, levels, (0.05,), probs=None, row_axis=-1)
+    assert "101325.1 0.5 101324.3" in " ".join(repr(found).split())
 
 
 def test_a_table_of_the_first_rows_is_shown():

@@ -90,8 +90,20 @@ class Prediction:
 
     def __repr__(self):
         frame = self.to_dataframe()
-        text = frame.head(_SHOWN).to_string(float_format="{:.4g}".format)
+        form = f"{{:.{self._digits()}g}}".format
+        text = frame.head(_SHOWN).to_string(float_format=form)
         return text if len(frame) <= _SHOWN else f"{text}\n... {len(frame)} rows"
+
+    def _digits(self) -> int:
+        """Four, or as many as show a tenth of the standard deviations of the rows shown."""
+        if self.mean is None or self.sd is None:
+            return 4
+        shown = (
+            np.moveaxis(np.atleast_1d(v), self.row_axis, 0) for v in (self.mean, self.sd)
+        )
+        mean, sd = (np.abs(v[:_SHOWN], dtype=float) for v in shown)
+        ratio = np.max(mean / sd, where=np.isfinite(mean) & (sd > 0.0), initial=1.0)
+        return int(np.clip(np.log10(ratio) + 3.0, 4.0, 12.0))
 
 
 class Predictions(dict):

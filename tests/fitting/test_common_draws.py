@@ -1,18 +1,23 @@
 """Bounds whose draws stay the same while they are trained."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics.bound import with_fresh_draws
-from numpyro_sgp.fitting.common_draws import _RULE
+from numpyro_sgp.fitting.common_draws import _RULE, with_common_draws
+from numpyro_sgp.fitting.problem import Problem
 
 N, C = 60, 3
 rng = np.random.default_rng(0)
@@ -78,6 +83,7 @@ def test_the_bound_is_that_of_other_draws_than_those_of_training(fitted):
     assert abs(tree.attrs["log_joint_bound"] - fitted.bound) < 5.0 * fitted.bound_se
 
 
+@pytest.mark.slow
 def test_its_verdict_and_what_goes_on_know_the_draws(fitted, tmp_path):
     verdict = fitted.check()
     assert verdict.converged and verdict.causes["q(u)"].nats < 0.05
@@ -90,18 +96,28 @@ def test_its_verdict_and_what_goes_on_know_the_draws(fitted, tmp_path):
     assert_allclose(found, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"expectation": sgp.MonteCarlo(10)},
-        {"batch_size": 20},
-        {"tied": True},
-        {"base_guide": numpyro.infer.autoguide.AutoNormal},
-    ],
-)
-def test_others_are_random_as_before(options):
-    found = fit(steps=3, **options)
-    assert getattr(found.svi.loss.expectation, "seed", None) is None
+def is_random(model, base_guide=AutoDelta, expectation=None, rows=N, approximation=None):
+    """Whether draws of a training are others at each step."""
+    guide = sgp.AutoSparseGP(model, approximation or sgp.SVGP(4), base_guide)
+    svi = SVI(model, guide, optax.sgd(0.1), sgp.TraceGP_ELBO(expectation))
+    data = np.resize(X, (rows, 1)), np.resize(Y, rows)
+    state = svi.init(jax.random.key(0), *data)
+    return with_common_draws(Problem(svi, state, data, {})).random
+
+
+def two_layers(X, y=None):
+    inner = numpyro.sample("inner", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    classes(X + inner[:, None], y)
+
+
+def test_where_draws_stay_the_same():
+    assert not is_random(classes)
+    assert not is_random(classes, approximation=sgp.MixtureSVGP(4, num_components=2))
+    assert is_random(classes, expectation=sgp.MonteCarlo(10))
+    assert is_random(classes, base_guide=AutoNormal)  # which draws too
+    assert is_random(partial(classes, tied=True))  # f(X) together
+    assert is_random(classes, rows=6_000)  # of which there are batches
+    assert is_random(two_layers)  # of which inner ones have no natural steps
 
 
 def test_no_key_changes_the_bound_that_is_trained(fitted):
