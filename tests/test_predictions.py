@@ -519,7 +519,7 @@ def test_digits_beside_an_offset_are_shown():
     mean, sd = np.array([101325.14, 99.0]), np.array([0.5, np.nan])
     levels = np.array([[101324.3, 1.0]])
     found = Prediction(mean, sd, levels, (0.05,), probs=None, row_axis=-1)
-    assert "101325.1 0.5 101324.3" in " ".join(repr(found).split())
+    assert "101325.14 0.5 101324.3" in " ".join(repr(found).split())
 
 
 def test_a_table_of_the_first_rows_is_shown():
