@@ -245,7 +245,9 @@ def to_arviz(
     groups["posterior_predictive"] = at_places(group(predictive), seen)
     groups["predictions"] = at_places(group(masked), unseen)
     if not held and not warned_of_undrawn(trace, found.draws):
-        groups["log_likelihood"] = at_places(whole.drop_vars(weighted), seen)
+        groups["log_likelihood"] = at_places(
+            whole.drop_vars(weighted, errors="ignore"), seen
+        )
     if isinstance(fit, MCMC):
         # Not from_numpyro, whose tree takes no names with "/" in them.
         adapted = getattr(io_numpyro, "MCMCAdapter", lambda mcmc: mcmc)  # of ArviZ 1

@@ -9,6 +9,7 @@ from jax import Array
 
 from numpyro_sgp._programs import on_data
 from numpyro_sgp.distributions.arguments import as_arrays
+from numpyro_sgp.elbo import MonteCarlo, ScoreFunction
 
 _NUM_KEYS = 10
 
@@ -42,7 +43,7 @@ def bound_of(
 def with_fresh_draws(loss):
     """A loss, where its draws are the same at each evaluation, with new ones each time."""
     rule = getattr(loss, "expectation", None)
-    if getattr(rule, "seed", None) is None:
+    if not isinstance(rule, MonteCarlo | ScoreFunction) or rule.seed is None:
         return loss
     fresh = copy.copy(loss)
     fresh.expectation = replace(rule, seed=None)

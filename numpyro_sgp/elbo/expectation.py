@@ -160,7 +160,8 @@ class MonteCarlo(Expectation):
                 for name, key in zip(shapes, keys, strict=True)
             }
         else:
-            nodes = _draws(rng_key, num, shapes, dtype, self.antithetic, self.sequence)
+            options = self.antithetic, self.sequence, self.seed is not None
+            nodes = _draws(rng_key, num, shapes, dtype, *options)
         return nodes, jnp.full(num, 1.0 / num, dtype)
 
     def value(self, q, x):
@@ -246,9 +247,9 @@ class ScoreFunction(Expectation):
         """As :meth:`MonteCarlo.nodes`; the two halves of the draws are independent."""
         rng_key = rng_key if self.seed is None else jax.random.key(self.seed)
         num = self.num_samples // 2
+        options = self.antithetic, self.sequence, self.seed is not None
         halves = [
-            _draws(key, num, shapes, dtype, self.antithetic, self.sequence)
-            for key in jax.random.split(rng_key)
+            _draws(key, num, shapes, dtype, *options) for key in jax.random.split(rng_key)
         ]
         nodes = {name: jnp.concatenate([h[name] for h in halves]) for name in shapes}
         return nodes, jnp.full(2 * num, 0.5 / num, dtype)
@@ -321,8 +322,14 @@ def _check_draws(rule, multiple):
         raise ValueError(f"num_samples must be {what}, got {num}.")
 
 
-def _draws(rng_key, num, shapes, dtype, antithetic, sequence):
-    """Standard normal draws by site, each of shape ``(num, *batch_shape, N)``."""
+def _draws(rng_key, num, shapes, dtype, antithetic, sequence, is_seeded=False):
+    """
+    Standard normal draws by site, each of shape ``(num, *batch_shape, N)``; of a seed the
+    same in both precisions.
+    """
+    if is_seeded and dtype == jnp.float64:
+        draws = _draws(rng_key, num, shapes, jnp.float32, antithetic, sequence)
+        return {name: x.astype(dtype) for name, x in draws.items()}
     count = num // 2 if antithetic else num
     if sequence == "random":
         keys = jax.random.split(rng_key, len(shapes))

@@ -334,10 +334,8 @@ def _train(
         free = unconstrained(svi, before.params)
         state = SVIState(svi.optim.init(free), None, for_init)
     check_sites(guide)
-    problem = Problem(svi, state, args, kwargs)
-    if batch_size is None:
-        problem = with_common_draws(problem)
-        svi = problem.svi
+    problem = with_common_draws(Problem(svi, state, args, kwargs), batch_size)
+    svi = problem.svi
     size = _batch_size(problem, batch_size)
     whole = not problem.random and size is None
     stepper, race, settling = Stepper(problem, size), None, None

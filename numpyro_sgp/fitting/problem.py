@@ -23,6 +23,7 @@ from numpyro_sgp._programs import (
     split_static,
 )
 from numpyro_sgp.distributions.arguments import as_arrays, as_numbers, is_frame
+from numpyro_sgp.elbo import MonteCarlo, ScoreFunction
 from numpyro_sgp.families import Family
 from numpyro_sgp.fitting.other_data import inputs_of
 from numpyro_sgp.fitting.units import Units, units
@@ -271,8 +272,10 @@ class Problem:
     @property
     def _draws(self) -> int:
         """The same at each step, which are many; 0 where they are others."""
-        rule: Any = getattr(self.svi.loss, "expectation", None)
-        return 0 if getattr(rule, "seed", None) is None else rule.num_samples
+        rule = getattr(self.svi.loss, "expectation", None)
+        if not isinstance(rule, MonteCarlo | ScoreFunction) or rule.seed is None:
+            return 0
+        return rule.num_samples
 
     def rows(self, arrays, index: Array) -> list[Array]:
         """Arrays with some rows of the data only."""

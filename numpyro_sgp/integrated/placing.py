@@ -249,15 +249,19 @@ def _check_seen(model, args: tuple, kwargs: dict) -> None:
     def log_densities(key):
         trace = messages.trace_of(anywhere, args, kwargs, key, at_site=at_mean)
         sites = [site for site in trace.values() if site["type"] == "sample"]
-        return sum(jnp.sum(messages.log_prob(s)) for s in sites if s["is_observed"])
+        priors = [messages.unwrap(s["fn"])[0] for s in sites if messages.is_latent_gp(s)]
+        total = sum(jnp.sum(p.mean) + jnp.sum(p.kernel(p.X, p.X)) for p in priors)
+        return total + sum(
+            jnp.sum(messages.log_prob(site)) for site in sites if site["is_observed"]
+        )
 
     with suppress(*NEEDS_KNOWN_DATA):
         if eval_provenance(log_densities, key=jax.random.key(0)) and not anywhere.drawn:
             raise ValueError(
-                "The likelihood depends on random numbers that are no latent site of the "
-                "model: those of a site that numpyro.handlers.block hides, or of "
-                "numpyro.prng_key(). One draw of them would be taken for known. Leave the "
-                "block out, or use NUTS."
+                "The model depends on random numbers that are no latent site of it: those "
+                "of a site that numpyro.handlers.block hides, or of numpyro.prng_key(). "
+                "One draw of them would be taken for known. Leave the block out, or use "
+                "NUTS."
             )
 
 

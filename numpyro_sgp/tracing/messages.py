@@ -280,7 +280,7 @@ def _of_plate(error) -> str:
 
 class Anywhere(Messenger):
     """
-    Puts latents at some value, for which no key is needed.
+    Puts latents and parameters at some value, for which no key is needed.
 
     :param fn: the model.
     """
@@ -291,15 +291,29 @@ class Anywhere(Messenger):
     def process_message(self, msg):
         if msg["type"] == "control_flow":  # latents inside of it
             self.drawn |= {msg["type"]}
-        is_open = msg["type"] == "sample" and msg["value"] is None
-        if not is_open or is_latent_gp(msg):
+        if msg["value"] is not None or msg["type"] not in ("sample", "param"):
+            return
+        if msg["type"] == "sample" and is_latent_gp(msg):
             return
         try:
-            transform = dist.biject_to(msg["fn"].support)
-            shape = transform.inverse_shape(msg["fn"].shape())
-            msg["value"] = transform(jnp.zeros(shape))
+            if msg["type"] == "sample":
+                msg["value"] = _at_zero(msg["fn"].support, msg["fn"].shape())
+                return
+            with (
+                handlers.block(),
+                handlers.seed(rng_seed=0),
+            ):  # of one that starts at random
+                start = jax.eval_shape(msg["fn"], *msg["args"])
+            support = msg["kwargs"].get("constraint", dist.constraints.real)
+            msg["value"] = jax.tree.map(lambda v: _at_zero(support, jnp.shape(v)), start)
         except NotImplementedError:  # of a discrete one
             self.drawn |= {msg["name"]}
+
+
+def _at_zero(support, shape):
+    """Where unconstrained numbers are zero."""
+    transform = dist.biject_to(support)
+    return transform(jnp.zeros(transform.inverse_shape(shape)))
 
 
 class _Improper(Messenger):

@@ -13,6 +13,7 @@ import pytest
 from numpy.testing import assert_allclose
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
+from numpyro.infer.svi import SVIState
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics.bound import with_fresh_draws
@@ -126,3 +127,53 @@ def test_no_key_changes_the_bound_that_is_trained(fitted):
 
     losses = [float(loss(jax.random.key(i))) for i in range(2)]
     assert losses[0] == losses[1]
+
+
+def test_one_goes_on_with_what_suits_its_rows(fitted):
+    def rule(rows, batch_size=None):
+        svi, data = fitted.svi, (np.resize(X, (rows, 1)), np.resize(Y, rows))
+        state = SVIState(svi.optim.init(fitted.params), None, jax.random.key(0))
+        problem = Problem(svi, state, data, {})
+        return with_common_draws(problem, batch_size).svi.loss.expectation
+
+    assert rule(N) == _RULE and rule(2 * N) == _RULE
+    assert rule(N, batch_size=20) is None
+
+
+def test_a_joint_fit_with_a_random_loss_has_none():
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + a[0] + a[1] * X[:, 0], s), obs=y)
+
+    options = {"joint": True, "base_guide": AutoNormal, "steps": 3}
+    found = sgp.fit(model, sgp.SVGP(4), (X, 0.1 * Y), progress_bar=False, **options)
+    assert np.isfinite(found.bound)
+
+
+class _OfOnesOwn(sgp.elbo.Expectation):
+    seed = 3  # which is none of ours
+
+    def nodes(self, rng_key, shapes, dtype):
+        x = {k: jax.random.normal(rng_key, (10, *s), dtype) for k, s in shapes.items()}
+        return x, jnp.full(10, 0.1, dtype)
+
+
+def test_a_seed_of_ones_own_rule_is_let_be():
+    loss = sgp.TraceGP_ELBO(_OfOnesOwn())
+    assert with_fresh_draws(loss) is loss
+    assert is_random(classes, expectation=_OfOnesOwn())
+
+
+@pytest.mark.parametrize("sequence", ["random", "sobol"])
+def test_draws_of_a_seed_are_the_same_in_both_precisions(sequence):
+    rule = sgp.MonteCarlo(4, sequence=sequence, seed=1)
+    shapes = {"f": (3, 5)}
+    found = [
+        rule.nodes(jax.random.key(0), shapes, dtype)[0]["f"]
+        for dtype in (jnp.float32, jnp.float64)
+    ]
+    assert found[1].dtype == jnp.float64
+    assert_allclose(found[0], found[1], rtol=1e-7)

@@ -7,6 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from jax import random
 from numpyro.contrib.control_flow import cond, scan
 
 import numpyro_sgp as sgp
@@ -189,3 +190,25 @@ def branches(X, y=None):
 def test_what_would_be_one_draw_is_refused(model, words, run):
     with pytest.raises(ValueError, match=words):
         run(model, sgp.VGP(), (X, Y), progress_bar=False)
+
+
+def jittered(X, y=None):
+    noise = dist.Normal().sample(numpyro.prng_key(), X.shape)
+    observe(dist.Normal(site("f", X + noise), 0.3), y)
+
+
+def test_random_inputs_are_refused():
+    with pytest.raises(ValueError, match="random numbers that are no latent site"):
+        sgp.nested(jittered, sgp.VGP(), (X, Y), progress_bar=False)
+
+
+def test_a_parameter_that_starts_at_random_is_none_of_these():
+    def model(X, y=None):
+        def start(key):
+            return jnp.exp(0.1 * random.normal(key))
+
+        scale = numpyro.param("scale", start, constraint=dist.constraints.positive)
+        observe(dist.Normal(scale * site("f", X), 0.3), y)
+
+    options = {"joint": True, "steps": 2, "progress_bar": False}
+    assert np.isfinite(sgp.fit(model, sgp.VGP(), (X, Y), **options).bound)
