@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from numpyro_sgp.fitting.problem import rows_of_sites
 from numpyro_sgp.fitting.summary import summary
 from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.guides import AutoSparseGP
-from numpyro_sgp.plots import plot_posterior
+from numpyro_sgp.plots.posterior import Plotted
 from numpyro_sgp.predictive import (
     Predictions,
     Predictor,
@@ -40,12 +40,9 @@ from numpyro_sgp.predictive import (
 from numpyro_sgp.training.descent import Descent
 from numpyro_sgp.training.padding import rows_that_count
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 @methods_alone
-class Fitted:
+class Fitted(Plotted):
     """
     A trained sparse GP model, with all that one asks of it.
 
@@ -429,38 +426,6 @@ class Fitted:
         return known if filled else rows_that_count(*known)
 
     # ---- figures and files --------------------------------------------------------
-
-    def plot(
-        self,
-        ax: Axes | None = None,
-        *,
-        site: str | None = None,
-        X: Any = None,
-        statistic: str = "mean",
-        level: float = 0.9,
-        index: int | None = None,
-        num_points: int | None = None,
-        **kwargs,
-    ) -> Axes:
-        """
-        Predictions over one or two input columns, with the training data and inducing
-        points; see :func:`~numpyro_sgp.plots.plot_posterior`, whose options these are.
-
-        :param ax: axes to draw into; new ones if None.
-        :param site: what to show, a GP site or a response.
-        :param X: inputs to predict at; the range of the training inputs if None.
-        :param statistic: what colours tell over two columns, ``"mean"`` or ``"sd"``.
-        :param level: probability inside of the band.
-        :param index: which one of several values in each row to show.
-        :param num_points: inputs along each column.
-        :param kwargs: arguments of the model beside the inputs, by name: one value, or
-            one for each row of ``X``.
-        :return: the axes.
-        :raises ValueError: as :func:`~numpyro_sgp.plots.plot_posterior` does.
-        """
-        options = {"site": site, "X": X, "statistic": statistic, "level": level}
-        options |= {"index": index, "num_points": num_points}
-        return plot_posterior(self, ax, **options, **kwargs)
 
     def save(self, path: str | os.PathLike) -> None:
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -38,12 +38,9 @@ from numpyro_sgp.integrated.placing import arguments_at
 from numpyro_sgp.integrated.responses import at_draws, densities, loose, predicted
 from numpyro_sgp.integrated.units_of_data import few_rows_do
 from numpyro_sgp.integrated.views import Shown
-from numpyro_sgp.plots import plot_posterior
+from numpyro_sgp.plots.posterior import Plotted
 from numpyro_sgp.predictive import Prediction, Predictions
 from numpyro_sgp.predictive.predictions import with_reasons
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _THETA_DRAWS = 8192
 _TOGETHER = 64  # draws that the model runs with at one time
@@ -51,7 +48,7 @@ _LEVELS = 0.05, 0.5, 0.95
 
 
 @methods_alone
-class Nested:
+class Nested(Plotted):
     """
     The posterior of a model with its hyperparameters integrated, as
     :func:`~numpyro_sgp.nested` finds it.
@@ -357,37 +354,6 @@ class Nested:
         shape = check_sample_shape((shape,) if isinstance(shape, int) else shape)
         where = self.field, self.nodes, key, shape, num_features
         return functions(*where, args, kwargs)
-
-    def plot(
-        self,
-        ax: Axes | None = None,
-        *,
-        site: str | None = None,
-        X: Any = None,
-        statistic: str = "mean",
-        level: float = 0.9,
-        index: Any = None,
-        num_points: int | None = None,
-        **kwargs,
-    ) -> Axes:
-        """
-        Predictions and data over one or two input columns; see
-        :func:`~numpyro_sgp.plots.plot_posterior`, whose options these are.
-
-        :param ax: axes to draw into; new ones if None.
-        :param site: what to show: a GP site, a sum of them, or a response.
-        :param X: inputs to predict at; the range of the training inputs if None.
-        :param statistic: what colours tell over two columns, ``"mean"`` or ``"sd"``.
-        :param level: probability inside of the band.
-        :param index: which one of several values in each row to show.
-        :param num_points: inputs along each column.
-        :param kwargs: arguments of the model beside the inputs, by name: one value, or
-            one for each row of ``X``.
-        :return: the axes.
-        """
-        options = {"site": site, "X": X, "statistic": statistic, "level": level}
-        options |= {"index": index, "num_points": num_points}
-        return plot_posterior(self, ax, **options, **kwargs)
 
     def shown(self) -> Shown:
         """What figures ask of it."""

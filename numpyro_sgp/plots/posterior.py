@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.plots.scene import (
     MAX_LEGEND,
     by_row,
@@ -145,6 +146,44 @@ def plot_posterior(
         ax.plot(*Z.T, "x", color="k", ms=6, mew=1.2, label="inducing points")
     ax.set(xlabel=f"{scene.name}[:, 0]", ylabel=f"{scene.name}[:, 1]")
     return ax
+
+
+@methods_alone
+class Plotted:
+    """A result with :func:`~numpyro_sgp.plots.plot_posterior` as its method."""
+
+    def plot(
+        self,
+        ax: Axes | None = None,
+        *,
+        site: str | None = None,
+        X: Any = None,
+        statistic: str = "mean",
+        level: float = 0.9,
+        index: int | None = None,
+        num_points: int | None = None,
+        **kwargs,
+    ) -> Axes:
+        """
+        Predictions over one or two input columns, with the training data and, of a fit,
+        inducing points; see :func:`~numpyro_sgp.plots.plot_posterior`, whose options these
+        are.
+
+        :param ax: axes to draw into; new ones if None.
+        :param site: what to show: a GP site, a response, of nested inference a sum of them.
+        :param X: inputs to predict at; the range of the training inputs if None.
+        :param statistic: what colours tell over two columns, ``"mean"`` or ``"sd"``.
+        :param level: probability inside of the band.
+        :param index: which one of several values in each row to show.
+        :param num_points: inputs along each column.
+        :param kwargs: arguments of the model beside the inputs, by name: one value, or
+            one for each row of ``X``.
+        :return: the axes.
+        :raises ValueError: as :func:`~numpyro_sgp.plots.plot_posterior` does.
+        """
+        options = {"site": site, "X": X, "statistic": statistic, "level": level}
+        options |= {"index": index, "num_points": num_points}
+        return plot_posterior(self, ax, **options, **kwargs)
 
 
 def _class_probs(p, index, name) -> np.ndarray:
