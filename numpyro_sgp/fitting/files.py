@@ -47,6 +47,7 @@ def write(path: str | os.PathLike, fitted: Any) -> None:
     arguments = {"absent": "it was saved without arguments of the model"}
     if fitted.examples is not None or fitted.args is not None:
         arguments = _examples(path, fitted, base_guide, arrays)
+    losses = None if fitted.losses is None else np.asarray(fitted.losses)
     header = {
         "guide": {
             "description": guide.known().description,
@@ -63,7 +64,7 @@ def write(path: str | os.PathLike, fitted: Any) -> None:
             **{name: float(getattr(fitted, name)) for name in _NUMBERS},
             "stopped": str(fitted.stopped),
             "verdict": None if fitted._verdict is None else str(fitted._verdict),
-            "losses": encode(_as_numpy(fitted.losses), "losses", arrays),
+            "losses": encode(losses, "losses", arrays),
         },
         "num_rows": fitted.num_rows,
         "arguments": arguments,
@@ -258,7 +259,3 @@ def _base_guide(named, arrays):
         raise NotInFile(named["absent"])
     options = {key: decode(part, arrays) for key, part in named["options"].items()}
     return functools.partial(_BASE_GUIDES[named["name"]], **options)
-
-
-def _as_numpy(losses):
-    return None if losses is None else np.asarray(losses)

@@ -237,12 +237,8 @@ def _told(here: float, after: float, number: int, others: Cause, guide) -> Cause
         told += "parameters: rounding has raised that of float32"
     if nats > ENOUGH_NATS:
         mend = "numpyro.enable_x64() before the fit"
-        by_dtype = [o for o in guide.approximations.values() if _has_own_jitter(o)]
+        options = guide.approximations.values()
+        by_dtype = [o for o in options if getattr(o, "jitter", 0.0) is None]
         if by_dtype and here >= -ENOUGH_NATS:
             mend += f", or at least {type(by_dtype[0]).__name__}(..., jitter=1e-6)"
     return Cause(FLOAT32, nats, told=told, mend=mend)
-
-
-def _has_own_jitter(approximation) -> bool:
-    """Whether its jitter depends on the precision."""
-    return getattr(approximation, "jitter", 0.0) is None

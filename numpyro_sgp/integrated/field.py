@@ -394,7 +394,8 @@ class Field:
 
         :param free: unconstrained hyperparameters, ``(p,)``.
         """
-        new, kernels = {}, self._kernels(free, args, kwargs)
+        here = args, kwargs, free
+        new, kernels = {}, on_data(lambda a, k, free: self.kernels_at(free, a, k), *here)
         for name, site in self.sites.items():
             option = site.approximation
             method = getattr(option, "inducing", None)
@@ -422,10 +423,6 @@ class Field:
         """The kernel of each GP site at unconstrained hyperparameters ``(p,)``."""
         trace = self._trace_at(dict(self.unravel(free)), {}, args, kwargs)
         return {k: messages.unwrap(trace[k]["fn"])[0].kernel for k in self.sites}
-
-    def _kernels(self, free, args, kwargs) -> dict:
-        """The same in known numbers."""
-        return on_data(lambda a, k, free: self.kernels_at(free, a, k), args, kwargs, free)
 
     # ---- what inference needs -------------------------------------------------------
 

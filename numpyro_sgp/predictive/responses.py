@@ -97,7 +97,7 @@ def _of_gp(weights, means, variances, levels):
         return jnp.sum(weights * ndtr((y[:, None] - means) / sds), axis=1)
 
     if len(means) == 1 or not levels.size:
-        quantiles = _normal(mean, sd, levels)
+        quantiles = mean + sd * ndtri(levels).reshape(-1, *(1,) * mean.ndim)
     else:
         quantiles = solved(cdf, levels, mean, sd)
     return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
@@ -297,22 +297,13 @@ def _normal_parts(fn_at, units, number):
     return mapped(of_part, parts, 1)
 
 
-def _normal(mean, sd, levels):
-    """Quantiles of a normal response."""
-    return mean + sd * ndtri(levels).reshape(-1, *(1,) * mean.ndim)
-
-
 def _probs(fn):
     """Probabilities of the classes, in a last axis but for Bernoulli."""
     inner = innermost(fn)
     if not isinstance(inner, RobustMax):
-        return jnp.broadcast_to(inner.probs, (*fn.shape(), *_class_axis(inner)))
+        classes = () if isinstance(inner, _CLASSES[:2]) else inner.probs.shape[-1:]
+        return jnp.broadcast_to(inner.probs, (*fn.shape(), *classes))
     return jnp.stack([jnp.exp(inner.log_prob(c)) for c in range(len(inner.f))], axis=-1)
-
-
-def _class_axis(inner):
-    """The shape of the axis of the classes, if there is one."""
-    return inner.probs.shape[-1:] if not isinstance(inner, _CLASSES[:2]) else ()
 
 
 def _draws(fn_at, points, rng_key):

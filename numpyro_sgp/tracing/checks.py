@@ -341,7 +341,7 @@ def check_kernels(trace: dict) -> None:
     sites = {k: s for k, s in trace.items() if messages.is_latent_gp(s)}
     for name, site in sites.items() if latents else ():
         kernel = messages.unwrap(site["fn"])[0].kernel
-        for part in jax.tree.leaves(kernel, is_leaf=_is_kernel):
+        for part in jax.tree.leaves(kernel, is_leaf=lambda v: isinstance(v, InputKernel)):
             for hyper in getattr(part, "_hyperparameters", ()):
                 value = getattr(part, hyper)
                 own = [k for k, latent in latents.items() if latent["value"] is value]
@@ -354,7 +354,3 @@ def check_kernels(trace: dict) -> None:
                         f"prior on positive numbers, such as numpyro.sample('{own[0]}', "
                         f"dist.LogNormal(0, 1)), or use jnp.exp({own[0]})."
                     )
-
-
-def _is_kernel(part) -> bool:
-    return isinstance(part, InputKernel)
