@@ -87,7 +87,6 @@ def warned_of_undrawn(trace, draws) -> bool:
             "that the log likelihood of observations is not known: it is left out, and LOO "
             "with it. Write what is summed out as a distribution, such as "
             "numpyro.distributions.MixtureSameFamily, to have them.",
-            UserWarning,
             stacklevel=find_stack_level(),
         )
     elif EXPECTED in trace:
@@ -96,7 +95,6 @@ def warned_of_undrawn(trace, draws) -> bool:
             "p(f | u), and neither draws of f nor a log likelihood of each: there is no "
             "LOO, and no posterior_predictive. For these take NUTS on sgp.whiten(model), "
             "sgp.nested, or Predictive of the sparsified model without its data.",
-            UserWarning,
             stacklevel=find_stack_level(),
         )
     return bool(names)

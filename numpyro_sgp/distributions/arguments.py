@@ -188,7 +188,6 @@ def warn_of_rounding(value, what: str) -> None:
             f"{what} is rounded by up to {most:.2g} standard deviations of a column to "
             "JAX's single precision. Subtract an offset, such as the column's mean, or "
             "call numpyro.enable_x64() at the beginning of the program.",
-            UserWarning,
             stacklevel=1,  # of one place, so that Python shows it once for each text
         )
 

@@ -138,7 +138,6 @@ class GaussianProcess(dist.Distribution):
                 "HMC and NUTS seldom mix there, and NumPyro's autoguides are far off. Use "
                 "NUTS(numpyro_sgp.whiten(model)) or numpyro_sgp.AutoSparseGP(model, "
                 "numpyro_sgp.SVGP(50)).",
-                UserWarning,
                 stacklevel=1,  # of one place, so that Python shows it once
             )
         return constraints.real_vector

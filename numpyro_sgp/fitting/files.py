@@ -208,7 +208,6 @@ def _examples(path, fitted, base_guide, arrays) -> dict:
             f"{path} can be loaded with the training data alone, "
             "numpyro_sgp.load(path, model, args=(X, y)), since the guide cannot be set up "
             f"with their first two rows ({type(error).__name__}: {error})",
-            UserWarning,
             stacklevel=find_stack_level(),
         )
         return {"absent": "two rows of the model's arguments do not do"}

@@ -84,7 +84,6 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
             f"{told} The KL of q(f) has that scale too, as where it is annealed: unless "
             "that is one at last, q is of no model that NUTS samples. Scale observed sites "
             "alone.",
-            UserWarning,
             stacklevel=find_stack_level(),
         )
     for name in given:
@@ -178,7 +177,6 @@ def check_rows(name: str, prior, approximation, subsampled: bool) -> None:
             "far below the evidence, and its variance is learned as none. Put the noise "
             "into the likelihood, as in Normal(f, sigma), or give each row a latent in the "
             "data plate.",
-            UserWarning,
             stacklevel=find_stack_level(),
         )
     if approximation.is_auto:

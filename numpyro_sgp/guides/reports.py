@@ -51,7 +51,7 @@ def report(name: str, posterior, approximation) -> None:
 
 
 def _warn(message):
-    warnings.warn(message, UserWarning, stacklevel=find_stack_level())
+    warnings.warn(message, stacklevel=find_stack_level())
 
 
 def verdicts(found: dict, approximations: dict) -> dict[str, InducingVerdict]:

@@ -160,6 +160,6 @@ def nested(
         periods = functools.partial(other_periods, field, args, kwargs)
         nodes = Search(profile, max_nodes, until, progress).nodes(starts, slopes, periods)
     if message := nodes.warning():
-        warnings.warn(message, UserWarning, stacklevel=3)  # one is of the lock
+        warnings.warn(message, stacklevel=3)  # one is of the lock
     took = time.monotonic() - started
     return Nested(field, nodes, args, kwargs, seconds=took)

@@ -66,7 +66,6 @@ def few_rows_do(field, args: tuple, kwargs: dict) -> bool:
             "The file can be loaded with the training data alone, numpyro_sgp.load(path, "
             f"model, args=(X, y)): the prior of '{name}' is made of more than their first "
             "two rows.",
-            UserWarning,
             stacklevel=find_stack_level(),
         )
     return not name

@@ -381,7 +381,6 @@ class InverseFreeSVGP(SVGP):
                 "large and the bound is loose. Look for small pseudo-noise or near-by "
                 "inducing points; give InverseFreeSVGP a jitter (1e-6, say), more "
                 "max_steps or a larger tol; in float32, try numpyro.enable_x64().",
-                UserWarning,
                 stacklevel=find_stack_level(),
             )
 

@@ -168,7 +168,6 @@ def warn_of_rows(name, log_density, counts):
             f"{np.argmax(rows)}) is zero: they are outside of the support of the "
             "likelihood (classes go from 0, counts to their total), or too far from it. "
             "The mean over rows is -inf.",
-            UserWarning,
             stacklevel=find_stack_level(),
         )
     rows = np.isnan(log_density) & counts
@@ -177,7 +176,6 @@ def warn_of_rows(name, log_density, counts):
             f"The log density of {np.sum(rows)} observed rows of site '{name}' (first: "
             f"{np.argmax(rows)}) is NaN: the likelihood is none at some values of f that "
             "the posterior has. Means over rows leave these rows out.",
-            UserWarning,
             stacklevel=find_stack_level(),
         )
 

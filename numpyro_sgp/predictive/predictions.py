@@ -265,7 +265,7 @@ def with_reasons(guide, found, absent) -> Predictions:
             "sample, or average over draws of f by guide.sample_posterior."
         )
         if not isinstance(fn, BlackBox):
-            warnings.warn(told, UserWarning, stacklevel=1)  # of one place, so shown once
+            warnings.warn(told, stacklevel=1)  # of one place, so shown once
     return predictions
 
 

@@ -201,7 +201,6 @@ def _check_codes(codes, size, model, args, kwargs):
                 "are counted from its end. pandas has -1 for missing categories; an entry "
                 "for these is b.at[codes].get(mode='fill', fill_value=0.0, "
                 "wrap_negative_indices=False).",
-                UserWarning,
                 stacklevel=find_stack_level(),
             )
         return

@@ -94,7 +94,6 @@ class Checkpoints:
                 warnings.warn(
                     f"This checkpoint cannot be read, so the one before it is taken, or "
                     f"training begins anew: {error}",
-                    UserWarning,
                     stacklevel=find_stack_level(),
                 )
                 self._unreadable.add(path)
