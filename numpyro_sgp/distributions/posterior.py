@@ -2,7 +2,7 @@
 
 import copy
 import operator
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from numpyro_sgp._checks import check_key, check_sample_shape
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.function_samples import FunctionSamples, draw_functions
 from numpyro_sgp.distributions.posterior_programs import in_one_program
-from numpyro_sgp.linalg import diagonal_of, einsum, jittered_cholesky, solve_lower
+from numpyro_sgp.linalg import at_least, diagonal_of, einsum, jittered_cholesky, solve_lower
 
 
 class GPPosterior(dist.Distribution):
@@ -86,6 +86,22 @@ class GPPosterior(dist.Distribution):
         :return: two arrays of shape ``batch_shape + (N,)``.
         """
         return self.mean, self.variance
+
+    def _above_zero(self, variance, prior):
+        """
+        Variances in the shape of f. Exact arithmetic stays above zero; the floor takes the
+        square root's rounding errors where the data pin f down to the last digits.
+        """
+        limits = jnp.finfo(prior.dtype)
+        floor = limits.eps * prior + limits.tiny  # of no variance the root has a slope too
+        return jnp.broadcast_to(at_least(variance, floor), self.shape())
+
+    def expand(self, batch_shape: tuple[int, ...]) -> Self:
+        """Independent posteriors with the same parameters; nothing is copied."""
+        expanded = copy.copy(self)
+        expanded.prior = self.prior.expand(batch_shape)
+        expanded._batch_shape = tuple(batch_shape)
+        return expanded
 
     def relaxed(self, relaxation) -> "GPPosterior":
         """

@@ -200,15 +200,6 @@ class SparsePosterior(GPPosterior):
                 variance = variance + jnp.sum(F**2, axis=-2)
         return self._above_zero(variance, prior)
 
-    def _above_zero(self, variance, prior):
-        """
-        Variances in the shape of f. Exact arithmetic stays above zero; the floor takes the
-        square root's rounding errors where the data pin f down to the last digits.
-        """
-        limits = jnp.finfo(prior.dtype)
-        floor = limits.eps * prior + limits.tiny  # of no variance the root has a slope too
-        return jnp.broadcast_to(at_least(variance, floor), self.shape())
-
     def _cancels(self, index, block):
         return self._residual and block.is_prior and index in self._sets
 
@@ -474,17 +465,14 @@ class SparsePosterior(GPPosterior):
 
         :raises ValueError: if latent functions do not have a q(u) of their own.
         """
-        expanded = copy.copy(self)
         if tuple(batch_shape) == self.batch_shape:
-            return expanded
+            return copy.copy(self)
         if self._belong_together:
             raise ValueError(
                 f"A posterior of batch shape {self.batch_shape} cannot be expanded to "
                 f"{tuple(batch_shape)}: its q(u) is over all latent functions together."
             )
-        expanded.prior = self.prior.expand(batch_shape)
-        expanded._batch_shape = tuple(batch_shape)
-        return expanded
+        return super().expand(batch_shape)
 
 
 @kl_divergence.register(SparsePosterior, GaussianProcess)

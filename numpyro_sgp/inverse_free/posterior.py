@@ -1,6 +1,5 @@
 """q(f(X)) without a factor of K_uu: the posteriors of inverse-free bounds."""
 
-import copy
 import math
 from functools import partial
 from typing import Any
@@ -209,23 +208,20 @@ class InverseFreePosterior(GPPosterior):
         rest = prior - 2.0 * jnp.sum(P**2, axis=-2) + jnp.sum(a * Ka, axis=-2)
         return rest, jnp.sum(F**2, axis=-2)
 
-    def _floored(self, variance):
-        # Exact arithmetic stays above zero, as for SparsePosterior.
-        prior = self.prior.kernel.diag(self.prior.X)
-        floor = jnp.finfo(prior.dtype).eps * prior + jnp.finfo(prior.dtype).tiny
-        return jnp.broadcast_to(at_least(variance, floor), self.shape())
-
     @property
     def variance(self) -> Array:
         """Marginal variances, eq. (5) and (7), shape ``batch_shape + (N,)``."""
-        return self._floored(sum(self._variances()))
+        prior = self.prior.kernel.diag(self.prior.X)
+        return self._above_zero(sum(self._variances()), prior)
 
     def bound_marginals(self, component: ArrayLike = 0) -> tuple[Array, Array]:
         if self.relaxation is None:
             return self.marginals(component)
         rest, added = self._variances()
         rest = at_least(rest, 0.0)
-        return self.mean, self._floored(self.relaxation.factor * rest + added)
+        variance = self.relaxation.factor * rest + added
+        prior = self.prior.kernel.diag(self.prior.X)
+        return self.mean, self._above_zero(variance, prior)
 
     def relaxation_cost(self, precision: Array | None = None) -> Array:
         """See :meth:`GPPosterior.relaxation_cost`; of eq. (5) in the place of d_n."""
@@ -353,13 +349,6 @@ class InverseFreePosterior(GPPosterior):
 
     def orthogonal(self) -> SparsePosterior:
         return self.as_sparse_posterior().orthogonal()
-
-    def expand(self, batch_shape: tuple[int, ...]) -> "InverseFreePosterior":
-        """Independent posteriors with the same parameters; nothing is copied."""
-        expanded = copy.copy(self)
-        expanded.prior = self.prior.expand(batch_shape)
-        expanded._batch_shape = tuple(batch_shape)
-        return expanded
 
 
 @kl_divergence.register(InverseFreePosterior, GaussianProcess)
