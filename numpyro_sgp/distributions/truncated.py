@@ -90,10 +90,14 @@ def _kind_with_digits(kind):
     return made
 
 
-def _tails(fn) -> Tails:
-    found = tails(fn.base_dist)
+def _known_tails(fn) -> Tails:
+    found = tails(fn)
     assert found is not None
     return found
+
+
+def _tails(fn) -> Tails:
+    return _known_tails(fn.base_dist)
 
 
 def _truncated(fn, value):
@@ -142,9 +146,7 @@ def _ordered(fn, value):
     low, high = (
         jnp.take_along_axis(cuts, (value + i)[..., None], axis=-1)[..., 0] for i in (0, 1)
     )
-    found = tails(dist.Logistic(fn.predictor, 1.0))
-    assert found is not None
-    return found.between(low, high)
+    return _known_tails(dist.Logistic(fn.predictor, 1.0)).between(low, high)
 
 
 _LOG_PROBS = {
@@ -245,7 +247,7 @@ def student_moments(fn) -> tuple[Array, Array]:
             else (1.0 + limit**2 / df) * jnp.exp(plain.log_prob(limit) - log_all)
         )
 
-    log_all = _between(plain, low, high)
+    log_all = _known_tails(plain).between(low, high)
     if low is None or high is None:
         unknown, far = jnp.inf, jnp.inf if high is None else -jnp.inf
         mean = df / jnp.where(df > 1.0, df - 1.0, 1.0) * (at(low) - at(high))
@@ -260,7 +262,7 @@ def student_moments(fn) -> tuple[Array, Array]:
     less = jnp.where(many, df - 2.0, 1.0)
     ratio = jnp.sqrt(less / df)
     scores = (None if v is None else v * ratio for v in (low, high))
-    log_ratio = _between(dist.StudentT(less), *scores) - log_all
+    log_ratio = _known_tails(dist.StudentT(less)).between(*scores) - log_all
     square = df * ((df - 1.0) / less * jnp.exp(log_ratio) - 1.0)
     variance = jnp.where(many, jnp.maximum(square - mean**2, 0.0), unknown)
     if low is not None and high is not None:
@@ -276,12 +278,6 @@ def student_moments(fn) -> tuple[Array, Array]:
         variance = jnp.where(near, of_near, variance)
     mean, variance = base.loc + base.scale * mean, base.scale**2 * variance
     return jnp.broadcast_to(mean, fn.shape()), jnp.broadcast_to(variance, fn.shape())
-
-
-def _between(fn, low, high) -> Array:
-    found = tails(fn)
-    assert found is not None
-    return found.between(low, high)
 
 
 def _by_nodes(low, width):
