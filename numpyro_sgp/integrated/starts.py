@@ -53,21 +53,32 @@ def starting_hyperparameters(field: Field, rng_key: Array, args, kwargs) -> np.n
     return np.concatenate([median, draws[:more]])
 
 
+def _logs(field, numbers_of):
+    """
+    The mean logs of some numbers of the kernels, and their derivatives, as functions of
+    unconstrained hyperparameters.
+    """
+
+    def logs(free, args, kwargs):
+        found = [
+            jnp.mean(jnp.log(number))
+            for kernel in field.kernels_at(free, args, kwargs).values()
+            for number in numbers_of(kernel)
+        ]
+        return jnp.stack(found) if found else jnp.zeros(0)
+
+    def slopes(args, kwargs, free):
+        return jax.jacobian(logs)(free, args, kwargs)
+
+    return logs, slopes
+
+
 def lengthscale_slopes(field: Field, args, kwargs, free: np.ndarray) -> np.ndarray:
     """
     Derivatives of the log lengthscale of each kernel that has one (its mean over columns)
     by unconstrained hyperparameters, ``(kernels, p)``.
     """
-
-    def logs(free, args, kwargs):
-        kernels, parts = field.kernels_at(free, args, kwargs), []
-        for kernel in kernels.values():
-            parts += [jnp.mean(jnp.log(length_of(k))) for k in scaled_kernels(kernel)]
-        return jnp.stack(parts) if parts else jnp.zeros(0)
-
-    def slopes(args, kwargs, free):
-        return jax.jacobian(logs)(free, args, kwargs)
-
+    _, slopes = _logs(field, lambda kernel: map(length_of, scaled_kernels(kernel)))
     return np.asarray(on_data(slopes, args, kwargs, jnp.asarray(free, field.dtype)), float)
 
 
@@ -80,17 +91,7 @@ def other_periods(
 
     :param free: unconstrained hyperparameters to begin from.
     """
-
-    def logs(free, args, kwargs):
-        found = [
-            jnp.mean(jnp.log(part.period))
-            for kernel in field.kernels_at(free, args, kwargs).values()
-            for part in periodic_kernels(kernel)
-        ]
-        return jnp.stack(found) if found else jnp.zeros(0)
-
-    def slopes(args, kwargs, free):
-        return jax.jacobian(logs)(free, args, kwargs)
+    logs, slopes = _logs(field, lambda kernel: [k.period for k in periodic_kernels(kernel)])
 
     def reached(args, kwargs, free, which, targets):
         def one(target):
