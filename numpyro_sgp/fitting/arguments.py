@@ -1,7 +1,6 @@
 """What :func:`~numpyro_sgp.fit` takes, and what is wrong with it."""
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,15 @@ from numpyro_sgp.guides.checks import put_inside, scaled_alone, scaled_with_all
 from numpyro_sgp.training.padding import Padded
 
 _MOST_STARTS = 1000
-#: Guides of ``joint=True``, of a room above this one, as a class; their results are those
-#: of their method ``fitted``.
-JOINT_GUIDES: list[Callable] = []
-
-
-def joint_kinds() -> tuple[type, ...]:
-    """Classes of guides of one Gaussian over all sites."""
-    return tuple(kind for kind in JOINT_GUIDES if isinstance(kind, type))
+#: Classes of guides of ``joint=True``, of one Gaussian over all sites, of a room above this
+#: one; their results are those of their method ``fitted``.
+JOINT_GUIDES: list[type] = []
 
 
 def guide_of(approximation):
     """A guide, or that of a fit; else what there is."""
     svi = getattr(approximation, "svi", None)
-    if isinstance(getattr(svi, "guide", None), joint_kinds()):
+    if isinstance(getattr(svi, "guide", None), tuple(JOINT_GUIDES)):
         return svi.guide
     return getattr(approximation, "guide", approximation)
 
@@ -65,7 +59,7 @@ def check_arguments(model, approximation, data, rng_key, base_guide):
     """
     check_model(model)
     guide = guide_of(approximation)
-    if isinstance(guide, (AutoSparseGP, *joint_kinds())):
+    if isinstance(guide, (AutoSparseGP, *JOINT_GUIDES)):
         if base_guide is not None:
             raise ValueError(
                 "A guide has its base guide: leave out base_guide, or give fit the "

@@ -27,7 +27,6 @@ from numpyro_sgp.fitting.arguments import (
     check_numbers,
     check_sites,
     guide_of,
-    joint_kinds,
 )
 from numpyro_sgp.fitting.batches import train_best
 from numpyro_sgp.fitting.common_draws import with_common_draws
@@ -195,7 +194,7 @@ def fit(
     """
     started = time.monotonic()
     rng_key = jax.random.key(0) if rng_key is None else rng_key
-    is_joint = isinstance(guide_of(approximation), joint_kinds())
+    is_joint = isinstance(guide_of(approximation), tuple(JOINT_GUIDES))
     of_nodes = hasattr(approximation, "field")  # a result without a guide for each site
     if joint or is_joint or of_nodes:
         check_joint(approximation, is_joint, expectation, pad)
