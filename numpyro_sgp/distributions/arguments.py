@@ -279,6 +279,15 @@ def as_numbers(value, what: str):
     return _held(value) if isinstance(value, np.ndarray) else value
 
 
+def frames_as_arrays(tree):
+    """A pytree with its frames as matrices."""
+
+    def plain(leaf):
+        return as_numbers(leaf, "An argument") if is_frame(leaf) else leaf
+
+    return jax.tree.map(plain, tree, is_leaf=is_frame)
+
+
 def _converted(value, what, rows):
     """An argument with its arrays converted; itself if there is nothing to convert."""
     leaves, structure = jax.tree.flatten(value, is_leaf=_is_list)

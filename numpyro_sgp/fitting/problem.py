@@ -22,7 +22,7 @@ from numpyro_sgp._programs import (
     shared,
     split_static,
 )
-from numpyro_sgp.distributions.arguments import as_arrays, as_numbers, is_frame
+from numpyro_sgp.distributions.arguments import as_arrays, frames_as_arrays
 from numpyro_sgp.elbo import MonteCarlo, ScoreFunction
 from numpyro_sgp.families import Family
 from numpyro_sgp.fitting.other_data import inputs_of
@@ -38,12 +38,7 @@ from numpyro_sgp.tracing.row_axes import RowAxes, row_axes, rows_apart, site_sha
 
 def as_plain_arrays(model, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Arguments of a model as :func:`as_arrays` has them, frames as matrices too."""
-    args, kwargs = as_arrays(model, args, kwargs)
-
-    def plain(leaf):
-        return as_numbers(leaf, "An argument") if is_frame(leaf) else leaf
-
-    return jax.tree.map(plain, (args, kwargs), is_leaf=is_frame)
+    return frames_as_arrays(as_arrays(model, args, kwargs))
 
 
 @contextmanager

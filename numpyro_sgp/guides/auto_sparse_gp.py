@@ -17,9 +17,8 @@ from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions import KeptPosterior, SparsePosterior
 from numpyro_sgp.distributions.arguments import (
     as_arrays,
-    as_numbers,
     check_indexable,
-    is_frame,
+    frames_as_arrays,
 )
 from numpyro_sgp.distributions.columns import check_columns, telling_columns
 from numpyro_sgp.guides.memory import check_joint
@@ -428,11 +427,7 @@ class AutoSparseGP(PreparedGuide):
         if columns is None:
             return args, kwargs
         check_columns(self.model, columns, args, kwargs)
-
-        def plain(leaf):
-            return as_numbers(leaf, "An argument") if is_frame(leaf) else leaf
-
-        return jax.tree.map(plain, (args, kwargs), is_leaf=is_frame)
+        return frames_as_arrays((args, kwargs))
 
     def check_finite(self, params, args, kwargs) -> None:
         """
