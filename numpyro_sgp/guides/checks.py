@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Iterator
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,22 @@ from numpyro_sgp.kernels import White
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import Coupling, find_coupling, log_likelihood
 from numpyro_sgp.tracing.curvature import check_gaussian
+
+_Setup = TypeVar("_Setup")
+
+
+def check_set_up(setup: _Setup | None) -> _Setup:
+    """
+    What a guide's set-up found.
+
+    :raises ValueError: if the guide is not set up.
+    """
+    if setup is None:
+        raise ValueError(
+            "This guide has not been set up: run svi.init, svi.run or guide.setup with "
+            "the training data first."
+        )
+    return setup
 
 
 def checked_trace(model, args, kwargs, start=None) -> dict:

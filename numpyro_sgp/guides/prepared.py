@@ -15,6 +15,7 @@ from numpyro_sgp._programs import without_leaks
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.distributions.arguments import as_arrays, warn_of_rounded_arguments
 from numpyro_sgp.guides.base import check_approximations
+from numpyro_sgp.guides.checks import check_set_up
 from numpyro_sgp.guides.identity import check_params, difference
 from numpyro_sgp.guides.point_guide import by_one_program, near_means
 from numpyro_sgp.guides.setup import Setup, prepare, starting_values
@@ -207,12 +208,7 @@ class PreparedGuide(autoguide.AutoGuide):
 
         :raises ValueError: if the guide is not set up.
         """
-        if self._setup is None:
-            raise ValueError(
-                "This guide has not been set up: run svi.init, svi.run or guide.setup with "
-                "the training data first."
-            )
-        return self._setup
+        return check_set_up(self._setup)
 
     @property
     def base_guide(self):

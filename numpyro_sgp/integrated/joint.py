@@ -24,6 +24,7 @@ from numpyro_sgp.families.blocks import Block
 from numpyro_sgp.families.constraint import lower_triangular
 from numpyro_sgp.fitting.arguments import JOINT_GUIDES
 from numpyro_sgp.guides import AutoSparseGP, messengers
+from numpyro_sgp.guides.checks import check_set_up
 from numpyro_sgp.guides.messengers import FirstRows, Params, Plates, WithoutGPs
 from numpyro_sgp.guides.prepared import base_maker
 from numpyro_sgp.integrated.field import Field
@@ -226,12 +227,7 @@ class AutoJointGP(autoguide.AutoGuide):
 
         :raises ValueError: if the guide is not set up.
         """
-        if self._set_up is None:
-            raise ValueError(
-                "This guide has not been set up: run svi.init, svi.run or guide.setup with "
-                "the training data first."
-            )
-        return self._set_up
+        return check_set_up(self._set_up)
 
     def _declared(self, known) -> tuple[Array, Array, dict[str, dict]]:
         """m and P of q(w), and the values at GP sites, as parameters."""
