@@ -78,10 +78,7 @@ class Program:
 
 def bound(primitive, params: dict, values) -> list:
     """What an operation of a traced program returns for some values."""
-    params = primitive.get_bind_params(params)
-    # A dict, in JAX before 0.9 after functions.
-    functions, params = ((), params) if isinstance(params, dict) else params
-    found = primitive.bind(*functions, *values, **params)
+    found = primitive.bind(*values, **primitive.get_bind_params(params))
     return found if primitive.multiple_results else [found]
 
 
