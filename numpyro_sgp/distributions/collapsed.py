@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_sgp._checks import numbers
-from numpyro_sgp.distributions.regression import GPRegression, half_log_det, square_norm
+from numpyro_sgp.distributions.regression import GPRegression, square_norm
 from numpyro_sgp.distributions.relaxation import (
     Blocks,
     Conditional,
@@ -20,7 +20,7 @@ from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.kernels.base import broadcasts_to
-from numpyro_sgp.linalg import at_least, einsum, solve_lower, whitened_solve
+from numpyro_sgp.linalg import at_least, einsum, half_log_det, solve_lower, whitened_solve
 from numpyro_sgp.linalg.row_blocks import consecutive_blocks
 
 _ROWS = 512  # rows of K_ff held in memory where a bound streams them

@@ -17,7 +17,13 @@ from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.arguments import as_numbers, warn_of_rounding
 from numpyro_sgp.kernels import as_kernel
 from numpyro_sgp.kernels.base import broadcasts_to
-from numpyro_sgp.linalg import diagonal_of, einsum, jittered_cholesky, solve_lower
+from numpyro_sgp.linalg import (
+    diagonal_of,
+    einsum,
+    gaussian_log_prob,
+    jittered_cholesky,
+    solve_lower,
+)
 from numpyro_sgp.means import Constant, as_mean
 
 
@@ -204,11 +210,7 @@ class GaussianProcess(dist.Distribution):
 
     @validate_sample
     def _log_prob(self, value: Array) -> Array:
-        L = self.scale_tril()
-        white = solve_lower(L, (value - self.mean)[..., None])[..., 0]
-        log_det = jnp.sum(jnp.log(diagonal_of(L)), axis=-1)
-        constant = 0.5 * self.event_shape[0] * jnp.log(2 * jnp.pi).astype(L.dtype)
-        return -0.5 * jnp.sum(white**2, axis=-1) - log_det - constant
+        return gaussian_log_prob(value - self.mean, self.scale_tril())
 
     def condition(self, value: Array, X_new: Array) -> dist.MultivariateNormal:
         r"""

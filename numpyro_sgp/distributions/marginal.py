@@ -4,9 +4,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_sgp.distributions.collapsed import CollapsedSVGP
-from numpyro_sgp.distributions.regression import GPRegression, half_log_det, square_norm
+from numpyro_sgp.distributions.regression import GPRegression, square_norm
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
-from numpyro_sgp.linalg import jittered_cholesky
+from numpyro_sgp.linalg import half_log_det, jittered_cholesky
 
 
 class MarginalGP(GPRegression):

@@ -16,7 +16,7 @@ from numpyro_sgp._checks import check_key, check_sample_shape
 from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.function_samples import FunctionSamples, draw_functions
 from numpyro_sgp.distributions.posterior_programs import in_one_program
-from numpyro_sgp.linalg import at_least, diagonal_of, einsum, jittered_cholesky, solve_lower
+from numpyro_sgp.linalg import at_least, einsum, gaussian_log_prob, jittered_cholesky
 
 
 class GPPosterior(dist.Distribution):
@@ -300,22 +300,6 @@ class GPPosterior(dist.Distribution):
 
 
 register_stacked(GPPosterior, lambda posterior: posterior.prior.X)
-
-
-def gaussian_log_prob(centred: Array, L: Array) -> Array:
-    """
-    Log density of ``N(0, L L')``.
-
-    :param centred: shape ``(..., N)``.
-    :param L: lower factor, shape ``(..., N, N)``.
-    """
-    shape = jnp.broadcast_shapes(centred.shape[:-1], L.shape[:-2])
-    L = jnp.broadcast_to(L, (*shape, *L.shape[-2:]))
-    centred = jnp.broadcast_to(centred, (*shape, centred.shape[-1]))
-    white = solve_lower(L, centred[..., None])[..., 0]
-    log_det = jnp.sum(jnp.log(diagonal_of(L)), axis=-1)
-    constant = 0.5 * centred.shape[-1] * jnp.log(2 * jnp.pi).astype(L.dtype)
-    return -0.5 * jnp.sum(white**2, axis=-1) - log_det - constant
 
 
 @jax.custom_jvp

@@ -17,7 +17,7 @@ from numpyro_sgp._stacked import register_stacked
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.sparse_posterior import SparsePosterior
 from numpyro_sgp.kernels.base import broadcasts_to
-from numpyro_sgp.linalg import diagonal_of, solve_lower
+from numpyro_sgp.linalg import solve_lower
 
 
 class GPRegression(dist.Distribution):
@@ -180,11 +180,6 @@ class GPRegression(dist.Distribution):
 
 
 register_stacked(GPRegression, lambda marginal: marginal.prior.X)
-
-
-def half_log_det(L: Array) -> Array:
-    """Half the log-determinant of L L'."""
-    return jnp.sum(jnp.log(diagonal_of(L)), axis=-1)
 
 
 def square_norm(L: Array, x: Array) -> Array:

@@ -10,7 +10,7 @@ from jax import Array
 from numpyro.distributions import constraints
 
 from numpyro_sgp.families import Param
-from numpyro_sgp.linalg import at_least, diagonal_of, einsum, jittered_cholesky
+from numpyro_sgp.linalg import at_least, einsum, half_log_det, jittered_cholesky
 from numpyro_sgp.linalg.row_blocks import (
     check_block_size,
     check_partition,
@@ -137,7 +137,7 @@ class Blocks(Relaxation):
             I_D = I_D + jnp.eye(rows.shape[0], dtype=K.dtype)
             # Jitter only where rounding has left it indefinite; it makes the bound lower.
             L, _ = jittered_cholesky(I_D, 0.0)
-            return jnp.sum(jnp.log(diagonal_of(L)), axis=-1)
+            return half_log_det(L)
 
         blocks = self._rows(residual.shape[-1])
         return jnp.sum(jax.lax.map(jax.checkpoint(one), blocks), axis=0)

@@ -15,10 +15,10 @@ from numpyro.util import not_jax_tracer
 from numpyro_sgp._checks import check_key, check_sample_shape
 from numpyro_sgp.distributions import components, dependent, posterior_programs
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
-from numpyro_sgp.distributions.posterior import GPPosterior, gaussian_log_prob
+from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.families import QU, Block
 from numpyro_sgp.inducing.covariances import cross_covariance
-from numpyro_sgp.linalg import at_least, einsum, jittered_cholesky
+from numpyro_sgp.linalg import at_least, einsum, gaussian_log_prob, jittered_cholesky
 
 
 class SparsePosterior(GPPosterior):

@@ -12,7 +12,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_sgp.families.base import QU, Factors, Family, Param, Sets, Shape, Start
 from numpyro_sgp.families.blocks import Block, BlockGaussian, Full
-from numpyro_sgp.linalg import diagonal_of, einsum, matmul, solve_lower
+from numpyro_sgp.linalg import diagonal_of, einsum, half_log_det, matmul, solve_lower
 from numpyro_sgp.linalg.batches import cholesky, triangular_solve
 
 ENTROPIES = ("pairwise", "jensen", "monte_carlo")
@@ -70,11 +70,11 @@ def mixture_kl(
             jnp.arange(num), noise(keys).astype(block.mu.dtype), block, log_weights
         )
         return within + jnp.sum(weights * jnp.mean(ratios, axis=1))
-    quadratic, half_log_det = _pairs(block)
+    quadratic, half_log_dets = _pairs(block)
     own = _sum_batch(_half_log_det(block))
     size = block.mu[0].size
     log_2pi = jnp.log(2 * jnp.pi).astype(own.dtype)
-    log_normal = -0.5 * quadratic - half_log_det - 0.5 * size * log_2pi
+    log_normal = -0.5 * quadratic - half_log_dets - 0.5 * size * log_2pi
     jensen = within + jnp.sum(
         weights
         * (own + 0.5 * size * (1 + log_2pi) + logsumexp(log_normal + log_weights, axis=1))
@@ -82,7 +82,7 @@ def mixture_kl(
     if entropy == "jensen":
         return jensen
     # B = (m_k - m_l)' (S_k + S_l)^-1 (m_k - m_l) / 4 + log(|(S_k + S_l) / 2|) / 2 - ...
-    distance = 0.25 * quadratic + half_log_det - 0.5 * size * jnp.log(2.0)
+    distance = 0.25 * quadratic + half_log_dets - 0.5 * size * jnp.log(2.0)
     distance = distance - 0.5 * (own[:, None] + own[None, :])
     pairwise = within + jnp.sum(weights * logsumexp(log_weights - distance, axis=1))
     return jnp.minimum(pairwise, jensen)
@@ -109,7 +109,7 @@ def _pairs(block):
     if block.is_diagonal:
         total = block.sqrt[:, None] ** 2 + block.sqrt[None] ** 2
         quadratic = jnp.sum(difference**2 / total, axis=-1)
-        half_log_det = 0.5 * jnp.sum(jnp.log(total), axis=-1)
+        half_log_dets = 0.5 * jnp.sum(jnp.log(total), axis=-1)
     else:
         # S_k + S_l = P_k (I + W W') P_k' with W = P_k^-1 P_l: no sum of covariances, whose
         # condition is the square of that of their factors.
@@ -121,12 +121,11 @@ def _pairs(block):
         W, white = both[..., :-1], both[..., -1:]
         C = cholesky(jnp.eye(P.shape[-1], dtype=P.dtype) + matmul(W, W.mT))
         quadratic = jnp.sum(solve_lower(C, white) ** 2, axis=(-2, -1))
-        own = jnp.sum(jnp.log(jnp.abs(diagonal_of(P))), axis=-1)
-        half_log_det = jnp.sum(jnp.log(diagonal_of(C)), axis=-1) + own[:, None]
+        half_log_dets = half_log_det(C) + _half_log_det(block)[:, None]
     num = block.mu.shape[0]
     return (
         quadratic.reshape(num, num, -1).sum(-1),
-        half_log_det.reshape(num, num, -1).sum(-1),
+        half_log_dets.reshape(num, num, -1).sum(-1),
     )
 
 

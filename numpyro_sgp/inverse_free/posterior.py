@@ -20,7 +20,13 @@ from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.inverse_free.iterations import InverseRoot, inverse_root
 from numpyro_sgp.inverse_free.log_det import log_det
-from numpyro_sgp.linalg import at_least, diagonal_of, jittered_cholesky, matmul, with_jitter
+from numpyro_sgp.linalg import (
+    at_least,
+    half_log_det,
+    jittered_cholesky,
+    matmul,
+    with_jitter,
+)
 
 BOUNDS = ("relaxed", "lc", "fr")
 # What preconditions determinants need not be accurate, but better than any start of T:
@@ -196,7 +202,7 @@ class InverseFreePosterior(GPPosterior):
         """log|factor|."""
         if self._is_diagonal:
             return jnp.sum(jnp.log(self.factor), axis=-1)
-        return _log_det(self.factor)
+        return half_log_det(self.factor)
 
     def _variances(self):
         """
@@ -271,7 +277,7 @@ class InverseFreePosterior(GPPosterior):
             h = self._factor_times(v)  # H' r
             total = total + _sum(g * g - r * g + h * h) - num_points
             total = total + _sum(g * matmul(L.mT, self._factor_times(h, transpose=False)))
-            total = total - 2.0 * (_log_det(L) + self._log_factor)
+            total = total - 2.0 * (half_log_det(L) + self._log_factor)
         else:
             v = self._factor_times(r, transpose=False)
             total = total + _sum(v * matmul(K, v))
@@ -305,7 +311,7 @@ class InverseFreePosterior(GPPosterior):
         L = self.chol
         F, m = self._factor_times(L), matmul(L.mT, self.weights[..., None])
         total = _sum(F**2) + _sum(m**2) - self.weights.shape[-1]
-        return 0.5 * total - _log_det(L) - self._log_factor
+        return 0.5 * total - half_log_det(L) - self._log_factor
 
     # ---- joint draws, by way of a factor of K_uu ------------------------------------
 
@@ -368,11 +374,6 @@ def _kl_inverse_free_prior(q: InverseFreePosterior, p: GaussianProcess) -> Array
 
 def _sum(A):
     return jnp.sum(A, axis=(-2, -1))
-
-
-def _log_det(L):
-    """Of triangular matrices."""
-    return jnp.sum(jnp.log(diagonal_of(L)), axis=-1)
 
 
 def _drawn_log_det(key, K, preconditioner, num_probes):

@@ -13,6 +13,8 @@ from numpyro_sgp.linalg.products import einsum, matmul
 from numpyro_sgp.linalg.quadrature import gauss_hermite, tensor_grid, trapezoid
 from numpyro_sgp.linalg.triangular import (
     diagonal_of,
+    gaussian_log_prob,
+    half_log_det,
     solve_lower,
     triangular_product,
 )
@@ -24,6 +26,8 @@ __all__ = [
     "einsum",
     "factor_product",
     "gauss_hermite",
+    "gaussian_log_prob",
+    "half_log_det",
     "jittered_cholesky",
     "matmul",
     "max_jitter",

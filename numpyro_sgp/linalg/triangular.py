@@ -33,6 +33,15 @@ def diagonal_of(A: Array) -> Array:
     return jnp.sum(jnp.where(jnp.eye(A.shape[-1], dtype=bool), A, 0), axis=-1)
 
 
+def half_log_det(L: Array) -> Array:
+    """
+    Half the log-determinant of ``L @ L.mT``, shape ``batch``.
+
+    :param L: lower triangular, shape ``(*batch, M, M)``.
+    """
+    return jnp.sum(jnp.log(diagonal_of(L)), axis=-1)
+
+
 def solve_lower(L: Array, B: Array, transpose: bool = False) -> Array:
     """
     ``inv(L) @ B`` for lower triangular ``L``, batch dimensions broadcast.
@@ -55,6 +64,18 @@ def solve_lower(L: Array, B: Array, transpose: bool = False) -> Array:
         rows = jnp.broadcast_to(B, (*batch, *B.shape[-2:])).mT
     out = triangular_solve(L.mT, rows, left_side=False, transpose_a=transpose)
     return out.reshape(*batch, B.shape[-1], B.shape[-2]).mT
+
+
+def gaussian_log_prob(centred: Array, L: Array) -> Array:
+    """
+    Log density of ``N(0, L L')``, batch dimensions broadcast.
+
+    :param centred: shape ``(*batch, N)``.
+    :param L: lower factor, shape ``(*batch, N, N)``.
+    """
+    white = solve_lower(L, centred[..., None])[..., 0]
+    constant = 0.5 * centred.shape[-1] * jnp.log(2 * jnp.pi).astype(L.dtype)
+    return -0.5 * jnp.sum(white**2, axis=-1) - half_log_det(L) - constant
 
 
 def triangular_product(L: Array, B: Array, transpose: bool = False) -> Array:
