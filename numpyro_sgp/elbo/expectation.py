@@ -14,6 +14,8 @@ from numpyro_sgp.linalg import matmul
 from numpyro_sgp.tracing.rows import by_row
 
 Sequence = Literal["random", "sobol"]
+Shapes = dict[str, tuple[int, ...]]
+Nodes = tuple[dict[str, Array], Array]
 
 
 class AtNodes(NamedTuple):
@@ -40,9 +42,7 @@ class Expectation:
     #: Whether expectations that a likelihood has in closed form are used.
     closed_forms = True
 
-    def nodes(
-        self, rng_key: Array, shapes: dict[str, tuple[int, ...]], dtype
-    ) -> tuple[dict[str, Array], Array]:
+    def nodes(self, rng_key: Array, shapes: Shapes, dtype) -> Nodes:
         """
         :param rng_key: random key.
         :param shapes: ``batch_shape + (N,)`` of each GP site.
@@ -144,9 +144,7 @@ class MonteCarlo(Expectation):
                 "defaults."
             )
 
-    def nodes(
-        self, rng_key: Array, shapes: dict[str, tuple[int, ...]], dtype
-    ) -> tuple[dict[str, Array], Array]:
+    def nodes(self, rng_key: Array, shapes: Shapes, dtype) -> Nodes:
         """
         As :meth:`GaussHermite.nodes`, with draws of shape ``(S, *batch_shape, N)``, or
         with keys of shape ``(S,)`` for joint draws.
@@ -241,9 +239,7 @@ class ScoreFunction(Expectation):
     def __post_init__(self):
         _check_draws(self, 4 if self.antithetic else 2)
 
-    def nodes(
-        self, rng_key: Array, shapes: dict[str, tuple[int, ...]], dtype
-    ) -> tuple[dict[str, Array], Array]:
+    def nodes(self, rng_key: Array, shapes: Shapes, dtype) -> Nodes:
         """As :meth:`MonteCarlo.nodes`; the two halves of the draws are independent."""
         rng_key = rng_key if self.seed is None else jax.random.key(self.seed)
         num = self.num_samples // 2

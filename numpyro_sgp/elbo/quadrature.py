@@ -7,7 +7,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_sgp._checks import check_whole
-from numpyro_sgp.elbo.expectation import Expectation, MonteCarlo
+from numpyro_sgp.elbo.expectation import Expectation, MonteCarlo, Nodes, Shapes
 from numpyro_sgp.linalg import gauss_hermite, tensor_grid, trapezoid
 
 _MAX_GRID_LATENTS = 3
@@ -29,9 +29,7 @@ class _Grid(Expectation):
         """Nodes and weights for one standard normal."""
         raise NotImplementedError
 
-    def nodes(
-        self, rng_key: Array, shapes: dict[str, tuple[int, ...]], dtype
-    ) -> tuple[dict[str, Array], Array]:
+    def nodes(self, rng_key: Array, shapes: Shapes, dtype) -> Nodes:
         """
         Standard normal nodes of shape ``(S, *batch_shape, 1)``; no key is used.
 
