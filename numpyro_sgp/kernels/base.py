@@ -195,6 +195,7 @@ def check_range(owner: Kernel, name: str, zero: bool) -> None:
 class _Pair(Kernel):
     """What sums and products share."""
 
+    _operator: ClassVar[Any]
     left: Any
     right: Any
 
@@ -205,6 +206,13 @@ class _Pair(Kernel):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return np.broadcast_shapes(batch_shape_of(self.left), batch_shape_of(self.right))
+
+    def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
+        X2 = X1 if X2 is None else X2
+        return self._operator(self.left(X1, X2), self.right(X1, X2))
+
+    def diag(self, X: ArrayLike) -> Array:
+        return self._operator(self.left.diag(X), self.right.diag(X))
 
 
 @frozen_pytree
@@ -220,12 +228,7 @@ class Sum(_Pair):
     [ 2. 11.]
     """
 
-    def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
-        X2 = X1 if X2 is None else X2
-        return self.left(X1, X2) + self.right(X1, X2)
-
-    def diag(self, X: ArrayLike) -> Array:
-        return self.left.diag(X) + self.right.diag(X)
+    _operator = operator.add
 
     def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         key_left, key_right, sign = jax.random.split(rng_key, 3)
@@ -247,12 +250,7 @@ class Product(_Pair):
     [ 0. 18.]
     """
 
-    def __call__(self, X1: ArrayLike, X2: ArrayLike | None = None) -> Array:
-        X2 = X1 if X2 is None else X2
-        return self.left(X1, X2) * self.right(X1, X2)
-
-    def diag(self, X: ArrayLike) -> Array:
-        return self.left.diag(X) * self.right.diag(X)
+    _operator = operator.mul
 
     def features(self, rng_key: Array, shape: Shape, dim: int, dtype: Any) -> Features:
         key_left, key_right = jax.random.split(rng_key)
