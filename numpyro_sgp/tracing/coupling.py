@@ -247,27 +247,27 @@ def _kinked(programs, shapes, dtype) -> bool:
         return False  # not twice differentiable
 
 
+def _with_slope(log_density, name, f):
+    """The log density and its gradient as functions of a site's values, in any shape."""
+    return jax.value_and_grad(
+        lambda value: log_density({**f, name: value.reshape(f[name].shape)})
+    )
+
+
 def _derivatives(log_density, name, f, direction):
     """
     The log density, its gradient in the values of a site, and the Hessian's product with a
     direction, the last two of the direction's shape ``(num_functions, N)``.
     """
-
-    def at(value):
-        return log_density({**f, name: value.reshape(f[name].shape)})
-
     value = f[name].reshape(direction.shape)
-    first, (_, second) = jax.jvp(jax.value_and_grad(at), (value,), (direction,))
+    found = _with_slope(log_density, name, f)
+    first, (_, second) = jax.jvp(found, (value,), (direction,))
     return *first, second
 
 
 def _slopes(log_density, name, f, direction):
     """The log density and its gradient, of the shape of ``direction``."""
-
-    def at(value):
-        return log_density({**f, name: value.reshape(f[name].shape)})
-
-    return jax.value_and_grad(at)(f[name].reshape(direction.shape))
+    return _with_slope(log_density, name, f)(f[name].reshape(direction.shape))
 
 
 def _moved_by_others(product, f, rows) -> bool:
