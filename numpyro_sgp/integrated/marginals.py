@@ -184,10 +184,14 @@ def marginals(
     return out
 
 
-def known_at_edge(program, targets) -> dict:
-    """Values of a program that targets are made of and that do not depend on the field."""
-    parts = jax.tree.leaves([program.outputs[k] for k in ("projections", "left")])
-    edge = [*program.boundary(targets, []), *parts]
+def known_at_edge(program, targets, parts=("projections", "left")) -> dict:
+    """
+    Values of a program that targets are made of and that do not depend on the field.
+
+    :param parts: outputs whose values are wanted too.
+    """
+    leaves = jax.tree.leaves([program.outputs[k] for k in parts])
+    edge = [*program.boundary(targets, []), *leaves]
     return dict(zip(edge, program.evaluate(edge, {}, {}), strict=True))
 
 
@@ -296,9 +300,7 @@ def field_values(
     outputs = program.outputs
     names = [*field.sites, *field.effects]
     targets = [outputs["values"][name] for name in names]
-    parts = jax.tree.leaves([outputs[k] for k in ("projections", "left", "joint")])
-    edge = [*program.boundary(targets, []), *parts]
-    known = dict(zip(edge, program.evaluate(edge, {}, {}), strict=True))
+    known = known_at_edge(program, targets, ("projections", "left", "joint"))
 
     def one(w, noise):
         openings = {("effect", k): v for k, v in field.effect_parts(w).items()}
