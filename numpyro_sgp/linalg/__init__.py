@@ -8,8 +8,7 @@ from numpyro_sgp.linalg.cholesky import (
     whitened_solve,
     with_jitter,
 )
-from numpyro_sgp.linalg.floors import at_least
-from numpyro_sgp.linalg.products import einsum, matmul
+from numpyro_sgp.linalg.products import at_least, einsum, matmul
 from numpyro_sgp.linalg.quadrature import gauss_hermite, tensor_grid, trapezoid
 from numpyro_sgp.linalg.triangular import (
     diagonal_of,
