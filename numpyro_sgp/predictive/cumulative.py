@@ -284,19 +284,12 @@ def _cube_root(ratio, shape):
 
 def bounds(fn) -> tuple:
     """Least and largest value, of single numbers: arrays where they depend on arguments."""
-    support = _of_numbers(fn)
+    support = messages.support_of(innermost(fn))
     lower = getattr(support, "lower_bound", -jnp.inf)
     return lower, getattr(support, "upper_bound", jnp.inf)
 
 
 def is_circular(fn) -> bool:
     """Whether values are angles, whose moments are none of numbers in NumPyro."""
-    return isinstance(_of_numbers(fn), type(dist.constraints.circular))
-
-
-def _of_numbers(fn):
-    """The support of single numbers."""
-    support = innermost(fn).support
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
-    return support
+    support = messages.support_of(innermost(fn))
+    return isinstance(support, type(dist.constraints.circular))

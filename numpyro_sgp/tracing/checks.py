@@ -250,9 +250,7 @@ def check_support(name, site) -> None:
     own = inspect.getattr_static(type(fn), "support", None)
     if fn.event_dim or type(own) is property or messages.is_masked(site["fn"]):
         return
-    support = fn.support
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
+    support = messages.support_of(fn)
     counted = getattr(support, "is_discrete", False)
     low, high = (getattr(support, f"{end}_bound", None) for end in ("lower", "upper"))
     if isinstance(support, type(constraints.boolean)):

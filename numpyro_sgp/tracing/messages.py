@@ -439,12 +439,17 @@ def mutable(trace) -> dict:
     return {k: v["value"] for k, v in trace.items() if v["type"] == "mutable"}
 
 
-def is_real(fn) -> bool:
-    """Whether a distribution is of real numbers, without limits."""
-    support = innermost(fn).support
+def support_of(fn):
+    """The support of single numbers of a distribution, with no wrapper around it."""
+    support = fn.support
     while hasattr(support, "base_constraint"):
         support = support.base_constraint
-    return isinstance(support, type(dist.constraints.real))
+    return support
+
+
+def is_real(fn) -> bool:
+    """Whether a distribution is of real numbers, without limits."""
+    return isinstance(support_of(innermost(fn)), type(dist.constraints.real))
 
 
 def at_prior_mean(site):
