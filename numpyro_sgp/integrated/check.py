@@ -28,6 +28,7 @@ from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.row_parts import need_layout, rows_have_one_group
 from numpyro_sgp.integrated.weighing import draws
+from numpyro_sgp.tracing import messages
 
 _LOOKED_AT = 5
 _ENDS, _COORDINATES = (0.05, 0.95), 10  # of the mass, of so many coordinates
@@ -215,11 +216,8 @@ def _larger(field, points, args, kwargs) -> Field | None:
 
 def _at(field, name):
     """The process at a site, at the hyperparameters that the set-up had."""
-    site, prior = field.sites[name], field.guide.known().trace[name]["fn"]
-    while hasattr(prior, "base_dist"):
-        prior = prior.base_dist
-    prior = copy(prior)
-    prior.kernel = site.kernel
+    prior = copy(messages.unwrap(field.guide.known().trace[name]["fn"])[0])
+    prior.kernel = field.sites[name].kernel
     return prior
 
 
