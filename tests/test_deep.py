@@ -78,6 +78,7 @@ def traced(model, X):
     return trace
 
 
+@pytest.mark.slow
 def test_a_deep_gp_by_the_helper_is_one_by_hand():
     ours, theirs = traced(by_layers, X), traced(by_hand, X)
     for name in ("h", "f"):

@@ -55,6 +55,7 @@ def test_log_likelihoods_of_arviz_are_those_of_the_bound():
     np.testing.assert_allclose(found, expected(f, Y), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_nuts_on_whitened_models_has_the_same_density():
     white = sgp.whiten(limited)
     with jax.enable_x64(False):

@@ -27,10 +27,11 @@ class BlackBoxError(ValueError):
     >>> import numpyro_sgp as sgp
     >>> def log_prob(y, f):
     ...     return np.sum(y * f - np.exp(f))  # a number for all rows together
-    >>> sgp.BlackBox(log_prob, jnp.zeros(3)).log_prob(jnp.zeros(3))
-    Traceback (most recent call last):
-        ...
-    jax.errors.JaxRuntimeError: ...it must return one number for each row...
+    >>> try:
+    ...     sgp.BlackBox(log_prob, jnp.zeros(3)).log_prob(jnp.zeros(3))
+    ... except jax.errors.JaxRuntimeError as error:
+    ...     print("it must return one number for each row" in str(error))
+    True
     """
 
 

@@ -72,6 +72,7 @@ def test_three_classes_converge_to_the_best_bound(fitted):
     assert np.mean(found - other) > -0.1
 
 
+@pytest.mark.slow
 def test_the_bound_is_that_of_other_draws_than_those_of_training(fitted):
     found = bounds(fitted, 2000)
     se = np.hypot(fitted.bound_se, found.std(ddof=1) / np.sqrt(len(found)))
@@ -113,14 +114,19 @@ def two_layers(X, y=None):
 
 def test_where_draws_stay_the_same():
     assert not is_random(classes)
+    assert is_random(classes, rows=6_000)  # of which there are batches
+
+
+@pytest.mark.slow
+def test_where_draws_are_others_all_the_same():
     assert not is_random(classes, approximation=sgp.MixtureSVGP(4, num_components=2))
     assert is_random(classes, expectation=sgp.MonteCarlo(10))
     assert is_random(classes, base_guide=AutoNormal)  # which draws too
     assert is_random(partial(classes, tied=True))  # f(X) together
-    assert is_random(classes, rows=6_000)  # of which there are batches
     assert is_random(two_layers)  # of which inner ones have no natural steps
 
 
+@pytest.mark.slow
 def test_no_key_changes_the_bound_that_is_trained(fitted):
     def loss(key):
         return fitted.svi.loss.loss(key, fitted.params, classes, fitted.guide, X, Y)
@@ -129,6 +135,7 @@ def test_no_key_changes_the_bound_that_is_trained(fitted):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_one_goes_on_with_what_suits_its_rows(fitted):
     def rule(rows, batch_size=None):
         svi, data = fitted.svi, (np.resize(X, (rows, 1)), np.resize(Y, rows))
@@ -140,6 +147,7 @@ def test_one_goes_on_with_what_suits_its_rows(fitted):
     assert rule(N, batch_size=20) is None
 
 
+@pytest.mark.slow
 def test_a_joint_fit_with_a_random_loss_has_none():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

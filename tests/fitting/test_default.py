@@ -816,6 +816,7 @@ def test_verdict_of_a_good_fit(poisson_fit):
     assert verdict.evidence.unknown  # no bracket without a Gaussian likelihood
 
 
+@pytest.mark.slow
 def test_verdict_of_one_that_has_not_converged(poisson_fit):
     import optax
 

@@ -202,6 +202,7 @@ def test_random_inputs_are_refused():
         sgp.nested(jittered, sgp.VGP(), (X, Y), progress_bar=False)
 
 
+@pytest.mark.slow
 def test_a_parameter_that_starts_at_random_is_none_of_these():
     def model(X, y=None):
         def start(key):
