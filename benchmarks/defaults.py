@@ -25,6 +25,7 @@ from _results import FOLDER, Results
 from numpyro.infer import SVI, init_to_sample
 
 import numpyro_sgp as sgp
+from numpyro_sgp.diagnostics.bound import with_fresh_draws
 
 PROBLEMS = {}
 
@@ -329,12 +330,13 @@ def joint_lbfgs(model, approximation, data, options, seed):
 
 
 def bound(svi, params, data, draws=1000):
-    """ELBO and its standard error, over several keys where it is random."""
+    """ELBO and its standard error, over several keys where it is random, by fresh draws."""
+    loss = with_fresh_draws(svi.loss)
 
     @jax.jit
     def at(keys):
         def one(key):
-            return -svi.loss.loss(key, params, svi.model, svi.guide, *data)
+            return -loss.loss(key, params, svi.model, svi.guide, *data)
 
         return jax.lax.map(one, keys)
 
