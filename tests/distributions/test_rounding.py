@@ -48,6 +48,14 @@ def test_rows_that_rounding_makes_one_are_told_of(run):
 
 
 @pytest.mark.usefixtures("single_precision")
+def test_whole_numbers_that_are_exact_are_told_of_beside_an_offset():
+    """What is computed with them is rounded: bounds were above the evidence."""
+    X = 1e7 + np.arange(60.0)[:, None]  # whose half unit in the last place is 0.6
+    with pytest.warns(UserWarning, match="rounded by up to"):
+        sgp.GaussianProcess(sgp.kernels.RBF(), X)
+
+
+@pytest.mark.usefixtures("single_precision")
 @pytest.mark.parametrize(
     "X",
     [

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,8 @@ from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_sgp as sgp
-from numpyro_sgp.fitting.verdict import Cause, Verdict
+from numpyro_sgp.fitting.float32 import _told
+from numpyro_sgp.fitting.verdict import IF_MORE, Cause, Verdict
 
 X = np.linspace(-2.0, 2.0, 15)[:, None]
 Y = np.sin(2.0 * X[:, 0])
@@ -488,6 +490,26 @@ def test_what_is_told_first_has_its_mend_beside_it():
     ]
     verdict = Verdict({cause.name: cause for cause in causes})
     assert verdict.summary.endswith("; sds are 0.16 of those (use joint=True)")
+
+
+@pytest.mark.parametrize("family, told", [(6.5, False), (7.5, True)])
+def test_what_other_rows_have_told_is_not_told_again(family, told):
+    causes = [
+        Cause("q(u)", 0.0),
+        Cause("other parameters", 0.0),
+        Cause("inducing points", 6.4),
+        Cause("family", family, mend=f"{IF_MORE}MCMC"),
+    ]
+    verdict = Verdict({cause.name: cause for cause in causes})
+    assert ("family" in verdict.summary) is told
+
+
+def test_a_bound_that_rounding_has_raised_is_told():
+    others = Cause("other parameters", 0.0)
+    guide = SimpleNamespace(approximations={})
+    found = _told(-2.9, -2.9, 0, others, guide)
+    assert found.nats == 2.9 and "rounding has raised" in found.told
+    assert found.mend == "numpyro.enable_x64() before the fit"
 
 
 @pytest.mark.parametrize("nats, told", [(0.4, False), (np.nan, False), (22.8, True)])

@@ -1,6 +1,7 @@
 """The mode of hyperparameters, a grid around it and draws between, in plain NumPy."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -390,6 +391,17 @@ def test_too_few_nodes_are_told_with_what_helps(kind, effective, number, stopped
     assert "lower bound" not in evidence
     if kind is nodes.Drawn:
         assert f"of {effective} effective nodes: no bound, known to ± 0." in evidence
+
+
+def test_many_nodes_that_end_amid_their_mass_are_not_said_to_be_few():
+    """Of 2,997 effective ones it was that they are too few, and "a larger max_nodes"."""
+    found = replace(some(nodes.Grid, 2997, 3000, "at the limit of 3000 nodes"), border=0.5)
+    assert found.cut_off and not found.lacks_more
+    assert "end where 50% of their mass" in found.warning()
+    assert "sgp.whiten(model)" in found.warning() and "max_nodes" not in found.warning()
+    assert "far too low" in found.told_of_evidence()[0]
+    few = replace(some(nodes.Grid, 30, 40, "at the limit of 40 nodes"), border=0.5)
+    assert not few.cut_off and "max_nodes" in few.warning()
 
 
 def test_enough_nodes_are_no_reason_to_warn():
