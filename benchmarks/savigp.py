@@ -258,7 +258,7 @@ def approximation(method, X, factor, split, whiten):
     )
 
 
-def run(name, method, factor, split, folder, whiten, progress):
+def run(name, method, factor, split, folder, whiten, progress, limit=None):
     """One fit: its errors on the test set, bound, iterations and seconds."""
     experiment = EXPERIMENTS[name]
     data = experiment.load(folder, split)
@@ -280,7 +280,7 @@ def run(name, method, factor, split, folder, whiten, progress):
     start = time.perf_counter()
     if method.startswith("fit"):
         family = approximation(method, data.X_train, factor, split, whiten)
-        fit = sgp.fit(model, family, (X, y), progress_bar=progress)
+        fit = sgp.fit(model, family, (X, y), seconds=limit, progress_bar=progress)
         guide, bound = fit.guide, fit.bound
     else:
         options = {"max_iterations": experiment.iterations, "progress_bar": progress}
@@ -437,7 +437,9 @@ def main(args):
                     settings = dict(zip(SETTINGS, case, strict=True))
                     if split >= experiment.splits or results.has(**settings):
                         continue
-                    row = run(*case[:4], args.data, whiten, not args.no_progress)
+                    row = run(
+                        *case[:4], args.data, whiten, not args.no_progress, args.seconds
+                    )
                     results.add({**settings, **row})
                     print({**settings, **row}, flush=True)
         print_table(results.rows(), name)
@@ -458,6 +460,7 @@ def parse(argv=None):
         "--unwhitened", action="store_true", help="diagonal mixtures over u itself"
     )
     parser.add_argument("--float32", action="store_true", help="single precision")
+    parser.add_argument("--seconds", type=float, help="the longest that fit may take")
     parser.add_argument("--results", type=Path, default=FOLDER / "savigp.json")
     parser.add_argument("--table", action="store_true", help="only print what is there")
     parser.add_argument("--no-progress", action="store_true", help="no progress bars")

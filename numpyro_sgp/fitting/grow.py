@@ -11,6 +11,8 @@ from numpyro_sgp.guides.checks import assigned
 
 FIRST, LARGEST = 32, 512
 _ENOUGH_NATS = 1.0
+_ENOUGH_EACH = 0.1  # that a further point gains
+_NOTHING_LOST = 0.1
 _MOST_GROWTH = 4
 _FEW_STEPS = 60  # with each number before it is known whether that is enough
 
@@ -55,6 +57,11 @@ def grow(begin, go_on, most: int, args: tuple, kwargs: dict, limits: Limits, pro
     with each number, and with the last one to the end. Where the user stops one of these
     trainings, its fit is the last.
 
+    What is lost is told at the hyperparameters of so few points, which make noise larger
+    and functions smoother until few do: at 32 points for 308 rows 1.7 nats, where 64 gain
+    22 and 128 another 19. So where there seem to be enough, and they lose more than 0.1,
+    twice as many are tried for a few steps from where the training ended.
+
     Hyperparameters and other latents go on from the training before.
 
     :param begin: from a number, starting parameters and limits to a fit.
@@ -65,32 +72,50 @@ def grow(begin, go_on, most: int, args: tuple, kwargs: dict, limits: Limits, pro
         number.
     """
     most = min(LARGEST, most)
-    number, start, grown = min(FIRST, most), None, []
+    number, start, grown, begun = min(FIRST, most), None, [], time.monotonic()
+    fitted = begin(number, start, limits.at_most(_FEW_STEPS))
+
+    def curve_of(fitted):
+        where = fitted.guide, fitted.params, *args
+        return sparsity_curve(*where, loss=fitted.loss, **kwargs)
+
     while True:
-        begun = time.monotonic()
-        fitted = begin(number, start, limits.at_most(_FEW_STEPS))
         limits = limits.after(len(fitted.losses))
         if fitted.stopped == INTERRUPTED:
-            fitted.grown = tuple(grown)
-            return fitted
-        guide, params = fitted.guide, fitted.params
-        curve = sparsity_curve(guide, params, *args, loss=fitted.loss, **kwargs)
+            break
+        curve = curve_of(fitted)
         grown.append((number, curve.lost, time.monotonic() - begun))
         if progress_bar:
             tqdm.write(f"{number} inducing points: {curve}")
-        enough = not curve.lost > _ENOUGH_NATS or curve.needed == curve.num_inducing
-        if enough or number >= most or limits.reached(0):
+        if told := limits.reached(0):
+            fitted.stopped = told
             break
-        sites = max(1, len(guide.approximations))
-        wanted = curve.needed // sites if curve.needed else _MOST_GROWTH * number
-        number = int(min(max(wanted, 2 * number), _MOST_GROWTH * number, most))
-        roles = guide.roles()
-        start = {name: value for name, value in params.items() if name not in roles}
-    if told := limits.reached(0):
-        fitted.stopped = told
-    else:
-        fitted = go_on(fitted, limits)
+        sites = max(1, len(fitted.guide.approximations))
+        enough = not curve.lost > _ENOUGH_NATS or curve.needed == curve.num_inducing
+        if enough or number >= most:
+            fitted = go_on(fitted, limits)
+            limits = limits.after(len(fitted.losses))
+            if curve.unknown:
+                fitted.stopped += f"; {curve}"
+            if number >= most or fitted.stopped == INTERRUPTED or limits.reached(0):
+                break
+            if not curve_of(fitted).lost > _NOTHING_LOST:
+                break
+            wanted = 2 * number
+        else:
+            wanted = curve.needed // sites if curve.needed else _MOST_GROWTH * number
+            wanted = min(max(wanted, 2 * number), _MOST_GROWTH * number)
+        before, begun, wanted = number, time.monotonic(), int(min(wanted, most))
+        roles = fitted.guide.roles()
+        start = {name: v for name, v in fitted.params.items() if name not in roles}
+        more = begin(wanted, start, limits.at_most(_FEW_STEPS))
+        if enough:
+            gained = more.bound - fitted.bound - 2 * (more.bound_se + fitted.bound_se)
+            pays = max(_ENOUGH_NATS, _ENOUGH_EACH * sites * (wanted - before))
+            if progress_bar:
+                tqdm.write(f"{wanted} inducing points gain {gained:.1f} nats at first")
+            if more.stopped == INTERRUPTED or not gained > pays:
+                break
+        fitted, number = more, wanted
     fitted.grown = tuple(grown)
-    if curve.unknown:
-        fitted.stopped += f"; {curve}"
     return fitted

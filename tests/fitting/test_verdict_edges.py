@@ -16,7 +16,7 @@ from numpyro_sgp.diagnostics.sparsity import SparsityCurve
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.check import _of_points
 from numpyro_sgp.fitting.grow import grow
-from numpyro_sgp.fitting.progress import Limits
+from numpyro_sgp.fitting.progress import CONVERGED, Limits
 from numpyro_sgp.fitting.verdict import Cause, Verdict
 
 X = np.linspace(0.0, 6.0, 20)[:, None]
@@ -110,23 +110,32 @@ def test_a_verdict_says_where_q_was_not_looked_at():
     assert "looked" not in Verdict({"q(u)": with_others} | known).summary
 
 
+def fake_fit(steps=0, bound=0.0, stopped="at the limit of 60 steps"):
+    guide = SimpleNamespace(approximations={"f": 0}, roles=dict)
+    return SimpleNamespace(
+        stopped=stopped,
+        losses=np.zeros(steps),
+        guide=guide,
+        params={},
+        loss=0,
+        bound=bound,
+        bound_se=0.0,
+    )
+
+
+def has_curve(monkeypatch, **given):
+    curve = SparsityCurve(32, **given)
+    monkeypatch.setattr("numpyro_sgp.fitting.grow.sparsity_curve", lambda *_, **__: curve)
+
+
 def test_limits_are_those_of_all_trainings_together(monkeypatch):
     """Of SVGP("auto"): 150 steps are two trainings of 60, and 30 with the last number."""
-    lost = SparsityCurve(32, lost=9.0)
-    monkeypatch.setattr("numpyro_sgp.fitting.grow.sparsity_curve", lambda *_, **__: lost)
+    has_curve(monkeypatch, lost=9.0)
     asked = []
 
     def train(limits):
         asked.append(limits.left)
-        guide = SimpleNamespace(approximations={"f": 0}, roles=dict)
-        losses = np.zeros(limits.left)
-        return SimpleNamespace(
-            stopped="at the limit of 60 steps",
-            losses=losses,
-            guide=guide,
-            params={},
-            loss=0,
-        )
+        return fake_fit(limits.left)
 
     def grown(steps, most=64):
         asked.clear()
@@ -145,6 +154,30 @@ def test_limits_are_those_of_all_trainings_together(monkeypatch):
     assert asked == [60, 60, 30]
     fitted = grown(100)
     assert asked == [60, 40] and fitted.stopped == "at the limit of 100 steps"
+
+
+@pytest.mark.parametrize("lost, tried", [(0.5, [32, 64, 128]), (0.05, [32])])
+def test_what_seems_enough_is_enough_if_twice_as_many_gain_nothing(
+    lost, tried, monkeypatch
+):
+    """Those of 32 lose little at hyperparameters which they themselves have led to."""
+    has_curve(monkeypatch, lost=lost)
+    bounds, asked = {32: 237.0, 64: 259.0, 128: 263.0}, []
+
+    def begin(number, start, limits):
+        asked.append(number)
+        return fake_fit(60, bounds[number])
+
+    def go_on(fitted, limits):
+        return fake_fit(10, fitted.bound + 1.0, CONVERGED)
+
+    limits = Limits(0.1, None, None)
+    fitted = grow(begin, go_on, 512, (), {}, limits, False)
+    assert asked == tried
+    assert fitted.stopped == CONVERGED
+    # 64 more gain 3 beyond what 64 have at last: less than a tenth of a nat each.
+    assert [number for number, *_ in fitted.grown] == tried[: max(1, len(tried) - 1)]
+    assert fitted.bound == bounds[fitted.grown[-1][0]] + 1.0
 
 
 def test_a_function_as_base_guide_has_no_quantiles():
