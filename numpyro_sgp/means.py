@@ -114,8 +114,7 @@ def pca(X: ArrayLike, num_components: int) -> Linear:
         )
     if not np.isfinite(X).all():
         raise ValueError("pca needs finite inputs, but X has NaN or infinite values.")
-    dtype = X.dtype if np.issubdtype(X.dtype, np.floating) else jnp.result_type(float)
-    X = X.astype(np.float64)
+    dtype, X = floating(X).dtype, X.astype(np.float64)
     centre = X.mean(axis=0)
     _, axes = np.linalg.eigh((X - centre).T @ (X - centre))
     axes = axes.T[::-1][:num_components]

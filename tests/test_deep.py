@@ -514,6 +514,8 @@ def test_means_of_layers():
     largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=1)[:, None], axis=1)
     axes = axes * np.sign(largest)  # the largest loading is positive
     assert_allclose(found, axes[:2] @ centred.T, atol=1e-10)
+    with jax.enable_x64(False):  # without a word of the precision that NumPy has
+        assert pca(table, 2).weights.dtype == jnp.float32
     filters = random_filters((3, 3, 2), 4)
     limit = np.sqrt(6 / (9 * 2 + 9 * 4))
     assert 0.8 * limit < np.abs(filters.weights).max() <= limit
