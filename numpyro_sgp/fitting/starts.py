@@ -481,7 +481,7 @@ def with_moved_latents(problem, free: dict, rng, size: float) -> dict:
 
     def step(value, scale):
         step = size * scale * rng.normal(size=scale.shape)
-        return (value + step).astype(value.dtype)
+        return (np.asarray(value) + step).astype(value.dtype)
 
     scales = {k: v for k, v in problem.scales().items() if size and k not in own}
     moved = {name: jax.tree.map(step, free[name], v) for name, v in scales.items()}

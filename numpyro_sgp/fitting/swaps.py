@@ -94,7 +94,7 @@ class Swaps:
         with suppress(Exception):  # of the model's code, or of a q(u) of another kind
             params = constrained(problem.svi, self._descent.free_now())
             left = on_data(shares, problem.args, problem.kwargs, params)
-            return float(np.max(left)) > _MUCH
+            return float(np.asarray(left).max()) > _MUCH
         return False
 
     @contextmanager

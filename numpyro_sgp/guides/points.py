@@ -162,12 +162,17 @@ class MeanKernel:
         same = X2 is None or X2 is X1
         X1 = jnp.asarray(X1)
         K = self.kernel(X1, X1 if same else jnp.asarray(X2))
-        return K.mean(axis=tuple(range(K.ndim - 2)))
+        return _mean_of(K, K.ndim - 2)
 
     def diag(self, X):
         """Diagonal of shape ``(N,)``."""
         variance = self.kernel.diag(jnp.asarray(X))
-        return variance.mean(axis=tuple(range(variance.ndim - 1)))
+        return _mean_of(variance, variance.ndim - 1)
+
+
+def _mean_of(values, num_axes: int):
+    """The mean over the first axes; without any, no program of a mean over none."""
+    return values.mean(axis=tuple(range(num_axes))) if num_axes else values
 
 
 def points_of(start):

@@ -159,7 +159,7 @@ def mixes_rows(
     rng = np.random.default_rng(0)
 
     def values():
-        return {k: jnp.asarray(0.3 * rng.normal(size=s), dtype) for k, s in shapes.items()}
+        return {k: np.asarray(0.3 * rng.normal(size=s), dtype) for k, s in shapes.items()}
 
     places = [values() for _ in range(_PLACES)]
     programs = _programs(log_density, shapes) if programs is None else programs
@@ -173,7 +173,7 @@ def mixes_rows(
         program = programs[name]
 
         def product(f, s, moved=moved, program=program):
-            along = (jnp.asarray(np.outer(m, s), dtype) for m in moved)
+            along = (np.asarray(np.outer(m, s), dtype) for m in moved)
             found = [np.asarray(program(f, direction)[-1]) for direction in along]
             return np.concatenate([Hs[m > 0] for Hs, m in zip(found, moved, strict=True)])
 
@@ -200,9 +200,9 @@ def mixes_rows(
             return True
 
         def slope(value, f=places[0], name=name, slopes=slopes):
-            value = jnp.asarray(value, dtype)
+            value = np.asarray(value, dtype)
             at = {**f, name: value.reshape(shapes[name])}
-            total, slope, *_ = slopes(at, 0.0 * value)
+            total, slope, *_ = slopes(at, np.zeros_like(value))
             return float(total), np.asarray(slope, float)
 
         options = shape[-1], rounding, sizes
@@ -230,13 +230,13 @@ def _kinked(programs, shapes, dtype) -> bool:
     sizes = {name: (int(np.prod(shape[:-1])), shape[-1]) for name, shape in shapes.items()}
     if sum(number for number, _ in sizes.values()) > 2:
         return False
-    f = {name: jnp.zeros(shape, dtype) for name, shape in shapes.items()}
+    f = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
 
     def found(name):
-        still = jnp.zeros(sizes[name], dtype)
+        still = np.zeros(sizes[name], dtype)
 
         def slope(value):
-            value = jnp.asarray(value).reshape(shapes[name])
+            value = np.asarray(value, dtype).reshape(shapes[name])
             return programs[name]({**f, name: value}, still)[1]
 
         return has_kinks(slope, sizes[name], dtype)
