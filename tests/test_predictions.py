@@ -26,7 +26,7 @@ from scipy.stats import (
 )
 
 import numpyro_sgp as sgp
-from numpyro_sgp.predictive.predictions import Prediction
+from numpyro_sgp.predictive.predictions import Prediction, Predictions
 from numpyro_sgp.predictive.quantiles import solved
 from numpyro_sgp.predictive.responses import _sum
 from tests.helpers import slow
@@ -512,6 +512,16 @@ def test_rows_in_batches_are_the_rows_at_once():
         assert_allclose(frame["mean[1]"], by_row[:, 1])
     frame = whole.to_dataframe()
     assert frame.shape == (5, 16) and list(frame["y"])[:2] == ["mean[0]", "mean[1]"]
+
+
+def test_one_table_is_of_the_same_rows():
+    def of(number):
+        return Prediction(np.zeros(number), np.ones(number), None, (), None, -1)
+
+    frame = Predictions({"f": of(4), "level": of(1), "y": of(4)}).to_dataframe()
+    assert frame.shape == (4, 6)
+    with pytest.raises(ValueError, match="4 of 'f', 2 of 'y'.*one for each"):
+        Predictions({"f": of(4), "y": of(2)}).to_dataframe()
 
 
 def test_digits_beside_an_offset_are_shown():

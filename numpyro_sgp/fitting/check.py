@@ -225,13 +225,13 @@ def _of_points(curve, points, beside, sites):
     if beside > max(lost, ENOUGH_NATS):
         told = f"{beside:.2g} where q(u) moves with further points; as it is: {told}"
         lost = beside
-    if lost > 1.0 and (lost == beside or curve.needed != curve.num_inducing):
+    if lost > ENOUGH_NATS:
         further = points + sites * max(curve.added, default=points // sites)
         number = f"more than {further // sites}"
         if curve.needed:
             number = str(-(-curve.needed // sites))
-        if curve.needed == curve.num_inducing:
-            number = f"more than {points // sites}"
+        if curve.needed == curve.num_inducing:  # as far as these hyperparameters know
+            number = f"{2 * points // sites}"
         each = " at each GP site" if sites > 1 else ""
         mend = f"{number} inducing points{each} (num_inducing='auto' looks for a number), "
         mend += "and a check again: trained with more of them, hyperparameters may gain "

@@ -12,8 +12,8 @@ class LogScore:
     How well the values of one observed site were predicted.
 
     :param mean: mean log predictive density of a row, over the rows that are observed.
-    :param rows: log predictive density of each row, shape ``(N,)``; NaN where a mask
-        leaves it out.
+    :param rows: log predictive density of each row, shape ``(N,)``, of all that a row has
+        (several numbers in a row together); NaN where a mask leaves all of it out.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_sgp.fitting import LogScore

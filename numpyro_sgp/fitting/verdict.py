@@ -149,6 +149,8 @@ class Verdict:
         if points.nats >= 0.05:
             text += f"; the inducing points lose at least {points.number} nats"
             text += " at these hyperparameters"
+            if points.nats >= ENOUGH_NATS:
+                text += ", and may lose several times as much by what they make of these"
         told_already = *_LEFT, "inducing points", FLOAT32
         for name, cause in self.causes.items():
             if name in told_already or not cause.mend:

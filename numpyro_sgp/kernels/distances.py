@@ -122,7 +122,9 @@ def _squared_distances_jvp(same, steep, primals, tangents):
         lambda X1, X2: _by_products(X1, X2, inverse)[0], (X1, X2), tangents[:2]
     )[1]
     if inverse.shape[-1] == 1:
-        return r2, by_points + 2.0 * r2 * (tangents[2] / inverse)
+        # Of an infinite lengthscale all distances are zero.
+        nonzero = jnp.where(inverse == 0.0, 1.0, inverse)
+        return r2, by_points + 2.0 * r2 * (tangents[2] / nonzero)
 
     left, right = _centre(X1, X2)
     change = 2.0 * inverse * tangents[2]

@@ -17,6 +17,7 @@ from numpyro.infer import init_to_sample
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import find_valid_initial_params
+from numpyro.primitives import Messenger
 from numpyro.util import identity, is_prng_key, not_jax_tracer
 
 from numpyro_sgp._checks import check_key
@@ -51,6 +52,19 @@ class EllipticalSliceState(NamedTuple):
                 f"{', '.join(map(repr, self._fields))}."
             )
         return tuple.__getitem__(self, index)
+
+
+class _SomeKey(Messenger):
+    """
+    A key for what asks for one outside of the seeds of starts, whose own draws keep theirs:
+    an inner :func:`numpyro.handlers.seed` would make all starts the same.
+    """
+
+    def process_message(self, msg):
+        if msg["type"] not in ("sample", "prng_key") or msg["value"] is not None:
+            return
+        if not msg.get("is_observed") and msg["kwargs"].get("rng_key") is None:
+            msg["kwargs"]["rng_key"] = jax.random.key(0)
 
 
 class EllipticalSlice(MCMCKernel):
@@ -166,16 +180,16 @@ class EllipticalSlice(MCMCKernel):
                 if known:
                     self._refuse_start(z, "init_params", single, model_args, model_kwargs)
                 return given
-        model = handlers.seed(self._white, jax.random.key(0))
-        (z, _, _), valid = find_valid_initial_params(
-            init_keys,
-            model,
-            init_strategy=self._init_strategy,
-            model_args=model_args,
-            model_kwargs=model_kwargs,
-            prototype_params=prototype,
-            validate_grad=False,
-        )
+        with _SomeKey():
+            (z, _, _), valid = find_valid_initial_params(
+                init_keys,
+                self._white,
+                init_strategy=self._init_strategy,
+                model_args=model_args,
+                model_kwargs=model_kwargs,
+                prototype_params=prototype,
+                validate_grad=False,
+            )
         if not_jax_tracer(valid) and not np.all(valid):
             what = "100 draws from init_strategy"
             self._refuse_start(z, what, single, model_args, model_kwargs)

@@ -462,7 +462,8 @@ def _observed_rows(trace, counts, on_f) -> dict:
                 f"{jnp.shape(messages.log_prob(site))}, not one for each of the "
                 f"{' or '.join(map(str, counts))} rows. One event of all rows has one "
                 "density: give it a plate of the rows in the place of to_event, and each "
-                "row its own distribution."
+                "row its own distribution. A response of some rows alone has a plate of "
+                "all too, and numpyro.handlers.mask where it is not there."
             )
     if not values:
         raise ValueError(_NO_OBSERVATIONS)

@@ -134,10 +134,21 @@ class Predictions(dict):
         """
         A :class:`pandas.DataFrame` with a row for each row of X, and columns by site and
         name.
+
+        :raises ValueError: if sites have numbers of rows that differ, and so are of other
+            rows; each has a table of its own.
         """
         import pandas as pd
 
-        return pd.concat({name: p.to_dataframe() for name, p in self.items()}, axis=1)
+        frames = {name: p.to_dataframe() for name, p in self.items()}
+        lengths = {name: len(f) for name, f in frames.items() if len(f) > 1}
+        if len({*lengths.values()}) > 1:
+            found = ", ".join(f"{number} of '{name}'" for name, number in lengths.items())
+            raise ValueError(
+                f"One table has the same rows for all sites, but there are {found}. Make "
+                f"one for each: predictions['{min(lengths)}'].to_dataframe()."
+            )
+        return pd.concat(frames, axis=1)
 
     def __repr__(self):
         return "\n".join(f"{name}\n{prediction!r}" for name, prediction in self.items())

@@ -83,6 +83,12 @@ def pad_rows(*arrays, size: int | None = None) -> tuple:
     return *filled, jnp.asarray(rows < num_rows)
 
 
+_OF_LATENT = (
+    "pad=True fills the data up by rows that do not count, but those of latent site '{}', "
+    "which has an entry for each row, would. Leave pad out."
+)
+
+
 class Padded:
     """
     A model with rows that fill its data up and do not count: ``rows_that_count``,
@@ -129,9 +135,18 @@ class Padded:
             ]
             return jax.tree.unflatten(structure, new)
 
-        args, kwargs = with_rows()
+        given, (args, kwargs) = (args, kwargs), with_rows()
         others = [v for v, has in zip(leaves, has_rows, strict=True) if not has]
         self._check_axes(num_rows, len(counts), others, args, kwargs)
+        if num_rows < len(counts):
+            self._check_sites(given, (args, kwargs), num_rows, len(counts))
+            if any(_is_filled(leaf, num_rows, len(counts)) for leaf in others):
+                raise ValueError(
+                    f"pad=True fills the data up from {num_rows} to {len(counts)} rows by "
+                    "those that are there. An argument which has as many already, and "
+                    "whose last ones are as its first, would be taken for filled up. "
+                    "Leave pad out, or have it in the model."
+                )
         with suppress(*NEEDS_KNOWN_DATA):
             self._check_factors(args, kwargs)
         if num_rows < len(counts):
@@ -164,6 +179,39 @@ class Padded:
                 "the transpose, and turn it in the model. "
                 f"({' '.join(str(error).splitlines()[:1])})"
             ) from error
+
+    def _check_sites(self, given, filled, num_rows, size):
+        """Refuses latents that filling up adds, and what has that many entries anyway."""
+
+        def shapes(args, kwargs):
+            found = {}
+
+            def run():
+                where = self.model, args, kwargs
+                trace = messages.trace_of(*where, at_site=messages.at_prior_mean)
+                for name, site in trace.items():
+                    if site["type"] == "sample" and not messages.is_latent_gp(site):
+                        batch = site["fn"].batch_shape
+                        shape = jnp.shape(site["value"])
+                        found[name] = (site["is_observed"], batch, shape)
+                return 0
+
+            with suppress(*NEEDS_KNOWN_DATA):
+                jax.eval_shape(run)
+            return found
+
+        before, after = shapes(*given), shapes(*filled)
+        for name in before.keys() & after.keys():
+            (observed, batch, shape), same = after[name], before[name] == after[name]
+            if not observed and shape != before[name][-1]:
+                raise ValueError(_OF_LATENT.format(name))
+            if observed and same and batch[-1:] == (size,):
+                raise ValueError(
+                    f"pad=True fills the data up from {num_rows} to {size} rows, and "
+                    f"observed site '{name}' has as many entries that are none of these "
+                    "rows: the last ones would be left out with the added rows. Leave pad "
+                    "out."
+                )
 
     def _check_statistics(self, given, other, rows, num_rows):
         """
@@ -237,6 +285,8 @@ def _parts_of(site, size: int) -> list:
         columns = jnp.moveaxis(prior.X, -1, 0)
         return [columns, prior.mean, prior.kernel(prior.X[..., :1, :], prior.X)]
     found = messages.log_prob(site)
+    if jnp.ndim(found) == 0 and site["infer"].get("is_auxiliary"):
+        return [found]  # a factor of no row, or a sum over rows that f is not in
     # Of observations that are not by row it is told when they are masked.
     return [] if site["is_observed"] and jnp.shape(found)[-1:] != (size,) else [found]
 
@@ -264,16 +314,19 @@ def rows_that_count(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     counts = np.asarray(kwargs.pop("rows_that_count"))
     number = int(counts.sum())
 
-    def is_filled(leaf):
-        if np.shape(leaf)[:1] != counts.shape:
-            return False
-        known = np.asarray(leaf)  # a table of that length does not end as it begins
-        return np.array_equal(known[number:], known[: len(counts) - number], equal_nan=True)
-
     def cut(leaf):
-        return leaf[:number] if is_filled(leaf) else leaf
+        return leaf[:number] if _is_filled(leaf, number, len(counts)) else leaf
 
     return jax.tree.map(cut, (args, kwargs))
+
+
+def _is_filled(leaf, num_rows: int, size: int) -> bool:
+    """Whether an array has been filled up: one of that length does not end as it begins."""
+    if not hasattr(leaf, "shape") or np.shape(leaf)[:1] != (size,):
+        return False
+    known = np.asarray(leaf)
+    kind = known.dtype.kind in "fc"  # equal_nan is for numbers that may be NaN
+    return np.array_equal(known[num_rows:], known[: size - num_rows], equal_nan=kind)
 
 
 class _Counting(Messenger):
@@ -294,10 +347,7 @@ class _Counting(Messenger):
                 self._latents |= dict.fromkeys(plates, msg["name"])
             return
         if found := [self._latents[name] for name in plates if name in self._latents]:
-            raise ValueError(
-                "pad=True fills the data up by rows that do not count, but those of latent "
-                f"site '{found[0]}', which has an entry for each row, would. Leave pad out."
-            )
+            raise ValueError(_OF_LATENT.format(found[0]))
         if batch[-1:] == (num_rows,):
             msg["fn"] = msg["fn"].mask(jnp.broadcast_to(self.counts, batch))
         elif not msg["infer"].get("is_auxiliary"):  # a factor of no row

@@ -102,6 +102,16 @@ def test_points_to_use_are_those_of_each_site(sites, words):
     )
 
 
+def test_points_that_seem_enough_where_they_are_are_not_called_so():
+    """At their own hyperparameters few points lose little: 1.1 nats, of 18.9 in truth."""
+    curve = SparsityCurve(40, (8, 16), (0.4, 1.1), (0.0, 0.0), 1.1, 40)
+    points = _of_points(lambda: curve, 40, np.nan, 1)
+    assert points.mend.startswith("80 inducing points")
+    causes = {name: Cause(name, 0.0) for name in ("q(u)", "other parameters")}
+    told = Verdict({**causes, points.name: points}).summary
+    assert "lose at least 1.1 nats at these hyperparameters, and may lose several" in told
+
+
 def test_a_verdict_says_where_q_was_not_looked_at():
     known = {name: Cause(name, 0.0) for name in ("other parameters", "inducing points")}
     unknown = Cause("q(u)", np.nan, told="too many rows to tell: check part of them")

@@ -256,6 +256,15 @@ def test_kernels_of_a_batch_with_a_lengthscale_each_are_those_one_by_one(kernel,
     assert_allclose(by_2, sum(s[2] for _, s in each), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", [RBF, Matern12, Matern32])
+def test_an_infinite_lengthscale_has_finite_slopes(kind):
+    """In several columns; derivatives forwards were 0 / 0."""
+    X = jnp.array([[0.0, 1.0], [2.0, 3.0], [0.5, -1.0]])
+    slopes = jax.jvp(kind(1.0, jnp.inf), (X,), (jnp.ones_like(X),))[1]
+    assert_array_equal(slopes, np.zeros((3, 3)))
+    assert jax.grad(lambda scale: kind(1.0, scale)(X).sum())(jnp.inf) == 0.0
+
+
 def test_a_batch_of_infinite_lengthscales_is_constant():
     kernel = RBF(np.ones(2), np.full(2, np.inf))
     assert_array_equal(kernel(points(3), points(4, seed=1)), np.ones((2, 3, 4)))

@@ -391,6 +391,25 @@ def test_bad_starts():
         kernel.init(jax.random.key(0), 0, {"f_white": jnp.full(N, 1e200)})
 
 
+def test_starts_are_draws_of_their_own():
+    """By half of the draws; all began at one and the same, which the other half refuses."""
+
+    def half(sign):
+        def model():
+            f = numpyro.sample("f", gp())
+            numpyro.factor("half", jnp.where(sign * f[0] > 0.0, 0.0, -jnp.inf))
+
+        return EllipticalSlice(model)
+
+    keys = jax.random.split(jax.random.key(0), 8)
+    for sign in (-1.0, 1.0):
+        state = half(sign).init(keys, 0)
+        assert len(np.unique(state.z["f_white"][:, 0])) == 8
+        assert_array_equal(state.log_likelihood, 0.0)
+        alone = half(sign).init(keys[0], 0).z["f_white"][0]
+        assert alone != half(sign).init(keys[1], 0).z["f_white"][0]
+
+
 @pytest.mark.parametrize("num_chains", [1, 2])
 def test_a_likelihood_that_is_never_finite(num_chains):
     def model():

@@ -244,6 +244,47 @@ def test_models_that_compute_with_all_rows_are_not_padded(model, site):
     Padded(model).fill((X, 1.0 * y), {})  # nothing is added
 
 
+def beside(X, y=None):
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+
+def with_a_sum(X, y=None, z=None):
+    beside(X, y)
+    level = numpyro.sample("level", dist.Normal())
+    numpyro.factor("z", dist.Normal(level, 1.0).log_prob(z).sum())
+
+
+def with_other_data(X, y=None, z=None):
+    beside(X, y)
+    with numpyro.plate("others", 8):
+        numpyro.sample("z", dist.Normal(), obs=z)
+
+
+def with_a_table(X, y=None, z=None):
+    beside(X, y)
+    with numpyro.plate("groups", z.shape[0]):
+        numpyro.sample("group", dist.Normal(z, 1.0))
+
+
+@pytest.mark.parametrize(
+    "model, z, told",
+    [
+        (with_a_sum, np.arange(5.0), "site 'z' depends"),
+        (with_other_data, np.arange(8.0), "site 'z' has as many entries"),
+        (with_a_table, np.zeros(8), "last ones are as its first"),
+        (with_a_table, np.arange(5.0), "latent site 'group', which has an entry"),
+    ],
+)
+def test_what_is_not_of_the_rows_is_not_filled_up(model, z, told):
+    """A sum counted added rows, others lost their last ones, and groups became more."""
+    with pytest.raises(ValueError, match=told):
+        Padded(model).fill((X[:5], Y[:5], z), {})
+    filled, _ = Padded(beside).fill((X[:5], Y[:5]), {})
+    assert len(filled[0]) == 8
+
+
 def test_functions_on_a_grid_of_their_own_are_padded_beside():
     grid = np.linspace(0.0, 1.0, 5)[:, None]
 
