@@ -1,5 +1,6 @@
 """Latents with an entry for each row of the data, which say nothing of other rows."""
 
+import jax
 import numpy as np
 from numpyro.util import not_jax_tracer
 
@@ -16,15 +17,44 @@ DRAW_ANEW = (
 def check_row_latents(setup, model, args, kwargs) -> None:
     """
     :param setup: of the guide, with the arguments that it was set up with.
-    :raises ValueError: if there are such latents and arguments have as many other rows.
+    :raises ValueError: if there are such latents, which the model has with these arguments
+        too, of other rows.
     """
-    names = row_latents(setup)
+    if not (names := row_latents(setup)):
+        return
+    found = _shapes(model, args, kwargs)
+    names = names if found is None else [name for name in names if name in found]
+    for name in names:
+        before = np.shape(setup.trace[name]["value"])
+        if found is not None and found[name] != before:
+            raise ValueError(
+                f"Latent site '{name}' has the shape {before}, an entry for each row of "
+                f"the training data, but the model has {found[name]} with these arguments: "
+                f"these values say nothing of other rows. {DRAW_ANEW}"
+            )
     if names and (other := other_rows(setup, names, model, args, kwargs)):
         raise ValueError(
             f"Latent site '{names[0]}' has an entry for each row of the training data, and "
             f"argument '{other}' has other rows, of which these values say nothing. "
             f"{DRAW_ANEW}"
         )
+
+
+def _shapes(model, args, kwargs) -> dict[str, tuple] | None:
+    """Of the latents that a model has; None where it does not run."""
+    found = {}
+
+    def run():
+        trace = messages.trace_of(model, args, kwargs, at_site=messages.at_prior_mean)
+        latents = (s for s in trace.values() if s["type"] == "sample")
+        found.update((s["name"], np.shape(s["value"])) for s in latents)
+        return 0
+
+    try:
+        jax.eval_shape(run)
+    except Exception:  # of the model's own code, which says so when it is run
+        return None
+    return found
 
 
 def row_latents(setup) -> list[str]:

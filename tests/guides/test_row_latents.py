@@ -98,6 +98,26 @@ def test_inputs_that_are_latents_are_those_of_the_training():
         fitted.predict(x + 1.0)
 
 
+def test_inputs_with_errors_are_told_of_and_may_be_left_out():
+    """Before the model's own code fails, which adds up arrays of different rows."""
+
+    def model(x, y=None, measured=True):
+        if measured:
+            with numpyro.plate("data", x.shape[0]):
+                x = x + 0.3 * numpyro.sample("z", dist.Normal())
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), x[:, None]))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    x = X[:, 0]
+    fitted = sgp.fit(model, sgp.SVGP(5), (x, np.sin(x)), steps=5, progress_bar=False)
+    with pytest.raises(ValueError, match=r"'z' has the shape \(12,\).*has \(7,\) with"):
+        fitted.predict(np.linspace(0.0, 5.0, 7))
+    for rows in (7, N):  # as many others too
+        found = fitted.predict(np.linspace(1.0, 4.0, rows), measured=False)
+        assert found["f"].mean.shape == (rows,)
+
+
 @pytest.mark.slow
 def test_latents_of_areas_are_of_no_row():
     area = np.arange(N) % 3
