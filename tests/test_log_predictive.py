@@ -426,6 +426,7 @@ def test_observations_of_nan_are_refused_unless_they_are_masked(single):
     assert_allclose(found, known, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_output_of_nan_is_refused_unless_it_is_masked():
     mask, y = np.array([[True, False], [True, True]]), np.array([[0.1, np.nan], [0.3, 0.4]])
 

@@ -312,9 +312,8 @@ def of_columns(X, lengthscale):
     return sgp.kernels.RBF(1.0, jnp.stack([lengthscale * 1e-6, 1e6]))
 
 
-@pytest.mark.parametrize(
-    "kernel", [slow(an_argument), slow(of_ones_own), of_rows, slow(of_columns)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [an_argument, of_ones_own, of_rows, of_columns])
 def test_another_kernel_has_not_what_the_first_one_kept(kernel):
     def model(X, lengthscale, y=None):
         gp = sgp.GaussianProcess(kernel(X, lengthscale), X)

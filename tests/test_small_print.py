@@ -139,7 +139,8 @@ def test_latents_of_all_rows_are_not_those_of_one_nor_of_others_after_loading(tm
         loaded.predict(X + 1.0)
 
 
-@pytest.mark.parametrize("rule", [sgp.GaussHermite(7), slow(sgp.MonteCarlo(7))])
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [sgp.GaussHermite(7), sgp.MonteCarlo(7)])
 def test_what_goes_on_has_the_expectation_that_it_had(rule, tmp_path):
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(RBF(), X))

@@ -609,6 +609,7 @@ def test_parameters_are_counted_without_upper_triangles_of_factors():
     assert _num_free("f_qu_mu", np.eye(4)) == 16
 
 
+@pytest.mark.slow
 def test_white_values_under_a_scope_are_left_out():
     """Their names have its prefix twice."""
 

@@ -192,6 +192,7 @@ def test_to_arviz_and_compare_report_it(exact):
     assert "good: not" not in str(comparison)
 
 
+@pytest.mark.slow
 def test_errors():
     model = make_model()
     svi = make_svi(model)

@@ -170,6 +170,7 @@ def test_float32_tells_the_same():
             assert expected[0] < found < expected[1]
 
 
+@pytest.mark.slow
 def test_draws_with_a_covariance_each_go_in_chunks(monkeypatch):
     chunks = []
 

@@ -477,6 +477,7 @@ def test_with_points_at_all_rows_nothing_is_lost():
     assert sparsity_curve(guide, params, X, y).lost < 1e-3
 
 
+@pytest.mark.slow
 def test_what_is_not_known_has_a_reason(monkeypatch):
     def deep(X, y=None):
         inner = numpyro.sample("inner", sgp.GaussianProcess(sgp.kernels.RBF(), X))

@@ -193,6 +193,7 @@ def test_conjugate_gradients_bound_the_quadratic_term(problem):
     np.testing.assert_allclose(full, expected, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_any_partition_is_a_bound_and_neighbours_are_tighter():
     X, y = regression_data(40, noise=0.1)
     Z, exact = X[::10], float(sgp.MarginalGP(KERNEL, X, 0.1).log_prob(y))
@@ -326,6 +327,7 @@ def test_gradients_and_jit_and_float32():
         np.testing.assert_allclose(single, log_prob(X[:4], 0.6, X, y, tight), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_bound_at_a_given_q_v_of_odvgp_is_its_own():
     X, y = regression_data(15)
     for tight in ("none", "diagonal"):

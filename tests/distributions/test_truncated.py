@@ -88,6 +88,7 @@ def test_infinite_limits_are_none():
             np.testing.assert_allclose(variance, exact.var(), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_wrappers_stay_and_gradients_are_finite():
     fn, _ = both(-30.0, 1.0, 0.0, None)
     wrapped = with_digits(

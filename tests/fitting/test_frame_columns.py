@@ -76,6 +76,7 @@ def test_another_number_of_columns_is_told_with_that_of_the_inputs(results):
                 call(FRAME.to_numpy()[0])
 
 
+@pytest.mark.slow
 def test_a_model_may_shape_its_inputs_itself():
     def shaped(x, y=None):
         model(jnp.reshape(x, (-1, 1)), y)

@@ -170,6 +170,7 @@ def begun(model):
     return given, descent, Scales(given, descent, seed=0)
 
 
+@pytest.mark.slow
 def test_a_move_holds_the_lengthscale_and_trains_the_rest():
     given, descent, scales = begun(one)
     before = constrained(given.svi, descent.free_now())
@@ -197,11 +198,13 @@ def test_a_move_ends_with_the_steps():
     assert move(descent.free_now(), Limits(1e-9, 2, None)) == 2
 
 
+@pytest.mark.slow
 def test_a_model_without_trained_lengthscales_has_no_moves():
     _, _, scales = begun(fixed)
     assert [*scales.moves()] == []
 
 
+@pytest.mark.slow
 def test_steps_count_what_is_held():
     fitted = sgp.fit(one, sgp.SVGP(8), (X, Y), steps=6, progress_bar=False)
     assert len(fitted.losses) <= 6 and jnp.isfinite(fitted.bound)

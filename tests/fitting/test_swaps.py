@@ -64,6 +64,7 @@ def test_trained_points_of_a_smooth_function_stay():
     assert descent.work < work + 60 * 31  # thirty swaps and a new beginning
 
 
+@pytest.mark.slow
 def test_few_rows_of_many_are_found_where_points_leave_much():
     """None of the first thirty was one of them, and the search was over."""
     rng, rows = np.random.default_rng(0), np.arange(600.0)[:, None]

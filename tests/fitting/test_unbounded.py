@@ -23,6 +23,7 @@ def model(X, y=None):
         numpyro.sample("y", dist.Normal(f, noise), obs=y)
 
 
+@pytest.mark.slow
 def test_noise_that_runs_to_zero_is_told():
     """Of zeros the density rises for ever as noise and variance fall, either one first."""
     words = "'(noise|variance)' .* ran to zero, where the bound"

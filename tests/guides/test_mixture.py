@@ -104,6 +104,7 @@ def test_bound_and_gradient_of_the_weights_are_those_by_hand():
     assert_allclose(-gradient["f_auto_qu_logits"], by_difference, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_sites_have_a_mixture_each():
     def model(X, y):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

@@ -52,6 +52,7 @@ def test_parameters_of_a_base_guide_go_with_their_latent():
     }
 
 
+@pytest.mark.slow
 def test_what_both_depend_on_is_the_kernels():
     blocks = blocks_of(both_latent, base_guide=AutoMultivariateNormal)
     assert blocks == {**SVGP, "kernel": {"auto_loc", "auto_scale_tril"}}

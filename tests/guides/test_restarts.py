@@ -91,6 +91,7 @@ def test_a_guide_first_run_inside_vmap_starts_by_the_keys():
     assert len(np.unique(locs[:, 0])) == 3
 
 
+@pytest.mark.slow
 def test_starts_of_q_and_inducing_points_are_given_by_init_params():
     def fixed(X, y):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

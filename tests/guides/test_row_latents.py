@@ -89,6 +89,7 @@ def test_a_point_for_each_row_is_in_the_headline(results):
     assert "entry for each row" not in results[1].check().summary
 
 
+@pytest.mark.slow
 def test_inputs_that_are_latents_are_those_of_the_training():
     x = X[:, 0]
     given = uncertain, sgp.SVGP(5), (x, np.sin(x))

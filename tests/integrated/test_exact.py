@@ -286,6 +286,7 @@ def test_the_evidence_is_that_of_draws_from_the_prior(likelihood):
     assert abs(posterior.log_evidence - exact) < 0.1 + 3 * error
 
 
+@pytest.mark.slow
 def test_differences_of_rows_are_exact_with_a_point_for_each():
     rng, X = rows(9, 3)
     left = rng.integers(0, 9, 25)

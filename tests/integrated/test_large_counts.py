@@ -44,6 +44,7 @@ def laplace():
     return evidence, f, np.sqrt(np.diag(K) - np.sum(A**2, axis=0))
 
 
+@pytest.mark.slow
 def test_natural_steps_arrive_from_a_prior_that_says_little():
     """They were never short enough: the evidence was minus two millions."""
     evidence, mode, sd = laplace()

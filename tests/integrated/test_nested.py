@@ -270,6 +270,7 @@ def test_few_nodes_still_answer(number):
     assert "time" in short.nodes.stopped
 
 
+@pytest.mark.slow
 def test_arviz_has_what_mcmc_has(posterior):
     data = as_tree(posterior.to_arviz(num_samples=200))
     assert {"posterior", "posterior_predictive", "log_likelihood", "observed_data"} <= {
@@ -424,6 +425,7 @@ def test_one_node_is_the_mode():
     assert len(np.unique(draws["lengthscale"])) == 1
 
 
+@pytest.mark.slow
 def test_time_that_is_used_up_is_told():
     with pytest.warns(UserWarning, match="limit of 4 nodes.*a larger max_nodes") as told:
         found = sgp.nested(

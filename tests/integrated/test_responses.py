@@ -232,6 +232,7 @@ class _Undrawn(dist.Distribution):
         return dist.Normal(self.loc, 0.3).log_prob(value)
 
 
+@pytest.mark.slow
 def test_likelihoods_that_cannot_be_drawn_need_not_be():
     """An empty NotImplementedError, for posteriors of f at new inputs."""
 

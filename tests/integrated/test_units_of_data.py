@@ -90,6 +90,7 @@ def test_a_scale_that_is_a_latent_may_have_any_prior():
     np.testing.assert_allclose(found.predict(X[:3])["y"].mean, known[:3], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_minibatch_is_refused_where_predictions_are_of_all_rows():
     def model(X, y=None, size=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

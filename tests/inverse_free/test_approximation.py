@@ -513,6 +513,7 @@ def test_stochastic_training_of_free_T(bound, start):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_starts_of_T():
     y = jnp.asarray(Y["gaussian"])
     norm_K = np.abs(K).sum(axis=1).max()

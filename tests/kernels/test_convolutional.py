@@ -118,6 +118,7 @@ def test_chunks_change_nothing():
         )
 
 
+@pytest.mark.slow
 def test_gradients_are_finite_differences():
     kernel, X, Z, *_ = problem("all", num_images=2)
 

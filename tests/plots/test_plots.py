@@ -468,6 +468,7 @@ def test_panels_go_into_given_axes():
         plot_panels(comparison, axes=given[:1])
 
 
+@pytest.mark.slow
 def test_a_column_with_a_few_other_values_is_read():
     """Of rows that were looked at all had the same value: drawn over another column."""
     x = np.stack([np.linspace(0.0, 10.0, 200), 1.0 * (np.arange(200) % 67 == 3)], 1)

@@ -325,6 +325,7 @@ def guide_of(model, points=3):
     return guide, params
 
 
+@pytest.mark.slow
 def test_predictions_and_scores_follow_what_a_model_reads(monkeypatch):
     guide, params = guide_of(model_of(lambda f: f + SHIFT))
 
