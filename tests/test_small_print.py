@@ -18,7 +18,6 @@ from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.plots.scene import chosen, in_order
 from numpyro_sgp.predictive import Prediction
 from numpyro_sgp.predictive.predictions import read_rows
-from tests.helpers import slow
 
 X = np.linspace(0.0, 6.0, 12)[:, None]
 Y = np.sin(X[:, 0])
