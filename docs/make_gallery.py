@@ -33,6 +33,7 @@ FIGURES = {
     "17-from-pandas": [0],
     "18-checking-a-model": [1],
     "19-trend-and-season": [0],
+    "20-uncertain-inputs": [0],
 }
 
 
