@@ -34,7 +34,7 @@ def remarks_on(tree, loo, chains, is_reference, why_no_loo=""):
         yield "this is the reference, so that differences from it are as unreliable."
     if why := attrs.get("nats_left_unknown"):
         yield f"whether q(u) has converged is not known: {why}."
-    if (lost := attrs.get("points_lose", 0.0)) > 1.0:
+    if (lost := attrs.get("points_lose", 0.0)) > ENOUGH_NATS:
         mend = attrs.get("points_mend", "")
         yield f"its inducing points lose at least {lost:.2g} nats" + (
             f": {mend}." if mend else "."

@@ -226,14 +226,15 @@ def _of_points(curve, points, beside, sites):
         told = f"{beside:.2g} where q(u) moves with further points; as it is: {told}"
         lost = beside
     if lost > ENOUGH_NATS:
-        further = points + sites * max(curve.added, default=points // sites)
-        number = f"more than {further // sites}"
-        if curve.needed:
-            number = str(-(-curve.needed // sites))
+        each = further = max(curve.added, default=points // sites)  # at each site
         if curve.needed == curve.num_inducing:  # as far as these hyperparameters know
-            number = f"{2 * points // sites}"
-        each = " at each GP site" if sites > 1 else ""
-        mend = f"{number} inducing points{each} (num_inducing='auto' looks for a number), "
+            each = min(points // sites, further)
+        elif curve.needed:
+            each = -(-(curve.needed - points) // sites)
+        number = f"{each} more" if sites > 1 else str(points + each)
+        number = number if curve.needed else f"more than {number}"
+        where = " at each GP site" if sites > 1 else ""
+        mend = f"{number} inducing points{where} (num_inducing='auto' looks for a number), "
         mend += "and a check again: trained with more of them, hyperparameters may gain "
         mend += "several times as much"
     return Cause(name, lost, se, told, mend)

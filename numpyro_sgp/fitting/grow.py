@@ -54,13 +54,14 @@ def grow(begin, go_on, most: int, args: tuple, kwargs: dict, limits: Limits, pro
     """
     Trains with more and more inducing points, until those that there are lose less than a
     nat (or a further one gains less than 0.1), 512 are reached, or limits are; a few steps
-    with each number, and with the last one to the end. Where the user stops one of these
-    trainings, its fit is the last.
+    with each number, and with those that seem enough to the end. Where the user stops one
+    of these trainings, its fit is the last.
 
     What is lost is told at the hyperparameters of so few points, which make noise larger
     and functions smoother until few do: at 32 points for 308 rows 1.7 nats, where 64 gain
     22 and 128 another 19. So where there seem to be enough, and they lose more than 0.1,
-    twice as many are tried for a few steps from where the training ended.
+    twice as many are tried for a few steps from where the training ended. That trial is
+    kept where it pays; where it fails or is stopped, the fit before it is the last.
 
     Hyperparameters and other latents go on from the training before.
 
@@ -71,19 +72,26 @@ def grow(begin, go_on, most: int, args: tuple, kwargs: dict, limits: Limits, pro
     :return: the last fit; its ``grown`` has number of points, nats lost and seconds of each
         number.
     """
-    most = min(LARGEST, most)
-    number, start, grown, begun = min(FIRST, most), None, [], time.monotonic()
-    fitted = begin(number, start, limits.at_most(_FEW_STEPS))
+    most, grown, unknown = min(LARGEST, most), [], ""
+    number, begun = min(FIRST, most), time.monotonic()
+    fitted = begin(number, None, limits.at_most(_FEW_STEPS))
 
     def curve_of(fitted):
         where = fitted.guide, fitted.params, *args
         return sparsity_curve(*where, loss=fitted.loss, **kwargs)
 
+    def with_more(number):
+        roles = fitted.guide.roles()
+        start = {name: v for name, v in fitted.params.items() if name not in roles}
+        return begin(number, start, limits.at_most(_FEW_STEPS))
+
     while True:
         limits = limits.after(len(fitted.losses))
         if fitted.stopped == INTERRUPTED:
+            unknown = ""
             break
         curve = curve_of(fitted)
+        unknown = str(curve) if curve.unknown else ""
         grown.append((number, curve.lost, time.monotonic() - begun))
         if progress_bar:
             tqdm.write(f"{number} inducing points: {curve}")
@@ -95,27 +103,32 @@ def grow(begin, go_on, most: int, args: tuple, kwargs: dict, limits: Limits, pro
         if enough or number >= most:
             fitted = go_on(fitted, limits)
             limits = limits.after(len(fitted.losses))
-            if curve.unknown:
-                fitted.stopped += f"; {curve}"
             if number >= most or fitted.stopped == INTERRUPTED or limits.reached(0):
                 break
-            if not curve_of(fitted).lost > _NOTHING_LOST:
+            wanted, begun = min(2 * number, most), time.monotonic()
+            why, more = "", None
+            try:  # what there is is not lost by a trial
+                if curve_of(fitted).lost > _NOTHING_LOST:
+                    more = with_more(wanted)
+                    why = INTERRUPTED if more.stopped == INTERRUPTED else ""
+            except (Exception, KeyboardInterrupt) as error:
+                why = type(error).__name__
+            if why:
+                told = f"whether {wanted} inducing points gain more is not known"
+                fitted.stopped += f"; {told}: {why}"
+            if why or more is None:
                 break
-            wanted = 2 * number
+            gained = more.bound - fitted.bound - 2 * (more.bound_se + fitted.bound_se)
+            if progress_bar:
+                tqdm.write(f"{wanted} inducing points gain {gained:.1f} nats at first")
+            if not gained > max(_ENOUGH_NATS, _ENOUGH_EACH * sites * (wanted - number)):
+                break
         else:
             wanted = curve.needed // sites if curve.needed else _MOST_GROWTH * number
             wanted = min(max(wanted, 2 * number), _MOST_GROWTH * number)
-        before, begun, wanted = number, time.monotonic(), int(min(wanted, most))
-        roles = fitted.guide.roles()
-        start = {name: v for name, v in fitted.params.items() if name not in roles}
-        more = begin(wanted, start, limits.at_most(_FEW_STEPS))
-        if enough:
-            gained = more.bound - fitted.bound - 2 * (more.bound_se + fitted.bound_se)
-            pays = max(_ENOUGH_NATS, _ENOUGH_EACH * sites * (wanted - before))
-            if progress_bar:
-                tqdm.write(f"{wanted} inducing points gain {gained:.1f} nats at first")
-            if more.stopped == INTERRUPTED or not gained > pays:
-                break
+            wanted, begun = int(min(wanted, most)), time.monotonic()
+            more = with_more(wanted)
         fitted, number = more, wanted
     fitted.grown = tuple(grown)
+    fitted.stopped += f"; {unknown}" if unknown else ""
     return fitted

@@ -14,11 +14,16 @@ DRAW_ANEW = (
 )
 
 
+class NoMarginals(ValueError):
+    """Responses cannot be predicted row by row, or one by one; f can."""
+
+
 def check_row_latents(setup, model, args, kwargs) -> None:
     """
     :param setup: of the guide, with the arguments that it was set up with.
-    :raises ValueError: if there are such latents, which the model has with these arguments
-        too, of other rows.
+    :raises NoMarginals: if there are such latents, which the model has with these arguments
+        too, of another number of rows.
+    :raises ValueError: if they are of as many other rows.
     """
     if not (names := row_latents(setup)):
         return
@@ -27,7 +32,7 @@ def check_row_latents(setup, model, args, kwargs) -> None:
     for name in names:
         before = np.shape(setup.trace[name]["value"])
         if found is not None and found[name] != before:
-            raise ValueError(
+            raise NoMarginals(
                 f"Latent site '{name}' has the shape {before}, an entry for each row of "
                 f"the training data, but the model has {found[name]} with these arguments: "
                 f"these values say nothing of other rows. {DRAW_ANEW}"

@@ -15,8 +15,8 @@ from numpyro_sgp import _checks
 from numpyro_sgp._programs import on_data, without_leaks
 from numpyro_sgp.distributions import GaussianProcess
 from numpyro_sgp.distributions.arguments import as_arrays, named_arguments
+from numpyro_sgp.guides.row_latents import NoMarginals
 from numpyro_sgp.predictive import Prediction
-from numpyro_sgp.predictive.mixture import NoMarginals
 from numpyro_sgp.predictive.row_batches import count_rows, first_rows
 from numpyro_sgp.tracing import messages
 

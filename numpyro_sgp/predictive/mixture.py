@@ -9,7 +9,7 @@ from numpyro import handlers
 
 from numpyro_sgp._checks import check_whole
 from numpyro_sgp._programs import mapped
-from numpyro_sgp.guides.row_latents import DRAW_ANEW
+from numpyro_sgp.guides.row_latents import DRAW_ANEW, NoMarginals
 from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import feeding
@@ -21,10 +21,6 @@ TIED = (
     "joint draws were asked for). {} Or draw f by guide.sample_posterior, and average over "
     "the draws."
 )
-
-
-class NoMarginals(ValueError):
-    """Responses cannot be predicted row by row, or one by one; f can."""
 
 
 class MixtureParts:

@@ -10,14 +10,11 @@ from jax.scipy.special import ndtr, ndtri
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._programs import join_static, mapped
+from numpyro_sgp.guides.row_latents import NoMarginals
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.linalg import einsum
 from numpyro_sgp.predictive import cumulative
-from numpyro_sgp.predictive.mixture import (
-    MixtureParts,
-    NoMarginals,
-    components,
-)
+from numpyro_sgp.predictive.mixture import MixtureParts, components
 from numpyro_sgp.predictive.nodes import points_of, points_together, rules
 from numpyro_sgp.predictive.quantiles import ALL, OTHERS, ROUGH, solved
 from numpyro_sgp.tracing.linear import LinearProgram

@@ -286,7 +286,8 @@ def _parts_of(site, size: int) -> list:
         return [columns, prior.mean, prior.kernel(prior.X[..., :1, :], prior.X)]
     found = messages.log_prob(site)
     if jnp.ndim(found) == 0 and site["infer"].get("is_auxiliary"):
-        return [found]  # a factor of no row, or a sum over rows that f is not in
+        # A factor of no row, or a sum over rows that f is not in.
+        return [jnp.asarray(found, jnp.result_type(found, float))]
     # Of observations that are not by row it is told when they are masked.
     return [] if site["is_observed"] and jnp.shape(found)[-1:] != (size,) else [found]
 
@@ -323,6 +324,8 @@ def rows_that_count(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 def _is_filled(leaf, num_rows: int, size: int) -> bool:
     """Whether an array has been filled up: one of that length does not end as it begins."""
     if not hasattr(leaf, "shape") or np.shape(leaf)[:1] != (size,):
+        return False
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):  # keys
         return False
     known = np.asarray(leaf)
     kind = known.dtype.kind in "fc"  # equal_nan is for numbers that may be NaN

@@ -16,7 +16,7 @@ from numpyro_sgp.diagnostics.sparsity import SparsityCurve
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.check import _of_points
 from numpyro_sgp.fitting.grow import grow
-from numpyro_sgp.fitting.progress import CONVERGED, Limits
+from numpyro_sgp.fitting.progress import CONVERGED, INTERRUPTED, Limits
 from numpyro_sgp.fitting.verdict import Cause, Verdict
 
 X = np.linspace(0.0, 6.0, 20)[:, None]
@@ -89,7 +89,7 @@ def test_losses_that_were_not_believed_have_no_part_in_the_trend():
 
 
 @pytest.mark.parametrize(
-    "sites, words", [(1, "40 inducing points (num"), (2, "20 inducing points at each")]
+    "sites, words", [(1, "40 inducing points (num"), (2, "16 more inducing points at each")]
 )
 def test_points_to_use_are_those_of_each_site(sites, words):
     curve = SparsityCurve(8, (8, 16), (5.0, 5.1), (0.0, 0.0), 5.0, 40)
@@ -97,7 +97,7 @@ def test_points_to_use_are_those_of_each_site(sites, words):
     assert words in mend
     assert ("points at each GP site" in mend) == (sites > 1)
     more = SparsityCurve(8, (8, 16), (5.0, 50.0), (0.0, 0.0), 50.0, None)
-    assert f"more than {24 if sites == 1 else 20} " in (
+    assert f"more than {'24' if sites == 1 else '16 more'} inducing" in (
         _of_points(lambda: more, 8, np.nan, sites).mend
     )
 
@@ -106,7 +106,7 @@ def test_points_that_seem_enough_where_they_are_are_not_called_so():
     """At their own hyperparameters few points lose little: 1.1 nats, of 18.9 in truth."""
     curve = SparsityCurve(40, (8, 16), (0.4, 1.1), (0.0, 0.0), 1.1, 40)
     points = _of_points(lambda: curve, 40, np.nan, 1)
-    assert points.mend.startswith("80 inducing points")
+    assert points.mend.startswith("56 inducing points")  # as many rows as there are more
     causes = {name: Cause(name, 0.0) for name in ("q(u)", "other parameters")}
     told = Verdict({**causes, points.name: points}).summary
     assert "lose at least 1.1 nats at these hyperparameters, and may lose several" in told
@@ -188,6 +188,37 @@ def test_what_seems_enough_is_enough_if_twice_as_many_gain_nothing(
     # 64 more gain 3 beyond what 64 have at last: less than a tenth of a nat each.
     assert [number for number, *_ in fitted.grown] == tried[: max(1, len(tried) - 1)]
     assert fitted.bound == bounds[fitted.grown[-1][0]] + 1.0
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, MemoryError, INTERRUPTED])
+def test_a_trial_of_more_points_loses_nothing(ends, monkeypatch):
+    has_curve(monkeypatch, lost=0.5)
+
+    def begin(number, start, limits):
+        if number > 32 and ends != INTERRUPTED:
+            raise ends
+        return fake_fit(60, stopped=ends if number > 32 else "at the limit of 60 steps")
+
+    limits = Limits(0.1, None, None)
+    done = fake_fit(10, 7.0, CONVERGED)
+    fitted = grow(begin, lambda *_: done, 512, (), {}, limits, False)
+    assert fitted is done and [number for number, *_ in fitted.grown] == [32]
+    assert "whether 64 inducing points gain more is not known" in fitted.stopped
+
+
+def test_an_interrupt_ends_growth_where_a_curve_is_unknown(monkeypatch):
+    has_curve(monkeypatch, unknown="too many rows")
+    done, asked = fake_fit(10, 7.0, INTERRUPTED), []
+
+    def begin(number, start, limits):
+        asked.append(number)
+        return fake_fit(min(60, limits.left or 60))
+
+    def grown(limits):
+        return grow(begin, lambda *_: done, 512, (), {}, limits, False).stopped
+
+    assert grown(Limits(0.1, None, None)).startswith(INTERRUPTED) and asked == [32]
+    assert grown(Limits(0.1, 5, None)).endswith("is unknown: too many rows")
 
 
 def test_a_function_as_base_guide_has_no_quantiles():

@@ -281,8 +281,17 @@ def test_what_is_not_of_the_rows_is_not_filled_up(model, z, told):
     """A sum counted added rows, others lost their last ones, and groups became more."""
     with pytest.raises(ValueError, match=told):
         Padded(model).fill((X[:5], Y[:5], z), {})
-    filled, _ = Padded(beside).fill((X[:5], Y[:5]), {})
-    assert len(filled[0]) == 8
+
+
+@pytest.mark.parametrize("value", [0, True, 0.5])
+def test_a_factor_of_no_row_and_keys_may_be_beside_them(value):
+    def model(X, y=None, keys=None):
+        beside(X, y)
+        numpyro.factor("constant", jnp.asarray(value))
+
+    keys = jax.random.split(jax.random.key(0), 8)
+    (filled, _, kept), _ = Padded(model).fill((X[:5], Y[:5], keys), {})
+    assert len(filled) == 8 and kept is keys
 
 
 def test_functions_on_a_grid_of_their_own_are_padded_beside():
