@@ -13,6 +13,14 @@ DRAW_ANEW = (
     "X_new), with samples = fitted.sample(key, sample_shape=(1000,)) or those of MCMC."
 )
 
+#: Of another number of rows, by site, its shape with these arguments, and that of before.
+OTHER_ROWS = (
+    "Latent site '{}' has the shape {} with these arguments, but the guide has values of "
+    "shape {}, those of the rows that it was trained on: they say nothing of other rows. "
+    f"{DRAW_ANEW} Of f alone there is posterior; a Normal latent is best a part of a "
+    "Normal likelihood: dist.Normal(f, sqrt(s**2 + noise**2))."
+)
+
 
 class NoMarginals(ValueError):
     """Responses cannot be predicted row by row, or one by one; f can."""
@@ -32,11 +40,7 @@ def check_row_latents(setup, model, args, kwargs) -> None:
     for name in names:
         before = np.shape(setup.trace[name]["value"])
         if found is not None and found[name] != before:
-            raise NoMarginals(
-                f"Latent site '{name}' has the shape {before}, an entry for each row of "
-                f"the training data, but the model has {found[name]} with these arguments: "
-                f"these values say nothing of other rows. {DRAW_ANEW}"
-            )
+            raise NoMarginals(OTHER_ROWS.format(name, found[name], before))
     if names and (other := other_rows(setup, names, model, args, kwargs)):
         raise ValueError(
             f"Latent site '{names[0]}' has an entry for each row of the training data, and "

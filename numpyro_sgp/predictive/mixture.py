@@ -9,7 +9,7 @@ from numpyro import handlers
 
 from numpyro_sgp._checks import check_whole
 from numpyro_sgp._programs import mapped
-from numpyro_sgp.guides.row_latents import DRAW_ANEW, NoMarginals
+from numpyro_sgp.guides.row_latents import OTHER_ROWS, NoMarginals
 from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import feeding
@@ -129,13 +129,7 @@ class MixtureParts:
             )
         except (TypeError, ValueError) as error:
             for name, (held, shape) in shapes.items():
-                raise NoMarginals(
-                    f"Latent site '{name}' has the shape {shape} with these arguments, but "
-                    f"the guide has values of shape {held}, those of the rows that it was "
-                    f"trained on: they say nothing of other rows. {DRAW_ANEW} Of f alone "
-                    "there is posterior; a Normal latent is best a part of a Normal "
-                    "likelihood: dist.Normal(f, sqrt(s**2 + noise**2))."
-                ) from error
+                raise NoMarginals(OTHER_ROWS.format(name, shape, held)) from error
             raise
 
 

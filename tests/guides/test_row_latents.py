@@ -112,7 +112,9 @@ def test_inputs_with_errors_are_told_of_and_may_be_left_out():
 
     x = X[:, 0]
     fitted = sgp.fit(model, sgp.SVGP(5), (x, np.sin(x)), steps=5, progress_bar=False)
-    with pytest.raises(ValueError, match=r"'z' has the shape \(12,\).*has \(7,\) with"):
+    with pytest.raises(
+        ValueError, match=r"'z' has the shape \(7,\) with.*of shape \(12,\)"
+    ):
         fitted.predict(np.linspace(0.0, 5.0, 7))
     for rows in (7, N):  # as many others too
         found = fitted.predict(np.linspace(1.0, 4.0, rows), measured=False)
