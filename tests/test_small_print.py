@@ -129,7 +129,7 @@ def nugget(X, y=None):
 def test_latents_of_all_rows_are_not_those_of_one_nor_of_others_after_loading(tmp_path):
     data = X, np.round(np.exp(1.0 + Y))
     fitted = sgp.fit(nugget, sgp.SVGP(4), data, steps=2, **QUIET)
-    with pytest.raises(ValueError, match="'e' has an entry for each row"):
+    with pytest.raises(ValueError, match=r"'e' has the shape \(1,\).*of shape \(12,\)"):
         fitted.predict(X[:1])
     with pytest.warns(UserWarning, match="with the training data alone"):
         fitted.save(tmp_path / "fit.npz")
