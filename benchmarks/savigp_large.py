@@ -133,7 +133,8 @@ def run(name, num_inducing, trained, args):
 
     approximation = sgp.SVGP(num_inducing, train_inducing=trained)
     given = model, approximation, (X, y), jax.random.key(args.seed)
-    fitted = sgp.fit(*given, expectation=rule, progress_bar=not args.no_progress)
+    limits = {"seconds": args.seconds, "progress_bar": not args.no_progress}
+    fitted = sgp.fit(*given, expectation=rule, **limits)
     row = {"experiment": name, "inducing": num_inducing, "trained": trained}
     row |= {"seed": args.seed, "float32": dtype == jnp.float32}
     row |= {"seconds": fitted.seconds, "bound": fitted.bound, "stopped": fitted.stopped}
@@ -192,6 +193,7 @@ def parse(argv=None):
         "--fixed", action="store_true", help="inducing inputs are not trained"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, help="the longest that fit may take")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--no-progress", action="store_true", help="no progress bars")
     return parser.parse_args(argv)

@@ -23,6 +23,7 @@ from numpyro_sgp.distributions import (
     relaxation,
 )
 from numpyro_sgp.elbo import (
+    AlongPredictor,
     GaussHermite,
     MonteCarlo,
     ScoreFunction,
@@ -81,6 +82,7 @@ __all__ = [
     "SOLVEGP",
     "SVGP",
     "VGP",
+    "AlongPredictor",
     "AutoJointGP",
     "AutoSparseGP",
     "BlackBox",

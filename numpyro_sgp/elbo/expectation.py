@@ -42,6 +42,10 @@ class Expectation:
     #: Whether expectations that a likelihood has in closed form are used.
     closed_forms = True
 
+    #: Whether :meth:`nodes` takes ``slopes``: from nodes to the gradient of the log density
+    #: by them, of each site's shape.
+    needs_slopes = False
+
     def nodes(self, rng_key: Array, shapes: Shapes, dtype) -> Nodes:
         """
         :param rng_key: random key.

@@ -81,7 +81,8 @@ class Particle:
     later only.
 
     :param make_rule: from shapes of GP sites, whether their rows are coupled or combined,
-        and whether their likelihood has kinks, to an expectation rule.
+        whether their likelihood has kinks, and whether it takes one number a row, to an
+        expectation rule.
     :param run_guide: runs the guide.
     :param run_model: runs the model, given the guide's trace.
     :param rng_key: key for nodes of which only the kind is asked for, and for KLs.
@@ -117,25 +118,31 @@ class Particle:
             any(s.coupling.couples for s in sites.values()),
             any(s.coupling.combines or s.joint_rows > 1 for s in sites.values()),
             any(s.coupling.kinked for s in sites.values()),
+            all(s.coupling.summed for s in sites.values()),
         )
 
-    def parts(self, given: dict) -> tuple[dict, dict]:
+    def at_nodes(self, given: dict) -> Callable[[dict], tuple[dict, dict]]:
         """
-        The parts of the bound, each by the names of sites: ``log_prob`` of the model and
+        From nodes by GP sites to the parts of the bound, those that depend on the values of
+        f and the others. Each is by the names of sites: ``log_prob`` of the model and
         ``guide``, log densities beside GPs; at GP sites ``kl``, the ``cost`` of a relaxed
         conditional, ``marginals``, ``log_weight`` of the component; and mutable ``state``.
 
-        :param given: values by the keys of openings, zero where left out: ``("node", f)``,
+        :param given: values by the keys of openings, zero where left out:
             ``("component", f)``, ``("precision", f)``, ``("mean", f)``, ``("var", f)``.
-        :return: those that depend on the values of f, and the others.
         """
-        parts, split = self._program(given), ({}, {})
-        for kind, values in parts.items():
-            for some in split:
-                some[kind] = {}
-            for name, value in values.items():
-                split[not union(self._origins[kind][name])][kind][name] = value
-        return split
+        rest = self._program.begun(given, [("node", name) for name in self.sites])
+
+        def at(nodes):
+            split: tuple[dict, dict] = {}, {}
+            for kind, values in rest({("node", k): x for k, x in nodes.items()}).items():
+                for some in split:
+                    some[kind] = {}
+                for name, value in values.items():
+                    split[not union(self._origins[kind][name])][kind][name] = value
+            return split
+
+        return at
 
     def precisions(self) -> dict:
         r"""

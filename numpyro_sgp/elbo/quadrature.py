@@ -1,4 +1,4 @@
-"""Quadrature over the latent functions at each row, and the rule where none is given."""
+"""Quadrature over the latent functions at each row."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_sgp._checks import check_whole
-from numpyro_sgp.elbo.expectation import Expectation, MonteCarlo, Nodes, Shapes
+from numpyro_sgp.elbo.expectation import Expectation, Nodes, Shapes
 from numpyro_sgp.linalg import gauss_hermite, tensor_grid, trapezoid
 
 _MAX_GRID_LATENTS = 3
@@ -126,31 +126,3 @@ def nodes_at_kinks(number: int, num_rows: int) -> int:
     :param num_rows: N.
     """
     return next(each for most, each in _FINE.items() if num_rows <= most)[number - 1]
-
-
-def default_expectation(
-    shapes: dict[str, tuple[int, ...]],
-    couples_rows: bool = False,
-    combines_rows: bool = False,
-    kinked: bool = False,
-) -> Expectation:
-    """
-    The rule of :class:`~numpyro_sgp.TraceGP_ELBO` where none is given.
-
-    :param shapes: ``batch_shape + (N,)`` of each GP site.
-    :param couples_rows: whether the likelihood ties rows of X together.
-    :param combines_rows: whether rows of one site become one row of another.
-    :param kinked: whether the likelihood has kinks.
-    """
-    if couples_rows:
-        return MonteCarlo(10, joint=True)
-    if combines_rows:
-        return MonteCarlo(10)
-    total = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
-    if total > 2:
-        # A third to a seventh of the noise of ten independent draws, in the same time.
-        return MonteCarlo(16, antithetic=True, sequence="sobol")
-    if kinked:
-        rows = max(shape[-1] for shape in shapes.values())
-        return Trapezoid(nodes_at_kinks(total, rows))
-    return GaussHermite(20 if total == 1 else 10)

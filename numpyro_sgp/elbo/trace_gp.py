@@ -1,6 +1,7 @@
 """The evidence lower bound of models with GP sites."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from numpyro_sgp.elbo.expectation import (
 )
 from numpyro_sgp.elbo.pairs import check_priors, is_own
 from numpyro_sgp.elbo.particle import Particle
-from numpyro_sgp.elbo.quadrature import default_expectation
+from numpyro_sgp.elbo.predictor import default_expectation, slopes
 from numpyro_sgp.tracing import messages
 
 
@@ -47,16 +48,19 @@ class TraceGP_ELBO(ELBO):
     The components of a mixture posterior (:class:`~numpyro_sgp.MixtureSVGP`) are integrated
     one by one and weighted, so that no component is ever drawn.
 
-    :param expectation: :class:`GaussHermite`, :class:`Trapezoid`, :class:`MonteCarlo`,
-        :class:`ScoreFunction` (for a likelihood without a gradient), another
+    :param expectation: :class:`GaussHermite`, :class:`Trapezoid`,
+        :class:`AlongPredictor`, :class:`MonteCarlo`, :class:`ScoreFunction` (for a
+        likelihood without a gradient), another
         :class:`~numpyro_sgp.elbo.Expectation`, or None for ``GaussHermite(20)`` with one
-        latent function, ``GaussHermite(10)`` with two (``Trapezoid(400)`` and
-        ``Trapezoid(40)``, with fewer nodes for more than 2048 rows, where an
-        :class:`~numpyro_sgp.AutoSparseGP` found kinks in the likelihood, as a Laplace
-        distribution has), ``MonteCarlo(16, antithetic=True, sequence="sobol")`` with more,
-        and ``MonteCarlo(10)`` where a GP site combines several rows of another one
-        (``joint=True`` where an :class:`~numpyro_sgp.AutoSparseGP` found that the
-        likelihood ties rows together).
+        latent function, ``AlongPredictor(GaussHermite(20))`` with several of which the
+        likelihood takes one linear combination at each row (their sum), else
+        ``GaussHermite(10)`` with two (``Trapezoid(400)`` in the place of 20 nodes and
+        ``Trapezoid(40)`` of 10, with fewer for more than 2048 rows, where the likelihood
+        has kinks, as a Laplace distribution has) and
+        ``MonteCarlo(16, antithetic=True, sequence="sobol")`` with more;
+        ``MonteCarlo(10)`` where a GP site combines several rows of another one
+        (``joint=True`` where the likelihood ties rows together). An
+        :class:`~numpyro_sgp.AutoSparseGP` finds out about sums, kinks and ties.
     :param num_particles: number of draws of the latents beside f; mutable state is that of
         the first.
     :param vectorize_particles: as in :class:`~numpyro.infer.Trace_ELBO`.
@@ -172,13 +176,14 @@ class TraceGP_ELBO(ELBO):
             left out.
         :param args: tuple of the arguments of the model.
         :param kwargs: dict of its keyword arguments.
-        :return: contributions by site, whose sum is the bound; and what the rules know of
-            each GP site (:class:`~numpyro_sgp.elbo.particle.GPSite`).
+        :return: contributions by site, whose sum is the bound, twice differentiable; and
+            what the rules know of each GP site
+            (:class:`~numpyro_sgp.elbo.particle.GPSite`).
         """
         particle, node_key = self._particle(
             rng_key, param_map, model, guide, args, kwargs, moving=True
         )
-        return _bound(particle, node_key, shift)[0], particle.sites
+        return _bound(particle, node_key, shift, twice=True)[0], particle.sites
 
     def _particle(self, rng_key, param_map, model, guide, args, kwargs, moving=False):
         """Guide and model, run once, and the key for the nodes."""
@@ -207,37 +212,37 @@ class TraceGP_ELBO(ELBO):
         return Particle(make_rule, run_guide, run_model, kl_key, moving), node_key
 
 
-def _bound(particle, rng_key, given=None):
+def _bound(particle, rng_key, given=None, twice=False):
     """
     :param given: values by the keys of openings.
+    :param twice: whether second derivatives are right too.
     :return: contributions by site, mutable state, and what does not depend on f.
     """
     given = {**(given or {}), **particle.precisions()}
     several = {k: s.num_components for k, s in particle.sites.items()}
     numbers = list(itertools.product(*map(range, several.values())))
     if len(numbers) == 1:
-        return _of_component(particle, rng_key, given)
+        return _of_component(particle, rng_key, given, twice)
     # E = sum_k pi_k E_k (Bonilla et al. 2018, eq. 24): no component is drawn.
     components = {
         ("component", name): jnp.array(ks)
         for name, ks in zip(several, zip(*numbers, strict=True), strict=True)
     }
     terms, state, fixed = jax.vmap(
-        lambda key, component: _of_component(particle, key, {**given, **component})
+        lambda key, number: _of_component(particle, key, {**given, **number}, twice)
     )(random.split(rng_key, len(numbers)), components)
     weights = jnp.exp(sum(fixed["log_weight"].values()))
     terms = {name: weighted(weights, term) for name, term in terms.items()}
     return terms, _likeliest(state, weights), fixed
 
 
-def _of_component(particle, rng_key, given):
+def _of_component(particle, rng_key, given, twice):
     """The same under one component of each posterior, the expectation by the rule."""
-    rule = particle.rule
-    nodes, weights = rule.nodes(rng_key, particle.shapes, particle.dtype)
-
-    def at(node):
-        return particle.parts({**given, **{("node", name): x for name, x in node.items()}})
-
+    rule, at, options = particle.rule, particle.at_nodes(given), {}
+    if rule.needs_slopes:
+        options["slopes"] = partial(slopes, lambda x: at(x)[0]["log_prob"])
+        options["twice"] = twice
+    nodes, weights = rule.nodes(rng_key, particle.shapes, particle.dtype, **options)
     on_f, fixed = jax.vmap(at, out_axes=(0, None))(nodes)
     terms = rule.average(AtNodes(on_f["log_prob"], nodes, weights, fixed["marginals"]))
     terms |= {name: jnp.sum(value) for name, value in fixed["log_prob"].items()}

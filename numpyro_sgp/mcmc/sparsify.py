@@ -1,6 +1,7 @@
 """Variationally sparse MCMC: a model whose GP sites are inducing values."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from numpyro_sgp._threads import one_thread
 from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo, Trapezoid
-from numpyro_sgp.elbo.quadrature import default_expectation
+from numpyro_sgp.elbo.predictor import default_expectation, slopes
 from numpyro_sgp.families import Block, BlockGaussian, Full
 from numpyro_sgp.guides import SVGP, VGP
 from numpyro_sgp.guides.base import check_approximations
@@ -25,7 +26,7 @@ from numpyro_sgp.inducing import InducingVariables
 from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky, matmul
 from numpyro_sgp.tracing import checks, messages
-from numpyro_sgp.tracing.coupling import find_coupling
+from numpyro_sgp.tracing.coupling import Coupling, find_coupling
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.tracing.rows import sites_on_f
 
@@ -131,7 +132,7 @@ class _Sparsified:
         self.expectation = expectation
         #: Inducing points by GP site, of shape (M, D) or (*batch, M, D).
         self.inducing = {}
-        self._sites, self._kinked = frozenset(), False
+        self._sites, self._coupling = frozenset(), Coupling()
         self._observed = frozenset()
         self._on_f = frozenset()
 
@@ -305,7 +306,7 @@ class _Sparsified:
             return self._run(messages.at_values(f), values, args, kwargs)
 
         coupling = find_coupling(trace_at, shapes, jnp.result_type(*f.values()))
-        self._kinked = coupling.kinked
+        self._coupling = coupling
         if coupling.couples or coupling.combines:
             raise ValueError(
                 "The likelihood ties rows of X together (its log density is no sum of "
@@ -341,14 +342,12 @@ class _Sparsified:
         return trace
 
     def _expected_log_likelihood(self, shapes, values, args, kwargs):
-        rule = self.expectation or default_expectation(shapes, kinked=self._kinked)
+        kinds = {"kinked": self._coupling.kinked, "summed": self._coupling.summed}
+        rule = self.expectation or default_expectation(shapes, **kinds)
         for name in shapes:
             if f"{name}_u_white" not in values:
                 raise ValueError(_no_value(f"{name}_u_white"))
         dtype = jnp.result_type(*(values[f"{name}_u_white"] for name in shapes))
-        # E_{p(f | u, theta)}[log p(y | f, theta)], by the same nodes in each step: the
-        # density must be a function.
-        nodes, weights = rule.nodes(jax.random.key(0), shapes, dtype)
 
         def at(node):
             def at_site(site):
@@ -357,6 +356,12 @@ class _Sparsified:
 
             return _score(self._run(at_site, values, args, kwargs, medians=False))
 
+        # E_{p(f | u, theta)}[log p(y | f, theta)], by the same nodes in each step: the
+        # density must be a function.
+        options = {}
+        if rule.needs_slopes:
+            options["slopes"] = partial(slopes, lambda node: {"": at(node)})
+        nodes, weights = rule.nodes(jax.random.key(0), shapes, dtype, **options)
         return matmul(weights, jax.vmap(at)(nodes))
 
     def _posterior(self, site, white):

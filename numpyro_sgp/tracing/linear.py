@@ -20,7 +20,7 @@ _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "check
 _LINEAR = frozenset(
     "add sub neg add_any concatenate convert_element_type copy copy_p squeeze reshape "
     "broadcast_in_dim transpose rev slice reduce_sum cumsum expand_dims pad "
-    "reduce_precision real".split()
+    "reduce_precision real split stack unstack".split()
 )
 #: Linear in the first operand, where the others are known.
 _LINEAR_IN_FIRST = frozenset("div gather dynamic_slice".split())

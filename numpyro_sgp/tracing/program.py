@@ -1,6 +1,6 @@
 """Model code as a program that is traced once and run with values given later."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import jax
@@ -49,7 +49,7 @@ class Program:
         self._done = []
         last = {v for v in self._jaxpr.outvars if not isinstance(v, Literal)}
         for eqn in reversed(self._jaxpr.eqns):
-            used = {v for v in eqn.invars if not isinstance(v, Literal)}
+            used = _variables(eqn)
             self._done.append(used - last)
             last |= used
         self._done.reverse()
@@ -59,21 +59,55 @@ class Program:
         :param given: values by the keys of openings; those left out are zero.
         :return: what ``run`` returned, with these.
         """
+        return self.begun(given)({})
+
+    def begun(self, given: dict, later: Iterable[Hashable] = ()) -> Callable[[dict], Any]:
+        """
+        The rest of the program, with all computed that some openings are not needed for.
+
+        :param given: values by the keys of openings; those left out are zero.
+        :param later: keys of the openings whose values are given to what is returned, which
+            returns what ``run`` returned.
+        """
+        keys, waiting, unknown = frozenset(later), set(), set()
+        for number, eqn in enumerate(self._jaxpr.eqns):
+            is_late = eqn.primitive is OPENING and eqn.params["key"] in keys
+            if is_late or not unknown.isdisjoint(_variables(eqn)):
+                waiting.add(number)
+                unknown.update(eqn.outvars)
+        kept = set().union(*(_variables(self._jaxpr.eqns[number]) for number in waiting))
         known = dict(zip(self._jaxpr.constvars, self._consts, strict=True))
 
-        def read(atom):
-            return atom.val if isinstance(atom, Literal) else known[atom]
+        def run(known, given, numbers, kept):
+            for number in numbers:
+                eqn = self._jaxpr.eqns[number]
+                values = [_read(atom, known) for atom in eqn.invars]
+                if eqn.primitive is OPENING:
+                    found = [_fitting(given.get(eqn.params["key"]), *values, **eqn.params)]
+                else:
+                    found = bound(eqn.primitive, eqn.params, values)
+                known.update(zip(eqn.outvars, found, strict=True))
+                for var in self._done[number] - kept:
+                    del known[var]
 
-        for eqn, done in zip(self._jaxpr.eqns, self._done, strict=True):
-            values = [read(atom) for atom in eqn.invars]
-            if eqn.primitive is OPENING:
-                found = [_fitting(given.get(eqn.params["key"]), *values, **eqn.params)]
-            else:
-                found = bound(eqn.primitive, eqn.params, values)
-            known.update(zip(eqn.outvars, found, strict=True))
-            for var in done:
-                del known[var]
-        return jax.tree.unflatten(self._structure, map(read, self._jaxpr.outvars))
+        numbers = range(len(self._jaxpr.eqns))
+        run(known, given, [n for n in numbers if n not in waiting], kept)
+
+        def rest(given):
+            values = dict(known)
+            run(values, given, sorted(waiting), kept - unknown)
+            found = [_read(atom, values) for atom in self._jaxpr.outvars]
+            return jax.tree.unflatten(self._structure, found)
+
+        return rest
+
+
+def _variables(eqn) -> set:
+    return {v for v in eqn.invars if not isinstance(v, Literal)}
+
+
+def _read(atom, known: dict):
+    return atom.val if isinstance(atom, Literal) else known[atom]
 
 
 def bound(primitive, params: dict, values) -> list:

@@ -27,6 +27,8 @@ LINEAR = {
     "matrix": lambda a, b: jnp.outer(KNOWN, KNOWN) @ a + b.sum(),
     "where": lambda a, b: jnp.where(KNOWN > 2.0, a, 3.0 * b),
     "joined": lambda a, b: jnp.concatenate([a, b])[::-1].reshape(2, 4).T,
+    "stack": lambda a, b: jnp.stack([a, b, *jnp.outer(KNOWN[:2], b)]).sum(0),
+    "split": lambda a, b: jnp.split(a, 2)[1] + b[:2],
     "cumsum": lambda a, b: jnp.cumsum(a) / KNOWN,
     "segments": lambda a, b: jax.ops.segment_sum(a, jnp.array([0, 1, 1, 0]), 2),
     "jit": lambda a, b: jax.jit(lambda x: x.mean() + b)(a),
