@@ -9,7 +9,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoNormal
+from numpyro.optim import Adam
 from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import (
@@ -632,6 +634,26 @@ def test_what_is_left_out_is_told():
     assert list(found) == ["f"]
     with pytest.raises(KeyError, match="'y' is not predicted"):
         found["y"]
+
+
+def test_deterministic_sites_and_options_of_others_are_told():
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        rate = numpyro.deterministic("rate", jnp.exp(f))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(2))
+    svi = SVI(model, guide, Adam(0.1), sgp.TraceGP_ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), X_NEW, jnp.ones(len(X_NEW))))
+    found = sgp.predict(guide, params, X_NEW)
+    with pytest.raises(KeyError, match="'rate' is not predicted; joint draws have it"):
+        found["rate"]
+    key = jax.random.key(0)
+    with pytest.raises(TypeError, match=r"'num_samples' is no option.*sample_shape"):
+        guide.sample_posterior(key, params, X_NEW, num_samples=3)
+    draws = guide.sample_posterior(key, params, X_NEW, sample_shape=(3,))
+    assert draws["rate"].shape == (3, len(X_NEW))
 
 
 def test_what_has_only_a_cdf_has_quantiles():

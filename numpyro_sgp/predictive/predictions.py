@@ -124,7 +124,7 @@ class Predictions(dict):
     (['f', 'y'], (3, 8))
     """
 
-    #: Why a response of the model is not there, by its name.
+    #: Why a response or deterministic site of the model is not there, by its name.
     left_out: dict[str, str] = {}
 
     def __missing__(self, name):
@@ -267,7 +267,12 @@ def _predict(guide, params, args, kwargs, rng_key, options, *more):
 def with_reasons(guide, found, absent) -> Predictions:
     """Predictions that say why others are not there; with a warning but for black boxes."""
     predictions = Predictions(found)
-    predictions.left_out = {}
+    predictions.left_out = {
+        name: f"Deterministic site '{name}' is not predicted; joint draws have it: "
+        f"fitted.sample(key, X, sample_shape=(500,))['{name}'], or guide.sample_posterior."
+        for name, site in guide.prototype_trace.items()
+        if site["type"] == "deterministic"
+    }
     for name in absent:
         fn = messages.innermost(guide.prototype_trace[name]["fn"])
         predictions.left_out[name] = told = (

@@ -367,6 +367,14 @@ def telling_arguments(args, kwargs):
         raise  # of no shapes, though the operations that they name may broadcast
     except (TypeError, ValueError, IndexError) as error:
         told = str(error)
+        found = re.search("unexpected keyword argument '(.*)'", told)
+        if found and found[1] in kwargs:
+            is_number = found[1] in ("num_samples", "num_draws", "shape")
+            more = " The number of joint draws is sample_shape=(100,)." * is_number
+            raise TypeError(
+                f"'{found[1]}' is no option here, so it was given to the model, which does "
+                f"not take it.{more} ({told})"
+            ) from error
         if any(words in told for words in _BY_NAME):
             raise ValueError(
                 "The model takes a part of an argument by its name, and is given a frame "
