@@ -23,7 +23,7 @@ from numpyro_sgp.distributions import (
     relaxation,
 )
 from numpyro_sgp.elbo import (
-    AlongPredictor,
+    AlongPredictors,
     GaussHermite,
     MonteCarlo,
     ScoreFunction,
@@ -82,7 +82,7 @@ __all__ = [
     "SOLVEGP",
     "SVGP",
     "VGP",
-    "AlongPredictor",
+    "AlongPredictors",
     "AutoJointGP",
     "AutoSparseGP",
     "BlackBox",

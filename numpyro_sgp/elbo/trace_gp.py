@@ -49,14 +49,14 @@ class TraceGP_ELBO(ELBO):
     one by one and weighted, so that no component is ever drawn.
 
     :param expectation: :class:`GaussHermite`, :class:`Trapezoid`,
-        :class:`AlongPredictor`, :class:`MonteCarlo`, :class:`ScoreFunction` (for a
+        :class:`AlongPredictors`, :class:`MonteCarlo`, :class:`ScoreFunction` (for a
         likelihood without a gradient), another
         :class:`~numpyro_sgp.elbo.Expectation`, or None for ``GaussHermite(20)`` with one
-        latent function, ``AlongPredictor(GaussHermite(20))`` with several of which the
-        likelihood takes one linear combination at each row (their sum), else
-        ``GaussHermite(10)`` with two (``Trapezoid(400)`` in the place of 20 nodes and
-        ``Trapezoid(40)`` of 10, with fewer for more than 2048 rows, where the likelihood
-        has kinks, as a Laplace distribution has) and
+        latent function, ``GaussHermite(10)`` with two (``Trapezoid(400)`` in the place of
+        20 nodes and ``Trapezoid(40)`` of 10, with fewer for more than 2048 rows, where the
+        likelihood has kinks, as a Laplace distribution has), the same in
+        :class:`AlongPredictors` with several of which the likelihood takes one or two
+        linear combinations at each row (their sum), and
         ``MonteCarlo(16, antithetic=True, sequence="sobol")`` with more;
         ``MonteCarlo(10)`` where a GP site combines several rows of another one
         (``joint=True`` where the likelihood ties rows together). An

@@ -54,7 +54,7 @@ def write(path: str | os.PathLike, fitted: Any) -> None:
             "prefix": guide.prefix,
             "approximation": encode(guide.approximation, "approximation", arrays),
             "base_guide": base_guide,
-            "coupling": [bool(tied) for tied in guide.known().coupling],
+            "coupling": [int(known) for known in guide.known().coupling],
             "loss": encode(fitted.loss, "loss", arrays),
             "computes": _computed(guide.model, arguments, arrays),
         },
@@ -112,7 +112,7 @@ def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
         found["examples"] = args, kwargs = chosen("arguments", header["arguments"])
         description, prefix = recipe["description"], recipe["prefix"]
         if coupling := recipe.get("coupling"):  # files of former versions have none
-            coupling = tuple(map(bool, coupling))
+            coupling = tuple(map(int, coupling))
     except NotInFile as error:
         raise ValueError(
             f"{path} does not have all that makes the guide: {error}. Give it: "

@@ -342,8 +342,8 @@ class _Sparsified:
         return trace
 
     def _expected_log_likelihood(self, shapes, values, args, kwargs):
-        kinds = {"kinked": self._coupling.kinked, "summed": self._coupling.summed}
-        rule = self.expectation or default_expectation(shapes, **kinds)
+        kinds = self._coupling.kinked, self._coupling.predictors
+        rule = self.expectation or default_expectation(shapes, False, False, *kinds)
         for name in shapes:
             if f"{name}_u_white" not in values:
                 raise ValueError(_no_value(f"{name}_u_white"))

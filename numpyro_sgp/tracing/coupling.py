@@ -12,7 +12,7 @@ from jax import Array
 from numpyro_sgp._programs import shared
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.kinks import has_kinks
-from numpyro_sgp.tracing.predictor import has_one_predictor
+from numpyro_sgp.tracing.predictor import num_predictors
 from numpyro_sgp.tracing.rows import origins
 
 _PLACES = 3  # values of f at which rows are looked at
@@ -28,7 +28,7 @@ class Coupling(NamedTuple):
     couples: bool = False  # the likelihood ties rows of X together
     combines: bool = False  # several rows of a site become one row of another
     kinked: bool = False  # slopes of the likelihood jump, as a Laplace distribution's do
-    summed: bool = False  # it takes one linear combination of several functions a row
+    predictors: int = 0  # linear combinations of functions that it takes at each row
 
 
 def find_coupling(
@@ -42,9 +42,9 @@ def find_coupling(
     """
     Whether the likelihood of a model, or the prior of one of its GP sites, mixes two rows
     of X in one latent function of another; whether a row of the inputs of a GP site is
-    made of several rows of another one, as images are of patches; whether a likelihood
-    takes one number of each row; and whether one of one or two latent functions, or of one
-    number a row, has kinks.
+    made of several rows of another one, as images are of patches; how many linear
+    combinations of functions a likelihood takes at each row; and whether one of one or two
+    functions, or combinations, has kinks.
 
     :param trace_at: from values of the GP sites to the model's trace.
     :param shapes: ``batch_shape + (N,)`` of each GP site.
@@ -62,17 +62,17 @@ def find_coupling(
     programs = _programs(log_density, shapes)
     where = log_density, shapes, dtype, frozenset(coupled)
     couples = mixes_rows(*where, near=near, programs=programs)
-    summed = not couples and has_one_predictor(log_density, shapes, dtype)
-    if summed and len(shapes) > 1:
-        summed = not feeding(trace_at, shapes, dtype)
-    kinked = not (couples or near) and _kinked(programs, shapes, dtype, summed)
+    number = 0 if couples else num_predictors(log_density, shapes, dtype)
+    if number and len(shapes) > 1 and feeding(trace_at, shapes, dtype):
+        number = 0
+    kinked = not (couples or near) and _kinked(programs, shapes, dtype, number)
     if len(shapes) == 1:
-        return Coupling(couples, kinked=kinked, summed=summed)
+        return Coupling(couples, kinked=kinked, predictors=number)
     # Mixed second derivatives where inputs of a GP site mix rows of f, or have several
     # rows of f in different columns.
     by_rows = _of_priors(trace_at, shapes, by_rows=True)
     if not mixes_rows(by_rows, shapes, dtype):
-        return Coupling(couples, kinked=kinked, summed=summed)
+        return Coupling(couples, kinked=kinked, predictors=number)
     rest = [name for name in shapes if name not in set(chosen)]
     priors = _of_priors(trace_at, shapes)
     couples = couples or mixes_rows(priors, shapes, dtype, names=rest)
@@ -231,10 +231,10 @@ def _programs(log_density, shapes) -> dict[str, shared]:
     return {k: shared(partial(_derivatives, log_density, k), briefly=True) for k in shapes}
 
 
-def _kinked(programs, shapes, dtype, summed) -> bool:
-    """Whether a likelihood of one or two latent functions, or their sum, has kinks."""
+def _kinked(programs, shapes, dtype, predictors) -> bool:
+    """Whether a likelihood of one or two latent functions, or combinations, has kinks."""
     sizes = {name: (int(np.prod(shape[:-1])), shape[-1]) for name, shape in shapes.items()}
-    if sum(number for number, _ in sizes.values()) > 2 and not summed:
+    if (predictors or sum(number for number, _ in sizes.values())) > 2:
         return False
     f = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
 

@@ -1,4 +1,4 @@
-"""Whether a likelihood depends on its latent functions by one number a row."""
+"""How many linear combinations of its latent functions a likelihood takes at each row."""
 
 from collections.abc import Callable
 
@@ -14,28 +14,30 @@ from numpyro_sgp.tracing.program import opening
 _MOST = 2**24  # numbers that are looked at
 
 
-def has_one_predictor(
+def num_predictors(
     log_density: Callable[[dict[str, Array]], Array], shapes: dict[str, tuple], dtype
-) -> bool:
+) -> int:
     r"""
-    Whether all that a likelihood takes of two or more latent functions is one linear
-    combination of them at each row,
+    The number P of linear combinations of several latent functions that are all that a
+    likelihood takes of them at each row, by matrices :math:`A_n` of shape (P, K),
 
     .. math::
 
-        \log p(y \mid f) = \sum_n h_n(a_n^T f_n + b_n)
+        \log p(y \mid f) = \sum_n h_n(A_n f_n + b_n)
 
-    as where a response has the sum of several functions, times covariates perhaps: told by
-    the program, and by what it makes of random values.
+    as one where a response has the sum of functions, times covariates perhaps, and two
+    where such sums are its mean and its scale. It is told by the program, and by what that
+    makes of random values.
 
     :param log_density: from values of GP sites, of the given shapes, to a number.
     :param shapes: ``batch_shape + (N,)`` of each site.
     :param dtype: dtype of the values.
+    :return: 0 for a single function, and where it cannot be told.
     """
     counts = {name: int(np.prod(shape[:-1])) for name, shape in shapes.items()}
     number, rows = sum(counts.values()), {shape[-1] for shape in shapes.values()}
     if number < 2 or len(rows) > 1:
-        return False
+        return 0
     (num_rows,) = rows
 
     def run():
@@ -43,16 +45,18 @@ def has_one_predictor(
 
     program = LinearProgram(run, shapes)
     predictors = program.predictors([program.outputs])
-    sizes = {int(np.prod(value.aval.shape)) for value in predictors}
-    if sizes != {num_rows} or number**2 * num_rows * len(predictors) > _MOST:
-        return False
+    sizes = [int(np.prod(value.aval.shape)) for value in predictors]
+    if not sizes or any(size % num_rows for size in sizes):
+        return 0
+    if number**2 * sum(sizes) > _MOST:
+        return 0
 
     def at(f):
         ends = np.cumsum(list(counts.values()))[:-1]
         parts = zip(shapes.items(), jnp.split(f, ends), strict=True)
         openings = {name: part.reshape(shape) for (name, shape), part in parts}
         found = program.evaluate(predictors, {}, openings)
-        return jnp.stack([value.reshape(num_rows) for value in found])
+        return jnp.concatenate([value.ravel() for value in found])
 
     rng = np.random.default_rng(0)
     signs = rng.choice([-1.0, 1.0], size=(2, num_rows))
@@ -61,15 +65,34 @@ def has_one_predictor(
     f = np.einsum("jk,dn->djkn", np.eye(number), draws).reshape(-1, number, num_rows)
     f = np.concatenate([np.zeros_like(f[:1]), f]).astype(dtype)
     values = np.asarray(shared(jax.vmap(at), briefly=True)(f), float)
-    slopes = (values[1:] - values[0]).reshape(2, number, -1, num_rows) / draws[
-        :, None, None
-    ]
     rounding = 1e3 * float(jnp.finfo(dtype).eps)
-    # A number that is made of other rows than its own moves as these do.
-    largest = np.max(np.abs(values), axis=0) + np.max(np.abs(slopes), axis=(0, 1))
-    if not np.all(np.abs(slopes[0] - slopes[1]) <= rounding * largest):
-        return False
-    a, first = slopes[0], slopes[0][:, :1]  # (number, predictors, rows)
-    cross = np.einsum("ipn,jn->ijpn", a, first[:, 0])
-    scale = np.linalg.norm(a, axis=0) * np.linalg.norm(first, axis=0)
-    return bool(np.all(np.abs(cross - np.swapaxes(cross, 0, 1)) <= rounding * scale))
+    found = []
+    for part in np.split(values, np.cumsum(sizes)[:-1], axis=1):
+        slopes = _by_row(part, draws, rounding)
+        if slopes is None:
+            return 0
+        found.append(slopes)
+    A = np.moveaxis(np.concatenate(found, axis=1), -1, 0)  # (N, K, P)
+    spread = np.linalg.svd(A, compute_uv=False)
+    return int(np.max(np.sum(spread > rounding * spread[:, :1], axis=1)))
+
+
+def _by_row(values, draws, rounding) -> np.ndarray | None:
+    """
+    Slopes ``(K, P, N)`` of predictors whose numbers at a row are made of f there.
+
+    :param values: at zero, and at each of two draws of each of K functions.
+    :param draws: of shape ``(2, N)``.
+    """
+    num_rows = draws.shape[-1]
+    for found in (
+        values.reshape(len(values), -1, num_rows),
+        np.swapaxes(values.reshape(len(values), num_rows, -1), 1, 2),
+    ):
+        slopes = (found[1:] - found[0]).reshape(2, -1, *found.shape[1:])
+        slopes = slopes / draws[:, None, None]
+        # A number that is made of other rows than its own moves as these do.
+        largest = np.max(np.abs(found), axis=0) + np.max(np.abs(slopes), axis=(0, 1))
+        if np.all(np.abs(slopes[0] - slopes[1]) <= rounding * largest):
+            return slopes[0]
+    return None

@@ -1,4 +1,4 @@
-"""Likelihoods that take one linear combination of several functions at each row."""
+"""Likelihoods that take few linear combinations of several functions at each row."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from scipy.special import gammaln
 from scipy.stats import norm
 
 import numpyro_sgp as sgp
-from numpyro_sgp.tracing.predictor import has_one_predictor
+from numpyro_sgp.tracing.predictor import num_predictors
 from tests.helpers import slow
 
 N, RNG = 12, np.random.default_rng(0)
@@ -171,7 +171,7 @@ def test_functions_of_one_site_that_depend_on_each_other():
             numpyro.sample("y", dist.Poisson(jnp.exp(jnp.sum(Z.T * f, axis=0))), obs=y)
 
     guide, params = trained(model, COUNTS, sgp.SVGP(4, covariance="coupled"))
-    assert guide.known().coupling.summed
+    assert guide.known().coupling.predictors == 1
     found = float(terms(model, guide, params, COUNTS)["y"])
     many = sgp.MonteCarlo(2**15, sequence="sobol")
     drawn = float(terms(model, guide, params, COUNTS, expectation=many)["y"])
@@ -189,7 +189,7 @@ def test_rows_that_are_masked_or_flat_leave_the_others_right():
 
     y = (COUNTS > 1) * 1
     guide, params = trained(model, y)
-    assert guide.known().coupling.summed
+    assert guide.known().coupling.predictors == 1
     q = guide.posterior(params, X, Z)
     a = [np.ones(N), Z[:, 1], observed * 1.0]
     m = sum(a[k] * np.asarray(q[f"f{k}"].mean) for k in range(3))
@@ -205,7 +205,7 @@ def test_float32():
     with jax.enable_x64(False):
         guide, params = trained(counts, COUNTS)
         found = terms(counts, guide, params, COUNTS)["y"]
-        assert found.dtype == jnp.float32 and guide.known().coupling.summed
+        assert found.dtype == jnp.float32 and guide.known().coupling.predictors == 1
         _, m, v = moments(guide, params)
     right = np.sum(COUNTS * m - np.exp(m + v / 2) - gammaln(COUNTS + 1.0))
     assert_allclose(-found, right, rtol=1e-4)
@@ -249,44 +249,76 @@ def _poisson(eta):
     return jnp.sum(dist.Poisson(jnp.exp(eta)).log_prob(jnp.asarray(COUNTS)))
 
 
-SUMMED = {
-    "sum": lambda f, g: _poisson(f + g[0] + g[1]),
-    "sum over an axis": lambda f, g: _poisson(f + jnp.sum(g, axis=0)),
-    "coefficients": lambda f, g: _poisson(A[0] * f + jnp.einsum("kn,kn->n", A[1:], g)),
-    "weights": lambda f, g: _poisson(f + jnp.array([0.3, -1.0]) @ g),
-    "one of them": lambda f, g: _poisson(2.0 * g[1]),
-    "in a column": lambda f, g: _poisson((f[:, None] + g[0][:, None])[:, 0] - 1.0),
-    "stacked": lambda f, g: _poisson(jnp.sum(jnp.stack([f, *g]), axis=0)),
-    "twice": lambda f, g: _poisson(f + g[0]) - jnp.sum((3.0 * f + 3.0 * g[0] + 1.0) ** 2),
-    "kinked": lambda f, g: -jnp.sum(jnp.abs(f + g[0] - A[0])),
-    "zeros": lambda f, g: _poisson(f + jnp.where(GROUPS > 2, 0.0, 1.0) * g[0]),
-    "vmapped": lambda f, g: _poisson(jax.vmap(lambda a, b: a + b.sum())(f, g.T)),
-}
-OTHERS = {
-    "two numbers a row": lambda f, g: _poisson(f) + _poisson(g[0]),
-    "scale": lambda f, g: -jnp.sum(((f + g[0] - 1.0) / jnp.exp(g[1])) ** 2),
-    "product": lambda f, g: _poisson(f * g[0] + g[1]),
-    "other rows": lambda f, g: _poisson(f + g[0][::-1]),
-    "groups": lambda f, g: _poisson(f + g[0][GROUPS]),
-    "two sums": lambda f, g: _poisson(f + g[0]) + _poisson(f - g[0]),
-    "softmax": lambda f, g: jnp.sum(f - jax.nn.logsumexp(jnp.stack([f, *g]), axis=0)),
-    "not linear": lambda f, g: _poisson(f + jnp.sin(g[0])),
-    "nothing": lambda f, g: jnp.zeros(()),
-    "some rows": lambda f, g: jnp.sum((f + g[0])[::2] ** 2),
+NUMBERS = {
+    "sum": (1, lambda f, g: _poisson(f + g[0] + g[1])),
+    "sum over an axis": (1, lambda f, g: _poisson(f + jnp.sum(g, axis=0))),
+    "coefficients": (1, lambda f, g: _poisson(A[0] * f + jnp.einsum("kn,kn->n", A[1:], g))),
+    "weights": (1, lambda f, g: _poisson(f + jnp.array([0.3, -1.0]) @ g)),
+    "one of them": (1, lambda f, g: _poisson(2.0 * g[1])),
+    "in a column": (1, lambda f, g: _poisson((f[:, None] + g[0][:, None])[:, 0] - 1.0)),
+    "stacked": (1, lambda f, g: _poisson(jnp.sum(jnp.stack([f, *g]), axis=0))),
+    "kinked": (1, lambda f, g: -jnp.sum(jnp.abs(f + g[0] - A[0]))),
+    "zeros": (1, lambda f, g: _poisson(f + jnp.where(GROUPS > 2, 0.0, 1.0) * g[0])),
+    "vmapped": (1, lambda f, g: _poisson(jax.vmap(lambda a, b: a + b.sum())(f, g.T))),
+    "twice": (
+        1,
+        lambda f, g: _poisson(f + g[0]) - jnp.sum((3.0 * f + 3.0 * g[0] + 1.0) ** 2),
+    ),
+    "two numbers a row": (2, lambda f, g: _poisson(f) + _poisson(g[0])),
+    "scale": (2, lambda f, g: -jnp.sum(((f + g[0] - 1.0) / jnp.exp(g[1])) ** 2)),
+    "not linear": (2, lambda f, g: _poisson(f + jnp.sin(g[0]))),
+    "two sums": (2, lambda f, g: _poisson(f + g[0]) + _poisson(f - g[0])),
+    "two columns": (2, lambda f, g: jnp.sum((jnp.stack([f, *g], -1) @ A[:, :2]) ** 2)),
+    "two rows": (2, lambda f, g: jnp.sum((A[:, :2].T @ jnp.stack([f, *g])) ** 2)),
+    "one or two": (2, lambda f, g: _poisson(f) + _poisson(f + (GROUPS > 2) * g[0])),
+    "product": (3, lambda f, g: _poisson(f * g[0] + g[1])),
+    "softmax": (3, lambda f, g: jnp.sum(f - jax.nn.logsumexp(jnp.stack([f, *g]), axis=0))),
+    "other rows": (0, lambda f, g: _poisson(f + g[0][::-1])),
+    "groups": (0, lambda f, g: _poisson(f + g[0][GROUPS])),
+    "nothing": (0, lambda f, g: jnp.zeros(())),
+    "some rows": (0, lambda f, g: jnp.sum((f + g[0])[::2] ** 2)),
 }
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", [*SUMMED, *OTHERS])
-def test_sums_are_told_from_what_is_none(name, dtype):
-    density = {**SUMMED, **OTHERS}[name]
+@pytest.mark.parametrize("name", NUMBERS)
+def test_combinations_are_counted(name, dtype):
+    number, density = NUMBERS[name]
 
     def log_density(f):
         return density(f["f"], f["g"])
 
     with jax.enable_x64(dtype == np.float64):
-        found = has_one_predictor(log_density, SHAPES, np.dtype(dtype))
-    assert found == (name in SUMMED)
+        assert num_predictors(log_density, SHAPES, np.dtype(dtype)) == number
+
+
+def scaled(X, Z, y=None):
+    """Mean and log scale are two sums, with a function in both."""
+    f0, f1, f2 = functions(X)
+    with numpyro.plate("rows", len(X)):
+        scale = jnp.exp(0.3 * f1 + Z[:, 2] * f2)
+        numpyro.sample("y", dist.Normal(f0 + Z[:, 1] * f1, scale), obs=y)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_two_sums_are_integrated_together(dtype):
+    with jax.enable_x64(dtype == np.float64):
+        guide, params = trained(scaled, SINE)
+        assert guide.known().coupling.predictors == 2
+        rule = sgp.AlongPredictors(sgp.GaussHermite(60), 2)
+        found = terms(scaled, guide, params, SINE, expectation=rule)["y"]
+        q = guide.posterior(params, X, Z)
+        m = np.array([q[k].mean for k in q], float)
+        v = np.array([q[k].variance for k in q], float)
+    a = np.stack([np.ones(N), Z[:, 1], 0.0 * Z[:, 2]])
+    b = np.stack([np.zeros(N), np.full(N, 0.3), Z[:, 2]])
+    mean, scale = np.sum(a * m, axis=0), np.sum(b * m, axis=0)
+    var, cov, of_scale = (np.sum(w * v, axis=0) for w in (a * a, a * b, b * b))
+    # E[(y - s)^2 exp(-2 t)] of normal s and t: exp(-2 t) tilts s by twice the covariance.
+    square = np.exp(2 * of_scale - 2 * scale) * ((SINE - mean + 2 * cov) ** 2 + var)
+    right = np.sum(-0.5 * np.log(2 * np.pi) - scale - 0.5 * square)
+    # 60 nodes of exp(-2 t), and rounding.
+    assert_allclose(-found, right, rtol=1e-6 if dtype == np.float64 else 1e-3)
 
 
 def test_a_layer_that_feeds_another_is_no_summand():
@@ -300,23 +332,19 @@ def test_a_layer_that_feeds_another_is_no_summand():
 
     guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
     guide.setup(X, Z, SINE)
-    assert not guide.known().coupling.summed
+    assert guide.known().coupling.predictors == 0
 
 
 def test_rules_that_do_not_fit_are_refused():
-    def scaled(X, Z, y=None):
-        f0, f1 = functions(X, 2)
-        with numpyro.plate("rows", len(X)):
-            numpyro.sample("y", dist.Normal(f0, jnp.exp(f1)), obs=y)
-
-    with pytest.raises(ValueError, match="one linear combination of several latent"):
-        trained(scaled, SINE, expectation=sgp.AlongPredictor())
+    with pytest.raises(ValueError, match="so many linear combinations of several latent"):
+        trained(scaled, SINE, expectation=sgp.AlongPredictors())
     with pytest.raises(TypeError, match=r"takes GaussHermite\(20\) or Trapezoid"):
-        sgp.AlongPredictor(sgp.MonteCarlo(3))
+        sgp.AlongPredictors(sgp.MonteCarlo(3))
     with pytest.raises(ValueError, match="is for TraceGP_ELBO alone"):
-        sgp.AlongPredictor().nodes(jax.random.key(0), {"f": (3,)}, jnp.float32)
+        sgp.AlongPredictors().nodes(jax.random.key(0), {"f": (3,)}, jnp.float32)
 
 
+@pytest.mark.slow
 def test_the_fit_is_without_noise_and_converges():
     fitted = sgp.fit(counts, sgp.SVGP(4), (X, Z, COUNTS), progress_bar=False)
     assert "converged" in fitted.stopped
