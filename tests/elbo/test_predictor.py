@@ -242,7 +242,7 @@ def test_nuts_on_the_sparsified_model_takes_the_same_expectation():
 
 SHAPES = {"f": (N,), "g": (2, N)}
 A = RNG.normal(size=(3, N)).astype(np.float32)
-GROUPS = np.arange(N) // 2
+GROUPS = (np.arange(N) // 2).astype(np.int32)
 
 
 def _poisson(eta):
