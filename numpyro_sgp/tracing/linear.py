@@ -211,6 +211,16 @@ class LinearProgram:
                 found[value] = None
         return list(found)
 
+    def constants(self, targets: Iterable[_Value]) -> list[_Value]:
+        """The numbers that targets are computed from, but for whole ones."""
+        needed = self._needed(targets, {})
+        found = {v: None for step in self._steps if step in needed for v in step.operands}
+        return [
+            value
+            for value in found
+            if value.is_known and jnp.issubdtype(value.aval.dtype, jnp.floating)
+        ]
+
     def evaluate(
         self, targets: list[_Value], given: dict[_Value, Array], openings: dict
     ) -> list[Array]:
@@ -225,7 +235,7 @@ class LinearProgram:
         needed = self._needed(targets, known)
 
         def read(value):
-            return value.known if value.is_known else known[value]
+            return known[value] if value in known else value.known
 
         for step in self._steps:
             if step not in needed:

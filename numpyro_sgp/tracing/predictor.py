@@ -27,12 +27,14 @@ def num_predictors(
 
     as one where a response has the sum of functions, times covariates perhaps, and two
     where such sums are its mean and its scale. It is told by the program, and by what that
-    makes of random values.
+    makes of random values; with others in the place of its numbers, since parameters and
+    covariates may be zero now and not later.
 
     :param log_density: from values of GP sites, of the given shapes, to a number.
     :param shapes: ``batch_shape + (N,)`` of each site.
     :param dtype: dtype of the values.
-    :return: 0 for a single function, and where it cannot be told.
+    :return: 0 for a single function, and where it cannot be told; more than it takes
+        where it has one combination in several places.
     """
     counts = {name: int(np.prod(shape[:-1])) for name, shape in shapes.items()}
     number, rows = sum(counts.values()), {shape[-1] for shape in shapes.values()}
@@ -48,17 +50,18 @@ def num_predictors(
     sizes = [int(np.prod(value.aval.shape)) for value in predictors]
     if not sizes or any(size % num_rows for size in sizes):
         return 0
-    if number**2 * sum(sizes) > _MOST:
+    if number * sum(sizes) > _MOST:
         return 0
+    rng = np.random.default_rng(0)
+    others = {v: _other(v.known, rng) for v in program.constants(predictors)}
 
     def at(f):
         ends = np.cumsum(list(counts.values()))[:-1]
         parts = zip(shapes.items(), jnp.split(f, ends), strict=True)
         openings = {name: part.reshape(shape) for (name, shape), part in parts}
-        found = program.evaluate(predictors, {}, openings)
+        found = program.evaluate(predictors, others, openings)
         return jnp.concatenate([value.ravel() for value in found])
 
-    rng = np.random.default_rng(0)
     signs = rng.choice([-1.0, 1.0], size=(2, num_rows))
     draws = (signs * rng.uniform(0.5, 1.5, signs.shape)).astype(dtype)
     # Each function by itself; f is zero first.
@@ -66,20 +69,21 @@ def num_predictors(
     f = np.concatenate([np.zeros_like(f[:1]), f]).astype(dtype)
     values = np.asarray(shared(jax.vmap(at), briefly=True)(f), float)
     rounding = 1e3 * float(jnp.finfo(dtype).eps)
-    found = []
-    for part in np.split(values, np.cumsum(sizes)[:-1], axis=1):
-        slopes = _by_row(part, draws, rounding)
-        if slopes is None:
-            return 0
-        found.append(slopes)
-    A = np.moveaxis(np.concatenate(found, axis=1), -1, 0)  # (N, K, P)
-    spread = np.linalg.svd(A, compute_uv=False)
-    return int(np.max(np.sum(spread > rounding * spread[:, :1], axis=1)))
+    parts = np.split(values, np.cumsum(sizes)[:-1], axis=1)
+    by_row = all(_is_by_row(part, draws, rounding) for part in parts)
+    return min(sum(sizes) // num_rows, number) if by_row else 0
 
 
-def _by_row(values, draws, rounding) -> np.ndarray | None:
+def _other(constant, rng):
+    """Numbers near those of a constant, none of them zero; what is infinite stays so."""
+    values = np.asarray(constant)
+    moved = values + (0.1 + np.abs(values)) * rng.uniform(0.1, 0.3, values.shape)
+    return np.where(np.isfinite(values), moved, values).astype(values.dtype)
+
+
+def _is_by_row(values, draws, rounding) -> bool:
     """
-    Slopes ``(K, P, N)`` of predictors whose numbers at a row are made of f there.
+    Whether numbers of a predictor at a row are made of f there.
 
     :param values: at zero, and at each of two draws of each of K functions.
     :param draws: of shape ``(2, N)``.
@@ -94,5 +98,5 @@ def _by_row(values, draws, rounding) -> np.ndarray | None:
         # A number that is made of other rows than its own moves as these do.
         largest = np.max(np.abs(found), axis=0) + np.max(np.abs(slopes), axis=(0, 1))
         if np.all(np.abs(slopes[0] - slopes[1]) <= rounding * largest):
-            return slopes[0]
-    return None
+            return True
+    return False

@@ -163,6 +163,28 @@ def test_other_posteriors_agree_with_many_draws(approximation):
     assert_allclose(found, drawn, rtol=2e-3)
 
 
+def test_weights_that_are_zero_at_first_are_none_later():
+    def model(X, Z, y=None):
+        f0, f1, f2 = functions(X)
+        weights = numpyro.param("weights", jnp.zeros(2))
+        with numpyro.plate("rows", len(X)):
+            numpyro.sample("y", dist.Normal(f0 + weights[0] * f1, 0.3), obs=y)
+            numpyro.sample("c", dist.Poisson(jnp.exp(f0 + weights[1] * f2)), obs=COUNTS)
+
+    guide, params = trained(model, SINE)
+    assert guide.known().coupling.predictors == 2
+    params = {**params, "weights": jnp.array([0.8, -0.8])}
+    found = terms(model, guide, params, SINE)
+    q = guide.posterior(params, X, Z)
+    (m0, v0), (m1, v1), (m2, v2) = ((q[k].mean, q[k].variance) for k in q)
+    square = (SINE - m0 - 0.8 * m1) ** 2 + v0 + 0.64 * v1
+    normal = np.sum(norm.logpdf(0.0, 0.0, 0.3) - 0.5 * square / 0.09)
+    m, v = m0 - 0.8 * m2, v0 + 0.64 * v2
+    poisson = np.sum(COUNTS * m - np.exp(m + v / 2) - gammaln(COUNTS + 1.0))
+    # Ten nodes each way.
+    assert_allclose([-found["y"], -found["c"]], [normal, poisson], rtol=1e-6)
+
+
 def test_functions_of_one_site_that_depend_on_each_other():
     def model(X, Z, y=None):
         kernel = sgp.kernels.RBF(jnp.ones(3), 1.5)
@@ -261,9 +283,10 @@ NUMBERS = {
     "zeros": (1, lambda f, g: _poisson(f + jnp.where(GROUPS > 2, 0.0, 1.0) * g[0])),
     "vmapped": (1, lambda f, g: _poisson(jax.vmap(lambda a, b: a + b.sum())(f, g.T))),
     "twice": (
-        1,
+        2,
         lambda f, g: _poisson(f + g[0]) - jnp.sum((3.0 * f + 3.0 * g[0] + 1.0) ** 2),
     ),
+    "no weight yet": (0, lambda f, g: _poisson(f + jnp.zeros(N) * g[0][::-1])),
     "two numbers a row": (2, lambda f, g: _poisson(f) + _poisson(g[0])),
     "scale": (2, lambda f, g: -jnp.sum(((f + g[0] - 1.0) / jnp.exp(g[1])) ** 2)),
     "not linear": (2, lambda f, g: _poisson(f + jnp.sin(g[0]))),
