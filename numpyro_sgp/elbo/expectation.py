@@ -42,8 +42,9 @@ class Expectation:
     #: Whether expectations that a likelihood has in closed form are used.
     closed_forms = True
 
-    #: Whether :meth:`nodes` takes ``slopes``: from nodes to the gradient of the log density
-    #: by them, of each site's shape.
+    #: Whether :meth:`nodes` takes ``slopes``, of shape ``(K, P, N)``: those of the P linear
+    #: combinations that a likelihood takes at each row, by standard normal values of all K
+    #: latent functions.
     needs_slopes = False
 
     def nodes(self, rng_key: Array, shapes: Shapes, dtype) -> Nodes:

@@ -20,6 +20,8 @@ from numpyro_sgp.elbo.pairs import check_sites
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import Coupling
 from numpyro_sgp.tracing.curvature import row_precisions
+from numpyro_sgp.tracing.linear import LinearProgram
+from numpyro_sgp.tracing.predictor import AtNodes
 from numpyro_sgp.tracing.program import Program, opening, watched
 from numpyro_sgp.tracing.rows import union
 
@@ -121,28 +123,26 @@ class Particle:
             min(s.coupling.predictors for s in sites.values()),
         )
 
-    def at_nodes(self, given: dict) -> Callable[[dict], tuple[dict, dict]]:
+    def at_nodes(self, given: dict) -> "_AtNodes":
         """
-        From nodes by GP sites to the parts of the bound, those that depend on the values of
-        f and the others. Each is by the names of sites: ``log_prob`` of the model and
-        ``guide``, log densities beside GPs; at GP sites ``kl``, the ``cost`` of a relaxed
-        conditional, ``marginals``, ``log_weight`` of the component; and mutable ``state``.
+        What takes nodes by GP sites to the parts of the bound, those that depend on the
+        values of f and the others. Each is by the names of sites: ``log_prob`` of the model
+        and ``guide``, log densities beside GPs; at GP sites ``kl``, the ``cost`` of a
+        relaxed conditional, ``marginals``, ``log_weight`` of the component; and mutable
+        ``state``.
 
         :param given: values by the keys of openings, zero where left out:
             ``("component", f)``, ``("precision", f)``, ``("mean", f)``, ``("var", f)``.
         """
-        rest = self._program.begun(given, [("node", name) for name in self.sites])
-
-        def at(nodes):
-            split: tuple[dict, dict] = {}, {}
-            for kind, values in rest({("node", k): x for k, x in nodes.items()}).items():
-                for some in split:
-                    some[kind] = {}
-                for name, value in values.items():
-                    split[not union(self._origins[kind][name])][kind][name] = value
-            return split
-
-        return at
+        nodes = [("node", name) for name in self.sites]
+        if not self.rule.needs_slopes:
+            begun = self._program.begun(given, nodes)
+            return _AtNodes(
+                lambda x: begun({("node", name): v for name, v in x.items()}), self._origins
+            )
+        program = LinearProgram.of(self._program, nodes)
+        log_probs = list(program.outputs["log_prob"].values())
+        return _AtNodes(AtNodes(program, given, log_probs), self._origins)
 
     def precisions(self) -> dict:
         r"""
@@ -315,6 +315,26 @@ class Particle:
         moments = [jnp.reshape(moment, fn.f.shape) for moment in moments]
         expected = fn.expected_log_prob(*moments, site["value"])
         return scale_and_mask(expected, site["scale"], mask)
+
+
+class _AtNodes:
+    """What :meth:`Particle.at_nodes` returns."""
+
+    def __init__(self, run, origins):
+        self._run, self._origins = run, origins
+
+    def __call__(self, nodes):
+        split: tuple[dict, dict] = {}, {}
+        for kind, values in self._run(nodes).items():
+            for some in split:
+                some[kind] = {}
+            for name, value in values.items():
+                split[not union(self._origins[kind][name])][kind][name] = value
+        return split
+
+    def slopes(self, shapes, dtype) -> Array:
+        """Those of the likelihood's linear predictors, where the rule needs them."""
+        return self._run.slopes(shapes, dtype)
 
 
 def _known_scale(site):

@@ -1,6 +1,5 @@
 """Quadrature along few numbers of each row, and the rule where none is given."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -12,8 +11,6 @@ from numpyro_sgp._checks import check_whole, shown
 from numpyro_sgp.elbo.expectation import Expectation, MonteCarlo, Nodes, Shapes
 from numpyro_sgp.elbo.quadrature import GaussHermite, Trapezoid, nodes_at_kinks
 from numpyro_sgp.linalg import einsum
-
-_PLACES = 4  # for each number, where it is looked in which directions a likelihood changes
 
 
 @dataclass(frozen=True)
@@ -27,16 +24,14 @@ class AlongPredictors(Expectation):
     With :math:`q(f_n) = N(m, L L^T)`, all that :math:`A f_n` needs is in the span of the
     columns of :math:`L^T A^T`. With an orthonormal basis B of it, nodes x of one or two
     variables do, at :math:`f_n = m + L B x`: 20 for a sum of three functions, where a grid
-    takes 1,000 and draws have noise. The span is that of the gradients of the log density
-    by standard normal values, which are looked at anew in each step, so that A may have
-    parameters and other latents in it. (In a row whose log density is flat wherever that
-    is looked at, it is any.)
+    takes 1,000 and draws have noise. A is read off the program of the model in each step,
+    so that it may have parameters and other latents in it.
 
     This is the default where an :class:`~numpyro_sgp.AutoSparseGP` finds such a likelihood;
     it is for no other.
 
     :param rule: :class:`GaussHermite`, or :class:`Trapezoid` where h has kinks.
-    :param number: of combinations, at most three.
+    :param number: of combinations, one to three.
     :raises TypeError: if the rule is something else.
     :raises ValueError: if the number is.
 
@@ -56,27 +51,31 @@ class AlongPredictors(Expectation):
                 "AlongPredictors takes GaussHermite(20) or Trapezoid(400), got "
                 f"{shown(self.rule)}."
             )
-        check_whole(self.number, "number", least=1)
+        if check_whole(self.number, "number", least=1) > 3:
+            raise ValueError(f"number must be three or less, got {self.number}.")
 
-    def nodes(
-        self, rng_key: Array, shapes: Shapes, dtype, slopes=None, twice=False
-    ) -> Nodes:
+    def nodes(self, rng_key: Array, shapes: Shapes, dtype, slopes=None) -> Nodes:
         """
         Nodes of shape ``(S, *batch_shape, N)``; no key is used.
 
-        :param slopes: from nodes by sites to the gradient of the log density by them.
-        :param twice: whether bases are differentiated too. First derivatives of
-            expectations are right without: what is outside of the span has no part in them.
-        :raises ValueError: without slopes.
+        :param slopes: of the combinations, by standard normal values of the K functions,
+            of shape ``(K, number, N)``.
+        :raises ValueError: without slopes, or for those of another number.
         """
         if slopes is None:
             raise ValueError(f"{self} is for TraceGP_ELBO alone.")
+        if slopes.shape[1] != self.number:
+            raise ValueError(
+                f"The likelihood takes {slopes.shape[1]} linear combinations of latent "
+                f"functions at each row with these arguments, and {self} is for "
+                f"{self.number}. Leave the expectation out and set the guide up with "
+                "arguments for which the model does the same."
+            )
         x, weights = self.rule.nodes(rng_key, {"x": (self.number, 1)}, dtype)
-        basis = _basis(slopes, shapes, dtype, self.number)
-        if not twice:
-            basis = jax.lax.stop_gradient(basis)
-        nodes = einsum("sp,pkn->skn", x["x"][..., 0], basis)
-        return _by_site(nodes, shapes), weights
+        nodes = einsum("sp,pkn->skn", x["x"][..., 0], _basis(slopes))
+        ends = np.cumsum([int(np.prod(shape[:-1])) for shape in shapes.values()])[:-1]
+        parts = zip(shapes.items(), jnp.split(nodes, ends, axis=1), strict=True)
+        return {k: part.reshape(-1, *shape) for (k, shape), part in parts}, weights
 
     def check(self, sites):
         super().check(sites)
@@ -90,67 +89,40 @@ class AlongPredictors(Expectation):
             )
 
 
-def slopes(log_probs: Callable[[dict], dict], nodes: dict, shapes: Shapes) -> dict:
+def _basis(slopes) -> Array:
     """
-    The gradient of log densities by nodes.
-
-    :param log_probs: from nodes to log densities by name.
-    :param nodes: by GP sites, broadcastable to their shapes.
-    :param shapes: ``batch_shape + (N,)`` of each.
+    Orthonormal vectors over all K functions at each row, of shape ``(P, K, N)``, whose span
+    has the slopes ``(K, P, N)`` in it.
     """
-    nodes = {name: jnp.broadcast_to(x, shapes[name]) for name, x in nodes.items()}
-    return jax.grad(lambda x: sum(jnp.sum(v) for v in log_probs(x).values()))(nodes)
-
-
-def _by_site(values, shapes) -> dict[str, Array]:
-    """Of values ``(S, K, N)`` of all functions those of each site, ``(S, *shape)``."""
-    ends = np.cumsum([int(np.prod(shape[:-1])) for shape in shapes.values()])[:-1]
-    parts = zip(shapes.items(), jnp.split(values, ends, axis=1), strict=True)
-    return {k: part.reshape(-1, *shape) for (k, shape), part in parts}
-
-
-def _basis(slopes, shapes, dtype, number) -> Array:
-    """
-    Orthonormal vectors over all K functions at each row, of shape ``(number, K, N)``, in
-    the order in which most is left of gradients at a few places.
-    """
-    rng, places = np.random.default_rng(0), _PLACES * number
-    number_of_all = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
-    draws = jnp.asarray(rng.normal(size=(places, number_of_all, 1)), dtype)
-    at = {k: (*shape[:-1], 1) for k, shape in shapes.items()}
-    found = jax.vmap(lambda nodes: slopes(nodes, shapes))(_by_site(draws, at))
-    g = jnp.concatenate([v.reshape(places, -1, v.shape[-1]) for v in found.values()], 1)
-    # Outside of its support a density tells nothing.
-    g = jnp.where(jnp.isfinite(g), g, 0.0)
-    size = jnp.max(jnp.abs(g), axis=1, keepdims=True)
-    g = g / jnp.where(size > 0.0, size, 1.0)
-    norm = jnp.sqrt(jnp.sum(g**2, axis=1, keepdims=True))
-    g = g / jnp.where(norm > 0.0, norm, 1.0)
+    least = 1e2 * float(jnp.finfo(slopes.dtype).eps)
     basis: list[Array] = []
-    left, least = g, 0.0
-    for _ in range(number):
-        vector = jnp.take_along_axis(left, jnp.argmax(size, axis=0)[None], axis=0)[0]
-        is_known = jnp.max(size, axis=0) > least
-        vector = jnp.where(is_known, vector, _away_from(basis, vector))
-        basis.append(vector / jnp.sqrt(jnp.sum(vector**2, axis=0)))
-        left = _apart(g, basis)
-        size = jnp.sqrt(jnp.sum(left**2, axis=1, keepdims=True) + jnp.finfo(dtype).tiny)
-        least = 1e2 * float(jnp.finfo(dtype).eps)
+    for vector in jnp.moveaxis(slopes, 1, 0):
+        left = _apart(_unit(vector), basis)
+        is_known = jnp.sum(left**2, axis=0) > least**2
+        basis.append(_unit(jnp.where(is_known, left, _away_from(basis, vector))))
     return jnp.stack(basis)
 
 
-def _apart(vectors, basis):
-    """What is left of vectors ``(S, K, N)`` beside a basis; twice, for its rounding."""
+def _unit(vector):
+    """A vector of each column divided by its length; zero where it is."""
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(vector), axis=0))
+    vector = vector / jnp.where(largest > 0.0, largest, 1.0)
+    square = jnp.sum(vector**2, axis=0)
+    return vector / jnp.sqrt(jnp.where(square > 0.0, square, 1.0))
+
+
+def _apart(vector, basis):
+    """What is left of a vector ``(K, N)`` beside a basis; twice, for its rounding."""
     for unit in 2 * basis:
-        vectors = vectors - jnp.sum(vectors * unit, axis=1, keepdims=True) * unit
-    return vectors
+        vector = vector - jnp.sum(vector * unit, axis=0) * unit
+    return vector
 
 
 def _away_from(basis, like):
     """What is left beside a basis of the function that has least to do with it."""
     taken = sum((unit**2 for unit in basis), start=jnp.zeros_like(like))
     chosen = jax.nn.one_hot(jnp.argmin(taken, axis=0), len(like), axis=0, dtype=like.dtype)
-    return _apart(chosen[None], basis)[0]
+    return _apart(chosen, basis)
 
 
 def default_expectation(

@@ -1,7 +1,6 @@
 """The evidence lower bound of models with GP sites."""
 
 import itertools
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from numpyro_sgp.elbo.expectation import (
 )
 from numpyro_sgp.elbo.pairs import check_priors, is_own
 from numpyro_sgp.elbo.particle import Particle
-from numpyro_sgp.elbo.predictor import default_expectation, slopes
+from numpyro_sgp.elbo.predictor import default_expectation
 from numpyro_sgp.tracing import messages
 
 
@@ -176,14 +175,13 @@ class TraceGP_ELBO(ELBO):
             left out.
         :param args: tuple of the arguments of the model.
         :param kwargs: dict of its keyword arguments.
-        :return: contributions by site, whose sum is the bound, twice differentiable; and
-            what the rules know of each GP site
-            (:class:`~numpyro_sgp.elbo.particle.GPSite`).
+        :return: contributions by site, whose sum is the bound; and what the rules know of
+            each GP site (:class:`~numpyro_sgp.elbo.particle.GPSite`).
         """
         particle, node_key = self._particle(
             rng_key, param_map, model, guide, args, kwargs, moving=True
         )
-        return _bound(particle, node_key, shift, twice=True)[0], particle.sites
+        return _bound(particle, node_key, shift)[0], particle.sites
 
     def _particle(self, rng_key, param_map, model, guide, args, kwargs, moving=False):
         """Guide and model, run once, and the key for the nodes."""
@@ -212,36 +210,34 @@ class TraceGP_ELBO(ELBO):
         return Particle(make_rule, run_guide, run_model, kl_key, moving), node_key
 
 
-def _bound(particle, rng_key, given=None, twice=False):
+def _bound(particle, rng_key, given=None):
     """
     :param given: values by the keys of openings.
-    :param twice: whether second derivatives are right too.
     :return: contributions by site, mutable state, and what does not depend on f.
     """
     given = {**(given or {}), **particle.precisions()}
     several = {k: s.num_components for k, s in particle.sites.items()}
     numbers = list(itertools.product(*map(range, several.values())))
     if len(numbers) == 1:
-        return _of_component(particle, rng_key, given, twice)
+        return _of_component(particle, rng_key, given)
     # E = sum_k pi_k E_k (Bonilla et al. 2018, eq. 24): no component is drawn.
     components = {
         ("component", name): jnp.array(ks)
         for name, ks in zip(several, zip(*numbers, strict=True), strict=True)
     }
     terms, state, fixed = jax.vmap(
-        lambda key, number: _of_component(particle, key, {**given, **number}, twice)
+        lambda key, number: _of_component(particle, key, {**given, **number})
     )(random.split(rng_key, len(numbers)), components)
     weights = jnp.exp(sum(fixed["log_weight"].values()))
     terms = {name: weighted(weights, term) for name, term in terms.items()}
     return terms, _likeliest(state, weights), fixed
 
 
-def _of_component(particle, rng_key, given, twice):
+def _of_component(particle, rng_key, given):
     """The same under one component of each posterior, the expectation by the rule."""
     rule, at, options = particle.rule, particle.at_nodes(given), {}
     if rule.needs_slopes:
-        options["slopes"] = partial(slopes, lambda x: at(x)[0]["log_prob"])
-        options["twice"] = twice
+        options["slopes"] = at.slopes(particle.shapes, particle.dtype)
     nodes, weights = rule.nodes(rng_key, particle.shapes, particle.dtype, **options)
     on_f, fixed = jax.vmap(at, out_axes=(0, None))(nodes)
     terms = rule.average(AtNodes(on_f["log_prob"], nodes, weights, fixed["marginals"]))

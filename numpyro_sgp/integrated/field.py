@@ -376,7 +376,7 @@ class Field:
                 return product(free, self.points, arrays, signs, rows)[2]
 
             if apart:
-                self.kinked = has_kinks(slope, shape, self.dtype)
+                self.kinked = shape[0] <= 2 and has_kinks(slope, shape, self.dtype)
                 return
         raise ValueError(TIED if finite else NOT_FINITE)
 

@@ -1,7 +1,6 @@
 """Variationally sparse MCMC: a model whose GP sites are inducing values."""
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from numpyro_sgp._threads import one_thread
 from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.distributions.arguments import as_arrays
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo, Trapezoid
-from numpyro_sgp.elbo.predictor import default_expectation, slopes
+from numpyro_sgp.elbo.predictor import default_expectation
 from numpyro_sgp.families import Block, BlockGaussian, Full
 from numpyro_sgp.guides import SVGP, VGP
 from numpyro_sgp.guides.base import check_approximations
@@ -27,6 +26,9 @@ from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky, matmul
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import Coupling, find_coupling
+from numpyro_sgp.tracing.linear import LinearProgram
+from numpyro_sgp.tracing.predictor import AtNodes
+from numpyro_sgp.tracing.program import opening
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.tracing.rows import sites_on_f
 
@@ -360,8 +362,17 @@ class _Sparsified:
         # density must be a function.
         options = {}
         if rule.needs_slopes:
-            options["slopes"] = partial(slopes, lambda node: {"": at(node)})
+            keys = {name: ("node", name) for name in shapes}
+
+            def opened():
+                return at({k: opening(key, shapes[k], dtype) for k, key in keys.items()})
+
+            program = LinearProgram(opened, keys.values())
+            at_nodes = AtNodes(program, {}, [program.outputs])
+            options["slopes"] = at_nodes.slopes(shapes, dtype)
         nodes, weights = rule.nodes(jax.random.key(0), shapes, dtype, **options)
+        if rule.needs_slopes:
+            return matmul(weights, jax.vmap(at_nodes)(nodes))
         return matmul(weights, jax.vmap(at)(nodes))
 
     def _posterior(self, site, white):

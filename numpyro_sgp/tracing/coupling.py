@@ -28,7 +28,7 @@ class Coupling(NamedTuple):
     couples: bool = False  # the likelihood ties rows of X together
     combines: bool = False  # several rows of a site become one row of another
     kinked: bool = False  # slopes of the likelihood jump, as a Laplace distribution's do
-    predictors: int = 0  # linear combinations of functions that it takes at each row
+    predictors: int = 0  # linear combinations of functions that it takes a row, at most
 
 
 def find_coupling(
@@ -43,8 +43,8 @@ def find_coupling(
     Whether the likelihood of a model, or the prior of one of its GP sites, mixes two rows
     of X in one latent function of another; whether a row of the inputs of a GP site is
     made of several rows of another one, as images are of patches; how many linear
-    combinations of functions a likelihood takes at each row; and whether one of one or two
-    functions, or combinations, has kinks.
+    combinations of functions a likelihood takes at each row at most; and whether one of one
+    or two functions, or combinations, has kinks.
 
     :param trace_at: from values of the GP sites to the model's trace.
     :param shapes: ``batch_shape + (N,)`` of each GP site.

@@ -11,6 +11,7 @@ _LOOK = 6  # halvings from one look to the next
 _HALVINGS = {"float32": 18, "float64": 30}  # until the ends of an interval are rounding's
 _JUMP = 0.3  # share of the largest change over an interval that is left over the last
 _NATS = 12.0  # below the largest, from which on a log density is not looked at
+_FUNCTIONS = 4  # that are moved
 _FEW = 0.01  # share of rows that do not count
 
 
@@ -27,16 +28,13 @@ def has_kinks(
 
     :param slope: from values of f to the slopes of the log density, of the same shape; rows
         are apart.
-    :param shape: (J, N), of the values of J functions at N rows; of more than two functions
-        it is not asked.
+    :param shape: (J, N), of the values of J functions at N rows; a few of many are moved.
     :param dtype: of the values.
     """
-    if shape[0] > 2:
-        return False
     dtype = np.dtype(dtype)
     f = 0.3 * np.random.default_rng(2).normal(size=shape)
     with np.errstate(invalid="ignore", over="ignore"):
-        return any(_jumps(slope, f, j, dtype) for j in range(shape[0]))
+        return any(_jumps(slope, f, j, dtype) for j in range(min(shape[0], _FUNCTIONS)))
 
 
 def _jumps(slope, f, j, dtype) -> bool:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Literal
 
-from numpyro_sgp.tracing.program import OPENING, bound
+from numpyro_sgp.tracing.program import OPENING, Program, bound
 
 #: Calls whose program is a part of the one that calls.
 _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "checkpoint"})
@@ -70,7 +70,17 @@ class LinearProgram:
 
     def __init__(self, run: Callable[[], Any], field: Iterable[Hashable]):
         closed, shapes = jax.make_jaxpr(run, return_shape=True)()
-        self._structure = jax.tree.structure(shapes)
+        self._begin(closed, jax.tree.structure(shapes), field)
+
+    @classmethod
+    def of(cls, program: Program, field: Iterable[Hashable]) -> LinearProgram:
+        """Of a program that was traced before."""
+        new = cls.__new__(cls)
+        new._begin(program.closed, program.structure, field)
+        return new
+
+    def _begin(self, closed, structure, field):
+        self._structure = structure
         self._steps: list[_Step] = []
         constants = [_Value(v.aval, c, True) for v, c in _pairs(closed)]
         self._outputs = self._inline(closed.jaxpr, constants, [])
@@ -240,9 +250,12 @@ class LinearProgram:
         for step in self._steps:
             if step not in needed:
                 continue
-            if step.primitive is OPENING:
+            key = step.params.get("key")
+            if step.primitive is OPENING and step.operands and key not in openings:
+                found = [read(step.operands[0])]
+            elif step.primitive is OPENING:
                 shape, dtype = step.params["shape"], step.params["dtype"]
-                value = openings.get(step.params["key"], 0.0)
+                value = openings.get(key, 0.0)
                 found = [jnp.broadcast_to(jnp.asarray(value, dtype), shape)]
             else:
                 found = bound(step.primitive, step.params, map(read, step.operands))

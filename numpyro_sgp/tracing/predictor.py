@@ -48,30 +48,33 @@ def num_predictors(
     program = LinearProgram(run, shapes)
     predictors = program.predictors([program.outputs])
     sizes = [int(np.prod(value.aval.shape)) for value in predictors]
-    if not sizes or any(size % num_rows for size in sizes):
+    if not sizes or any(num_rows not in (*value.aval.shape, 1) for value in predictors):
         return 0
     if number * sum(sizes) > _MOST:
         return 0
     rng = np.random.default_rng(0)
-    others = {v: _other(v.known, rng) for v in program.constants(predictors)}
+    constants = program.constants(predictors)
+    others = [_other(v.known, rng) for v in constants]
 
-    def at(f):
+    def at(f, others):
         ends = np.cumsum(list(counts.values()))[:-1]
         parts = zip(shapes.items(), jnp.split(f, ends), strict=True)
         openings = {name: part.reshape(shape) for (name, shape), part in parts}
-        found = program.evaluate(predictors, others, openings)
-        return jnp.concatenate([value.ravel() for value in found])
+        moved = dict(zip(constants, others, strict=True))
+        found = program.evaluate(predictors, moved, openings)
+        return jnp.concatenate([by_row(value, num_rows) for value in found])
 
     signs = rng.choice([-1.0, 1.0], size=(2, num_rows))
     draws = (signs * rng.uniform(0.5, 1.5, signs.shape)).astype(dtype)
     # Each function by itself; f is zero first.
     f = np.einsum("jk,dn->djkn", np.eye(number), draws).reshape(-1, number, num_rows)
     f = np.concatenate([np.zeros_like(f[:1]), f]).astype(dtype)
-    values = np.asarray(shared(jax.vmap(at), briefly=True)(f), float)
-    rounding = 1e3 * float(jnp.finfo(dtype).eps)
-    parts = np.split(values, np.cumsum(sizes)[:-1], axis=1)
-    by_row = all(_is_by_row(part, draws, rounding) for part in parts)
-    return min(sum(sizes) // num_rows, number) if by_row else 0
+    run = shared(jax.vmap(at, in_axes=(0, None)), briefly=True)
+    values = np.asarray(run(f, others), float)
+    if not np.isfinite(values).all():  # a matrix that has no factor any more
+        values = np.asarray(run(f, [v.known for v in constants]), float)
+    eps = float(jnp.finfo(dtype).eps)
+    return min(sum(sizes) // num_rows, number) if _are_by_row(values, draws, eps) else 0
 
 
 def _other(constant, rng):
@@ -81,22 +84,78 @@ def _other(constant, rng):
     return np.where(np.isfinite(values), moved, values).astype(values.dtype)
 
 
-def _is_by_row(values, draws, rounding) -> bool:
-    """
-    Whether numbers of a predictor at a row are made of f there.
+def by_row(value: Array, num_rows: int) -> Array:
+    """A predictor as an array ``(P, N)``: rows are its last axis of that length."""
+    if num_rows > 1:
+        axis = value.ndim - 1 - value.shape[::-1].index(num_rows)
+        value = jnp.moveaxis(value, axis, -1)
+    return value.reshape(-1, num_rows)
 
-    :param values: at zero, and at each of two draws of each of K functions.
+
+def _are_by_row(values, draws, eps) -> bool:
+    """
+    Whether numbers of predictors at a row are made of f there.
+
+    :param values: at zero, and at each of two draws of each of K functions, each (P, N).
     :param draws: of shape ``(2, N)``.
     """
-    num_rows = draws.shape[-1]
-    for found in (
-        values.reshape(len(values), -1, num_rows),
-        np.swapaxes(values.reshape(len(values), num_rows, -1), 1, 2),
-    ):
-        slopes = (found[1:] - found[0]).reshape(2, -1, *found.shape[1:])
-        slopes = slopes / draws[:, None, None]
-        # A number that is made of other rows than its own moves as these do.
-        largest = np.max(np.abs(found), axis=0) + np.max(np.abs(slopes), axis=(0, 1))
-        if np.all(np.abs(slopes[0] - slopes[1]) <= rounding * largest):
-            return True
-    return False
+    slopes = (values[1:] - values[0]).reshape(2, -1, *values.shape[1:])
+    slopes = slopes / draws[:, None, None]
+    # A number that is made of other rows than its own moves as these do.
+    largest = np.max(np.abs(values), axis=0) + np.max(np.abs(slopes), axis=(0, 1))
+    return bool(np.all(np.abs(slopes[0] - slopes[1]) <= 1e3 * eps * largest))
+
+
+class AtNodes:
+    """
+    A program of values at nodes, in which all is computed once that needs none.
+
+    :param program: whose field are the nodes, by ``("node", name)``.
+    :param given: values by the keys of other openings.
+    :param outputs: of the program, those whose predictors are meant.
+    """
+
+    def __init__(self, program: LinearProgram, given: dict, outputs):
+        self._program, self._given = program, given
+        self._predictors = program.predictors(outputs)
+        self._all = jax.tree.leaves(program.outputs)
+        self._structure = jax.tree.structure(program.outputs)
+        boundary = program.boundary(self._all, ())
+        found = program.evaluate(boundary, {}, given)
+        self._known = dict(zip(boundary, found, strict=True))
+
+    def __call__(self, nodes: dict[str, Array]):
+        """What the program returns, with nodes by GP sites."""
+        return jax.tree.unflatten(self._structure, self._at(self._all, nodes))
+
+    def slopes(self, shapes: dict[str, tuple], dtype) -> Array:
+        """
+        Those of linear predictors by the nodes of K functions, ``(K, P, N)``.
+
+        :param shapes: of the nodes.
+        """
+        counts = [int(np.prod(shape[:-1])) for shape in shapes.values()]
+        (num_rows,) = {shape[-1] for shape in shapes.values()}
+        units = jnp.split(jnp.eye(sum(counts), dtype=dtype), np.cumsum(counts)[:-1], axis=1)
+        units = [
+            u.reshape(-1, *shape[:-1], 1)
+            for u, shape in zip(units, shapes.values(), strict=True)
+        ]
+
+        def at(nodes):
+            found = self._at(self._predictors, dict(zip(shapes, nodes, strict=True)))
+            return jnp.concatenate([by_row(value, num_rows) for value in found])
+
+        zeros = [jnp.zeros(shape, dtype) for shape in shapes.values()]
+
+        def along(units):
+            moved = [
+                jnp.broadcast_to(u, z.shape) for u, z in zip(units, zeros, strict=True)
+            ]
+            return jax.jvp(at, (zeros,), (moved,))[1]
+
+        return jax.vmap(along)(units)
+
+    def _at(self, targets, nodes):
+        given = self._given | {("node", name): x for name, x in nodes.items()}
+        return self._program.evaluate(targets, self._known, given)

@@ -40,11 +40,11 @@ class Program:
 
     def __init__(self, run: Callable[[], Any]):
         closed, shapes = jax.make_jaxpr(run, return_shape=True)()
+        self.closed, self.structure = closed, jax.tree.structure(shapes)
         self._jaxpr, self._consts = closed.jaxpr, closed.consts
-        self._structure = jax.tree.structure(shapes)
         origins = track_deps_jaxpr(self._jaxpr, [])
         #: For each output the keys of the watched values that it depends on.
-        self.origins = jax.tree.unflatten(self._structure, origins)
+        self.origins = jax.tree.unflatten(self.structure, origins)
         # What an equation is the last to use need not be kept after it.
         self._done = []
         last = {v for v in self._jaxpr.outvars if not isinstance(v, Literal)}
@@ -97,7 +97,7 @@ class Program:
             values = dict(known)
             run(values, given, sorted(waiting), kept - unknown)
             found = [_read(atom, values) for atom in self._jaxpr.outvars]
-            return jax.tree.unflatten(self._structure, found)
+            return jax.tree.unflatten(self.structure, found)
 
         return rest
 

@@ -163,6 +163,62 @@ def test_other_posteriors_agree_with_many_draws(approximation):
     assert_allclose(found, drawn, rtol=2e-3)
 
 
+def test_rows_where_a_density_is_flat_or_masked_have_their_part():
+    seen = np.arange(N) % 3 > 0
+
+    def model(X, Z, y=None):
+        f0, f1, f2 = functions(X)
+        eta = -2.0 + f0 + Z[:, 1] * f1 - 0.7 * Z[:, 2] * f2
+        with numpyro.plate("rows", len(X)), handlers.mask(mask=seen):
+            numpyro.sample("y", dist.Normal(jax.nn.relu(eta), 0.3), obs=y)
+
+    guide, params = trained(model, SINE)
+    assert guide.known().coupling.kinked
+    q = guide.posterior(params, X, Z)
+    a = np.stack([np.ones(N), Z[:, 1], -0.7 * Z[:, 2]])
+    m = -2.0 + sum(a[k] * np.asarray(q[f"f{k}"].mean) for k in range(3))
+    s = np.sqrt(sum(a[k] ** 2 * np.asarray(q[f"f{k}"].variance) for k in range(3)))
+    x = np.linspace(-9.0, 9.0, 20_001)
+    eta = np.maximum(m[:, None] + s[:, None] * x, 0.0)
+    each = norm.logpdf(SINE[:, None], eta, 0.3) @ norm.pdf(x) * (x[1] - x[0])
+    # A kink between nodes .04 sds apart.
+    found = -terms(model, guide, params, SINE)["y"]
+    assert_allclose(found, np.sum(each[seen]), rtol=1e-4)
+    zeros = {("mean", f"f{k}"): jnp.zeros(N) for k in range(3)}
+
+    def expected(shift):
+        given = jax.random.key(1), shift, params, model, guide, (X, Z, SINE), {}
+        return sgp.TraceGP_ELBO().moved(*given)[0]["y"]
+
+    first, second = jax.jvp(jax.grad(expected), (zeros,), (zeros,))
+    assert all(np.isfinite(v).all() for v in jax.tree.leaves((first, second)))
+    assert np.all(np.asarray(first["mean", "f0"])[~seen] == 0.0)
+
+
+def test_likelihoods_that_have_first_derivatives_only():
+    def model(X, Z, y=None):
+        chance = jax.scipy.special.gammainc(jnp.exp(sum(functions(X))), 2.0)
+        numpyro.factor("y", jnp.sum(jnp.log(chance)))
+
+    guide, params = trained(model, None)
+    assert guide.known().coupling.predictors == 1
+    many = sgp.MonteCarlo(2**13, sequence="sobol")
+    drawn = float(terms(model, guide, params, None, expectation=many)["y"])
+    assert_allclose(terms(model, guide, params, None)["y"], drawn, rtol=2e-3)
+
+
+def test_kinks_of_a_site_of_three_functions():
+    def model(X, Z, y=None):
+        kernel = sgp.kernels.RBF(jnp.ones(3), 1.5)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("rows", len(X)):
+            numpyro.sample("y", dist.Laplace(jnp.sum(f, axis=0), 0.05), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
+    guide.setup(X, Z, SINE)
+    assert guide.known().coupling.kinked
+
+
 def test_weights_that_are_zero_at_first_are_none_later():
     def model(X, Z, y=None):
         f0, f1, f2 = functions(X)
@@ -363,6 +419,8 @@ def test_rules_that_do_not_fit_are_refused():
         trained(scaled, SINE, expectation=sgp.AlongPredictors())
     with pytest.raises(TypeError, match=r"takes GaussHermite\(20\) or Trapezoid"):
         sgp.AlongPredictors(sgp.MonteCarlo(3))
+    with pytest.raises(ValueError, match="number must be three or less, got 4"):
+        sgp.AlongPredictors(number=4)
     with pytest.raises(ValueError, match="is for TraceGP_ELBO alone"):
         sgp.AlongPredictors().nodes(jax.random.key(0), {"f": (3,)}, jnp.float32)
 
