@@ -147,7 +147,7 @@ def test_second_derivatives_are_right_where_they_are_needed(of_counts):
 @pytest.mark.parametrize(
     "approximation",
     [
-        sgp.SOLVEGP(3, 2),
+        slow(sgp.SOLVEGP(3, 2)),
         sgp.SVGP(4, tight="scalar"),
         slow(sgp.MixtureSVGP(3, num_components=2)),
         *map(slow, (sgp.VGP(), sgp.SVGP(4, covariance="diagonal"), sgp.ODVGP(2, 3))),
@@ -195,6 +195,7 @@ def test_rows_where_a_density_is_flat_or_masked_have_their_part():
     assert np.all(np.asarray(first["mean", "f0"])[~seen] == 0.0)
 
 
+@pytest.mark.slow
 def test_likelihoods_that_have_first_derivatives_only():
     def model(X, Z, y=None):
         chance = jax.scipy.special.gammainc(jnp.exp(sum(functions(X))), 2.0)
