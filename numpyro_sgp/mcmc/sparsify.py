@@ -26,9 +26,7 @@ from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky, matmul
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import Coupling, find_coupling
-from numpyro_sgp.tracing.linear import LinearProgram
 from numpyro_sgp.tracing.predictor import AtNodes
-from numpyro_sgp.tracing.program import opening
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.tracing.rows import sites_on_f
 
@@ -344,8 +342,7 @@ class _Sparsified:
         return trace
 
     def _expected_log_likelihood(self, shapes, values, args, kwargs):
-        kinds = self._coupling.kinked, self._coupling.predictors
-        rule = self.expectation or default_expectation(shapes, False, False, *kinds)
+        rule = self.expectation or default_expectation(shapes, *self._coupling)
         for name in shapes:
             if f"{name}_u_white" not in values:
                 raise ValueError(_no_value(f"{name}_u_white"))
@@ -358,21 +355,12 @@ class _Sparsified:
 
             return _score(self._run(at_site, values, args, kwargs, medians=False))
 
-        # E_{p(f | u, theta)}[log p(y | f, theta)], by the same nodes in each step: the
-        # density must be a function.
+        # E_{p(f | u, theta)}[log p(y | f, theta)], by the same nodes in each step.
         options = {}
         if rule.needs_slopes:
-            keys = {name: ("node", name) for name in shapes}
-
-            def opened():
-                return at({k: opening(key, shapes[k], dtype) for k, key in keys.items()})
-
-            program = LinearProgram(opened, keys.values())
-            at_nodes = AtNodes(program, {}, [program.outputs])
-            options["slopes"] = at_nodes.slopes(shapes, dtype)
+            at = AtNodes.of(at, shapes, dtype)
+            options["slopes"] = at.slopes(shapes, dtype)
         nodes, weights = rule.nodes(jax.random.key(0), shapes, dtype, **options)
-        if rule.needs_slopes:
-            return matmul(weights, jax.vmap(at_nodes)(nodes))
         return matmul(weights, jax.vmap(at)(nodes))
 
     def _posterior(self, site, white):

@@ -124,6 +124,17 @@ class AtNodes:
         found = program.evaluate(boundary, {}, given)
         self._known = dict(zip(boundary, found, strict=True))
 
+    @classmethod
+    def of(cls, run: Callable[[dict], Array], shapes: dict[str, tuple], dtype) -> "AtNodes":
+        """Of a function of nodes that returns a number."""
+        keys = {name: ("node", name) for name in shapes}
+
+        def opened():
+            return run({k: opening(key, shapes[k], dtype) for k, key in keys.items()})
+
+        program = LinearProgram(opened, keys.values())
+        return cls(program, {}, [program.outputs])
+
     def __call__(self, nodes: dict[str, Array]):
         """What the program returns, with nodes by GP sites."""
         return jax.tree.unflatten(self._structure, self._at(self._all, nodes))
