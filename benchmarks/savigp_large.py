@@ -133,8 +133,8 @@ def run(name, num_inducing, trained, args):
 
     approximation = sgp.SVGP(num_inducing, train_inducing=trained)
     given = model, approximation, (X, y), jax.random.key(args.seed)
-    limits = {"seconds": args.seconds, "progress_bar": not args.no_progress}
-    fitted = sgp.fit(*given, expectation=rule, **limits)
+    options = {"seconds": args.seconds, "progress_bar": not args.no_progress}
+    fitted = sgp.fit(*given, expectation=rule, **options)
     row = {"experiment": name, "inducing": num_inducing, "trained": trained}
     row |= {"seed": args.seed, "float32": dtype == jnp.float32}
     row |= {"seconds": fitted.seconds, "bound": fitted.bound, "stopped": fitted.stopped}

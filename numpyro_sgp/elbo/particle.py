@@ -21,7 +21,7 @@ from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import Coupling
 from numpyro_sgp.tracing.curvature import row_precisions
 from numpyro_sgp.tracing.linear import LinearProgram
-from numpyro_sgp.tracing.predictor import AtNodes
+from numpyro_sgp.tracing.predictor import NodeProgram
 from numpyro_sgp.tracing.program import Program, opening, watched
 from numpyro_sgp.tracing.rows import union
 
@@ -123,26 +123,41 @@ class Particle:
             min(s.coupling.predictors for s in sites.values()),
         )
 
-    def at_nodes(self, given: dict) -> "_AtNodes":
+    def at_nodes(self, given: dict) -> tuple[Callable[[dict], tuple[dict, dict]], dict]:
         """
-        What takes nodes by GP sites to the parts of the bound, those that depend on the
-        values of f and the others. Each is by the names of sites: ``log_prob`` of the model
-        and ``guide``, log densities beside GPs; at GP sites ``kl``, the ``cost`` of a
+        A function from nodes by GP sites to the parts of the bound, those that depend on
+        the values of f and the others. Each is by the names of sites: ``log_prob`` of the
+        model and ``guide``, log densities beside GPs; at GP sites ``kl``, the ``cost`` of a
         relaxed conditional, ``marginals``, ``log_weight`` of the component; and mutable
-        ``state``.
+        ``state``. And what the rule asks of the model beside, for its nodes.
 
         :param given: values by the keys of openings, zero where left out:
             ``("component", f)``, ``("precision", f)``, ``("mean", f)``, ``("var", f)``.
         """
-        nodes = [("node", name) for name in self.sites]
-        if not self.rule.needs_slopes:
-            begun = self._program.begun(given, nodes)
-            return _AtNodes(
-                lambda x: begun({("node", name): v for name, v in x.items()}), self._origins
-            )
-        program = LinearProgram.of(self._program, nodes)
-        log_probs = list(program.outputs["log_prob"].values())
-        return _AtNodes(AtNodes(program, given, log_probs), self._origins)
+        keys = {name: ("node", name) for name in self.sites}
+        options: dict[str, Array] = {}
+        run: Callable[[dict], dict]
+        if self.rule.needs_slopes:
+            program = LinearProgram.of(self._program, keys.values())
+            log_probs = program.outputs["log_prob"].values()
+            run = of_nodes = NodeProgram(program, given, list(log_probs))
+            options["slopes"] = of_nodes.slopes(self.shapes, self.dtype)
+        else:
+            begun = self._program.begun(given, keys.values())
+
+            def run(nodes):
+                return begun({keys[name]: x for name, x in nodes.items()})
+
+        def at(nodes):
+            split: tuple[dict, dict] = {}, {}
+            for kind, values in run(nodes).items():
+                for some in split:
+                    some[kind] = {}
+                for name, value in values.items():
+                    split[not union(self._origins[kind][name])][kind][name] = value
+            return split
+
+        return at, options
 
     def precisions(self) -> dict:
         r"""
@@ -315,26 +330,6 @@ class Particle:
         moments = [jnp.reshape(moment, fn.f.shape) for moment in moments]
         expected = fn.expected_log_prob(*moments, site["value"])
         return scale_and_mask(expected, site["scale"], mask)
-
-
-class _AtNodes:
-    """What :meth:`Particle.at_nodes` returns."""
-
-    def __init__(self, run, origins):
-        self._run, self._origins = run, origins
-
-    def __call__(self, nodes):
-        split: tuple[dict, dict] = {}, {}
-        for kind, values in self._run(nodes).items():
-            for some in split:
-                some[kind] = {}
-            for name, value in values.items():
-                split[not union(self._origins[kind][name])][kind][name] = value
-        return split
-
-    def slopes(self, shapes, dtype) -> Array:
-        """Those of the likelihood's linear predictors, where the rule needs them."""
-        return self._run.slopes(shapes, dtype)
 
 
 def _known_scale(site):

@@ -58,19 +58,21 @@ class AlongPredictors(Expectation):
         """
         Nodes of shape ``(S, *batch_shape, N)``; no key is used.
 
-        :param slopes: of the combinations, by standard normal values of the K functions,
-            of shape ``(K, number, N)``.
-        :raises ValueError: without slopes, or for those of another number.
+        :param slopes: of P combinations, by standard normal values of the K functions, of
+            shape ``(K, P, N)``.
+        :raises ValueError: without slopes, or for those of more than ``number``.
         """
         if slopes is None:
             raise ValueError(f"{self} is for TraceGP_ELBO alone.")
-        if slopes.shape[1] != self.number:
+        if (absent := self.number - slopes.shape[1]) < 0:
             raise ValueError(
                 f"The likelihood takes {slopes.shape[1]} linear combinations of latent "
                 f"functions at each row with these arguments, and {self} is for "
                 f"{self.number}. Leave the expectation out and set the guide up with "
                 "arguments for which the model does the same."
             )
+        # Fewer, where others are in a closed form: what is in their place has no part.
+        slopes = jnp.pad(slopes, ((0, 0), (0, absent), (0, 0)))
         x, weights = self.rule.nodes(rng_key, {"x": (self.number, 1)}, dtype)
         nodes = einsum("sp,pkn->skn", x["x"][..., 0], _basis(slopes))
         ends = np.cumsum([int(np.prod(shape[:-1])) for shape in shapes.values()])[:-1]
@@ -82,7 +84,7 @@ class AlongPredictors(Expectation):
         found = {site.coupling.predictors for site in sites.values()}
         if not all(1 <= number <= self.number for number in found):
             raise ValueError(
-                f"{self} is for likelihoods that take so many linear combinations of "
+                f"{self} is for likelihoods that take so few linear combinations of "
                 "several latent functions at each row of X, and no AutoSparseGP found that "
                 "of this one. Leave the expectation out, or use GaussHermite(10) or "
                 "MonteCarlo(num_samples)."

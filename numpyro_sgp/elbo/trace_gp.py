@@ -226,7 +226,7 @@ def _bound(particle, rng_key, given=None):
         for name, ks in zip(several, zip(*numbers, strict=True), strict=True)
     }
     terms, state, fixed = jax.vmap(
-        lambda key, number: _of_component(particle, key, {**given, **number})
+        lambda key, component: _of_component(particle, key, {**given, **component})
     )(random.split(rng_key, len(numbers)), components)
     weights = jnp.exp(sum(fixed["log_weight"].values()))
     terms = {name: weighted(weights, term) for name, term in terms.items()}
@@ -235,9 +235,7 @@ def _bound(particle, rng_key, given=None):
 
 def _of_component(particle, rng_key, given):
     """The same under one component of each posterior, the expectation by the rule."""
-    rule, at, options = particle.rule, particle.at_nodes(given), {}
-    if rule.needs_slopes:
-        options["slopes"] = at.slopes(particle.shapes, particle.dtype)
+    rule, (at, options) = particle.rule, particle.at_nodes(given)
     nodes, weights = rule.nodes(rng_key, particle.shapes, particle.dtype, **options)
     on_f, fixed = jax.vmap(at, out_axes=(0, None))(nodes)
     terms = rule.average(AtNodes(on_f["log_prob"], nodes, weights, fixed["marginals"]))

@@ -26,7 +26,7 @@ from numpyro_sgp.inducing.covariances import inducing_covariance
 from numpyro_sgp.linalg import jittered_cholesky, matmul
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import Coupling, find_coupling
-from numpyro_sgp.tracing.predictor import AtNodes
+from numpyro_sgp.tracing.predictor import NodeProgram
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.tracing.rows import sites_on_f
 
@@ -358,7 +358,7 @@ class _Sparsified:
         # E_{p(f | u, theta)}[log p(y | f, theta)], by the same nodes in each step.
         options = {}
         if rule.needs_slopes:
-            at = AtNodes.of(at, shapes, dtype)
+            at = NodeProgram.of(at, shapes, dtype)
             options["slopes"] = at.slopes(shapes, dtype)
         nodes, weights = rule.nodes(jax.random.key(0), shapes, dtype, **options)
         return matmul(weights, jax.vmap(at)(nodes))

@@ -106,7 +106,7 @@ def _are_by_row(values, draws, eps) -> bool:
     return bool(np.all(np.abs(slopes[0] - slopes[1]) <= 1e3 * eps * largest))
 
 
-class AtNodes:
+class NodeProgram:
     """
     A program of values at nodes, in which all is computed once that needs none.
 
@@ -125,7 +125,9 @@ class AtNodes:
         self._known = dict(zip(boundary, found, strict=True))
 
     @classmethod
-    def of(cls, run: Callable[[dict], Array], shapes: dict[str, tuple], dtype) -> "AtNodes":
+    def of(
+        cls, run: Callable[[dict], Array], shapes: dict[str, tuple], dtype
+    ) -> "NodeProgram":
         """Of a function of nodes that returns a number."""
         keys = {name: ("node", name) for name in shapes}
 
@@ -155,7 +157,8 @@ class AtNodes:
 
         def at(nodes):
             found = self._at(self._predictors, dict(zip(shapes, nodes, strict=True)))
-            return jnp.concatenate([by_row(value, num_rows) for value in found])
+            none = jnp.zeros((0, num_rows), dtype)
+            return jnp.concatenate([none, *(by_row(value, num_rows) for value in found)])
 
         zeros = [jnp.zeros(shape, dtype) for shape in shapes.values()]
 
