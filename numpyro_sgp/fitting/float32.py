@@ -57,7 +57,7 @@ def begin_float32(problem: Problem, steps: int) -> Callable[..., Cause] | None:
         return None
     wide = None
     try:
-        with _float64():
+        with of_64_bits():
             wide = _in_float64(problem)
             wide.prepare(slopes=False)
     except Exception as error:  # a model that knows of 32 bits, or a device
@@ -67,7 +67,7 @@ def begin_float32(problem: Problem, steps: int) -> Callable[..., Cause] | None:
         try:
             descent = descent or descent_of(problem, jax.random.key(0))
             descent.start_at(problem.free)
-            with _float64():
+            with of_64_bits():
                 wide.step_scale = descent.step_scale
                 found = _gained(wide, descent.loss, min(steps, _MOST))
         except Exception as error:
@@ -77,7 +77,7 @@ def begin_float32(problem: Problem, steps: int) -> Callable[..., Cause] | None:
     return finish
 
 
-class _Wide(Messenger):
+class Wide(Messenger):
     """
     Distributions of 64 bits where a model made them, outside of itself, of arrays of 32:
     their arithmetic may not mix the two.
@@ -143,7 +143,7 @@ def with_true_slopes(found: Trained, problem: Problem, limits: Limits) -> Traine
             return found
         if error < _BEYOND_ROUNDING * descent.rounding():
             return found
-        with _float64():
+        with of_64_bits():
             wide = _in_float64(problem)
             wide.step_scale = descent.step_scale
             wide.start_at(in_float64(found.free))
@@ -167,7 +167,7 @@ def _like(tree, other):
 
 
 @contextmanager
-def _float64():
+def of_64_bits():
     """JAX in 64 bits, in this thread; what a model warns of it has warned of before."""
     with jax.enable_x64(True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -182,7 +182,7 @@ def _in_float64(problem: Problem) -> Descent:
     """The loss of the same model, data and guide, of 64 bits."""
     svi = copy.copy(problem.svi)
     svi.guide = guide_in_float64(problem.guide)
-    svi.model, svi.guide.model = _Wide(svi.model), _Wide(svi.guide.model)
+    svi.model, svi.guide.model = Wide(svi.model), Wide(svi.guide.model)
     svi.optim = SimpleNamespace(get_params=lambda free: free)
     kwargs = {**svi.static_kwargs, **problem.kwargs}
     free, args, kwargs = in_float64((problem.free, problem.args, kwargs))
@@ -236,9 +236,19 @@ def _told(here: float, after: float, number: int, others: Cause, guide) -> Cause
         told = f"in float64 the bound is {Cause('', nats).number} nats lower at these "
         told += "parameters: rounding has raised that of float32"
     if nats > ENOUGH_NATS:
-        mend = "numpyro.enable_x64() before the fit"
-        options = guide.approximations.values()
-        by_dtype = [o for o in options if getattr(o, "jitter", 0.0) is None]
-        if by_dtype and here >= -ENOUGH_NATS:
-            mend += f", or at least {type(by_dtype[0]).__name__}(..., jitter=1e-6)"
+        mend = wider_numbers(guide, "before the fit", jitter=here >= -ENOUGH_NATS)
     return Cause(FLOAT32, nats, told=told, mend=mend)
+
+
+def wider_numbers(guide, when: str, jitter: bool = True) -> str:
+    """
+    What to do where float32 costs nats.
+
+    :param when: when JAX is to be given 64 bits.
+    :param jitter: whether a smaller jitter may help, where it is that of the dtype.
+    """
+    mend, options = f"numpyro.enable_x64() {when}", guide.approximations.values()
+    by_dtype = [o for o in options if getattr(o, "jitter", 0.0) is None]
+    if by_dtype and jitter:
+        mend += f", or at least {type(by_dtype[0]).__name__}(..., jitter=1e-6)"
+    return mend

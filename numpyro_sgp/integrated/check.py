@@ -16,6 +16,7 @@ from numpyro_sgp.diagnostics.khat import weighed as weighed_draws
 from numpyro_sgp.fitting.other_data import inputs_of
 from numpyro_sgp.fitting.verdict import (
     ENOUGH_NATS,
+    FLOAT32,
     Cause,
     Verdict,
     held_at_points,
@@ -23,6 +24,7 @@ from numpyro_sgp.fitting.verdict import (
 )
 from numpyro_sgp.guides import SVGP, AutoSparseGP
 from numpyro_sgp.guides.points import point_name, points_of
+from numpyro_sgp.integrated.digits import LEAN, of_digits
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.profile import Profile
@@ -47,13 +49,17 @@ def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
     if not all(np.isfinite(node.value) for node in chosen):
         _check_groups(field, nodes, args, kwargs)
     weighed = any(float(node.weighed.effective) < 1.0 for node in nodes.nodes)
+    digits = of_digits(profile, nodes.points, found, args, kwargs)
+    rounded = digits is not None and digits.nats > ENOUGH_NATS
     causes = {
         "q(u)": _of_q(nodes),
-        "other parameters": _of_nodes(nodes),
-        "inducing points": _of_points(profile, nodes.points, found, args, kwargs),
+        "other parameters": _of_nodes(nodes, rounded),
+        "inducing points": _of_points(profile, nodes.points, found, args, kwargs, rounded),
         "family": _of_family(profile, chosen, args, kwargs, weighed),
         "point estimates": _of_latents(field, nodes),
     }
+    if digits is not None:
+        causes[FLOAT32] = digits
     return Verdict(causes, None, nodes.log_evidence)
 
 
@@ -114,14 +120,14 @@ def no_digits() -> str:
     return first + "covariates about their means and in other units, or other priors"
 
 
-def _of_nodes(nodes):
+def _of_nodes(nodes, rounded):
     beyond, told = nodes.beyond, f"{len(nodes.nodes)}, effective {nodes.effective:.0f}"
     told += f", {nodes.border:.1%} of the mass at their border" if nodes.border else ""
     told += f", about {beyond:.1%} of it beyond them" if beyond > _TOLD_BEYOND else ""
     told += f" ({nodes.stopped})" if nodes.stopped else ""
     mend = f"more nodes: {nodes.mend}" if nodes.lacks_more else nodes.mend
     single = not jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    if mend and single and not (nodes.several or nodes.astray):
+    if mend and single and (rounded or not (nodes.several or nodes.astray)):
         # Of many rows a value is rounded by more than nodes differ.
         mend += "; or numpyro.enable_x64() at the beginning of the program"
     lost = float(-np.log1p(-min(nodes.border + beyond, 0.999)))
@@ -132,13 +138,17 @@ def _of_nodes(nodes):
     return Cause("nodes", lost, nodes.error, told, mend)
 
 
-def _of_points(profile, points, chosen, args, kwargs):
-    """What up to three times as many inducing points gain."""
+def _of_points(profile, points, chosen, args, kwargs, rounded):
+    """
+    What up to three times as many inducing points gain.
+
+    :param rounded: whether float32 costs so much that they may gain by their jitter alone.
+    """
     name = "inducing points"
     try:
         larger = _larger(profile.field, points, args, kwargs)
         if larger is None:
-            return _of_jitter(name, [profile.left_open(node) for node in chosen])
+            return _of_jitter(name, [node.open for node in chosen])
         richer = Profile(larger, args, kwargs)
         start = richer.start()
         with warnings.catch_warnings():
@@ -157,13 +167,12 @@ def _of_points(profile, points, chosen, args, kwargs):
     told = f"{low:.2g} to {high:.2g} are gained with {number} at {len(found)} nodes"
     mend = ""
     if high - low > ENOUGH_NATS:  # half a nat may halve the sd of one
-        told += (
-            "; hyperparameters lean to where less is lost, by this difference in their log "
-            "density"
-        )
+        told += LEAN
         mend = "use more inducing points, or VGP(), and see whether summary() changes"
     elif high > 1.0:
         mend = "use more inducing points"
+    if mend and rounded:
+        mend = f"float32 first, see below; if as much is gained then: {mend}"
     return Cause(name, max(high, 0.0), told=told, mend=mend)
 
 

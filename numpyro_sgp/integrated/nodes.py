@@ -26,6 +26,7 @@ _FAR_DOWN = 6.0  # nats below the highest up to where all grids go on
 _LEAST_FALL = 0.1  # nats from node to node, of tails
 _LOW = 40.0  # nats below the highest from where nodes hold no spline
 _SEEN = 1e-6  # weight of nodes that count
+_UNEVEN = 0.25  # nats: sd of what is left open from which on it is told
 _LARGEST = 0.01  # share of one candidate
 _ROWS_PER_COLUMN = 4  # at least, for a second moment that is far from singular
 _ALIKE = 0.1  # standard deviations, and their logarithm, that draws are from nodes
@@ -156,6 +157,11 @@ class Nodes:
         seen = self.weights > _SEEN
         return float(self.weights[seen] @ np.maximum(each[seen], 0.0))
 
+    @property
+    def open(self) -> np.ndarray:
+        """Nats that inducing points leave open at each, ``(K,)``."""
+        return np.array([node.open for node in self.nodes])
+
     def told_of_evidence(self) -> list[str]:
         """A line on the log evidence, if it is known."""
         if np.isnan(self.log_evidence):
@@ -177,6 +183,13 @@ class Nodes:
         if self.too_few:
             what = "more nodes are needed" if self.lacks_more else "too few nodes count"
             told.append(f"  {what}: {self.mend}")
+        mean = self.weights @ self.open
+        sd = np.sqrt(self.weights @ (self.open - mean) ** 2)  # NaN is not large
+        if sd > _UNEVEN:
+            told.append(
+                f"  inducing points (and jitter) leave {mean:.2g} ± {sd:.1g} nats open, by "
+                "the nodes: hyperparameters lean to where it is less: see check()"
+            )
         return told
 
     def warning(self) -> str:

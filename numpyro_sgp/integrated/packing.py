@@ -33,6 +33,7 @@ def packed(field: Field, nodes: Nodes) -> dict[str, Any]:
         "free": nodes.free,
         "values": nodes.values,
         "left": np.array([node.left for node in each]),
+        "open": nodes.open,
         "weighed": [np.stack(parts) for parts in weighed],
         "numbers": np.array([nodes.log_evidence, nodes.border]),
         **{name: getattr(nodes, name) for name in _AS_THEY_ARE},
@@ -45,12 +46,14 @@ def unpacked(found: dict[str, Any], dtype) -> Nodes:
     factor: Callable[..., Factor] = Square if len(factors) == 1 else Conditional
     weighed = map(Weighed, gains, shares, means, map(factor, *factors))
     nothing = Gaussian.prior(0, dtype)
-    parts = zip(found["free"], found["values"], found["left"], weighed, strict=True)
+    left, values = found["left"], found["values"]
+    open_here = found.get("open", np.full(len(left), np.nan))  # files of former versions
+    parts = zip(found["free"], values, left, weighed, open_here, strict=True)
     log_evidence, border = map(float, found["numbers"])
     return KINDS[found["kind"]](
         nodes=tuple(
-            Node(np.asarray(free), float(value), nothing, float(left), moments)
-            for free, value, left, moments in parts
+            Node(np.asarray(free), float(value), nothing, float(left), moments, float(lost))
+            for free, value, left, moments, lost in parts
         ),
         log_evidence=log_evidence,
         border=border,

@@ -177,11 +177,14 @@ class Gathered(NamedTuple):
     :param value: the expected log likelihood.
     :param slope: :math:`B g`, shape ``(m,)``.
     :param curvature: :math:`B \Lambda B^\top`.
+    :param open: about how many nats are lost to what inducing points leave open at the
+        rows, half the sum of :math:`\Lambda` times its covariances.
     """
 
     value: Array
     slope: Array
     curvature: Precision
+    open: Array
 
 
 def gathered(
@@ -199,21 +202,25 @@ def gathered(
         lambda m, c: expected(terms.log_likelihood, m, c, num_rows, kinked), argnums=(0, 1)
     )(*linear.moments(mean, factor))
     curvature = -(slope + jnp.swapaxes(slope, 0, 1))
-    return Gathered(value, linear.slope(g), linear.curvature(curvature))
+    lost = -jnp.sum(slope * linear.left_open())
+    return Gathered(value, linear.slope(g), linear.curvature(curvature), lost)
 
 
-class _At(NamedTuple):
-    """A q(w), its bound, where the natural step goes, and what that would gain."""
+class Optimum(NamedTuple):
+    """
+    The best q(w), its bound, about how many nats it is from there, and
+    :attr:`Gathered.open`.
+    """
 
     q: Gaussian
     value: Array
-    target: Gaussian
     left: Array
+    open: Array
 
 
 def optimum(
     gather: Callable[[Array, Factor], Gathered], start: Gaussian, tolerance: Array
-) -> tuple[Gaussian, Array, Array]:
+) -> Optimum:
     """
     The best q(w), by natural steps that are halved where the bound would fall.
 
@@ -221,7 +228,6 @@ def optimum(
         say there.
     :param start: where to begin; at the prior, if the bound is not finite there.
     :param tolerance: nats that may be left.
-    :return: q(w), its bound, and about how many nats are left.
     """
     dtype, eye = start.shift.dtype, start.precision.identity()
 
@@ -231,31 +237,30 @@ def optimum(
         rows = gather(mean, root.spread())
         added = rows.curvature.symmetric()
         target = Gaussian(rows.slope + added.times(mean), jax.tree.map(jnp.add, eye, added))
-        left = _left(mean, root, target)
-        return _At(q, rows.value - divergence(mean, root), target, left)
+        value = rows.value - divergence(mean, root)
+        return Optimum(q, value, _left(mean, root, target), rows.open), target
 
     def go_on(state):
-        step, rate, at, _ = state
+        step, rate, (at, _), _ = state
         # NaN, where the step's precision is none, is not small.
         return (step < _MAX_STEPS) & ~(at.left < tolerance) & (rate > _LEAST_RATE)
 
     def step(state):
-        count, rate, at, candidate = state
+        count, rate, before, candidate = state
         new = evaluate(candidate)
-        slack = 8 * jnp.finfo(dtype).eps * jnp.abs(at.value)
-        better = new.value >= at.value - slack
-        at = jax.tree.map(lambda a, b: jnp.where(better, a, b), new, at)
+        value = before[0].value
+        better = new[0].value >= value - 8 * jnp.finfo(dtype).eps * jnp.abs(value)
+        at, target = jax.tree.map(lambda a, b: jnp.where(better, a, b), new, before)
         rate = jnp.where(better, jnp.minimum(2 * rate, 1.0), 0.5 * rate)
-        return count + 1, rate.astype(dtype), at, _between(at.q, at.target, rate)
+        return count + 1, rate.astype(dtype), (at, target), _between(at.q, target, rate)
 
     # The start counts as a step from the prior at minus infinity: the program has one
     # evaluation.
     prior = Gaussian(jnp.zeros_like(start.shift), eye)
     nothing = jnp.asarray(-jnp.inf, dtype)
-    at = _At(prior, nothing, prior, -nothing)
-    begin = (0, jnp.ones((), dtype), at, start)
-    _, _, at, _ = jax.lax.while_loop(go_on, step, begin)
-    return at.q, at.value, at.left
+    at = Optimum(prior, nothing, -nothing, -nothing)
+    begin = (0, jnp.ones((), dtype), (at, prior), start)
+    return jax.lax.while_loop(go_on, step, begin)[2][0]
 
 
 def _between(q, target, rate):
@@ -279,6 +284,8 @@ class Node(NamedTuple):
     :param q: the best q(w).
     :param left: nats that it is about from the best.
     :param weighed: moments of the field, by weights of draws from q(w) or of q(w) itself.
+    :param open: nats that are about lost to what inducing points, or the jitter where each
+        row has one, leave open at the rows; NaN where that is not known.
     """
 
     free: np.ndarray
@@ -286,11 +293,7 @@ class Node(NamedTuple):
     q: Gaussian
     left: float
     weighed: Weighed
-
-    def q_moments(self) -> tuple[Array, Factor]:
-        """Mean of q(w), and a square root of its covariance."""
-        root = self.q.root()
-        return self.q.mean(root), root.spread()
+    open: float = math.nan
 
 
 class Profile:
@@ -329,14 +332,6 @@ class Profile:
 
             return rows.total(part, free, *given)
 
-        def left_open(free, mean, factor, *given):
-            def part(here):
-                at, covariance = here.linear.moments(mean, factor)
-                slope = jax.grad(lambda c: expected(here.log_likelihood, at, c, N, kinked))
-                return -jnp.sum(slope(covariance) * here.linear.left_open())
-
-            return rows.total(part, free, *given)
-
         def node(free, start, with_slope, tolerance, with_weights, key, *given):
             here = None if rows.size else rows.terms(free, *given)
 
@@ -346,7 +341,8 @@ class Profile:
 
                 return rows.total(part, free, *given) if here is None else part(here)
 
-            q, value, left = optimum(gather, start, tolerance)
+            best = optimum(gather, start, tolerance)
+            q, value = best.q, best.value
             root = q.root()
             mean = q.mean(root)
             factor = root.spread()
@@ -357,7 +353,11 @@ class Profile:
             slope = jax.lax.cond(with_slope, jax.grad(total), jnp.zeros_like, free)
             if here is None:
                 log_prior = rows.total(lambda here: here.log_prior, free, *given)
-                return value + log_prior, slope, q, left, unweighed(mean, factor)
+                return (
+                    best._replace(value=value + log_prior),
+                    slope,
+                    unweighed(mean, factor),
+                )
 
             def weighed_here():
                 rows = here.log_likelihood, here.linear
@@ -367,7 +367,7 @@ class Profile:
             weighed = jax.lax.cond(
                 with_weights, weighed_here, lambda: unweighed(mean, factor)
             )
-            return value + here.log_prior, slope, q, left, weighed
+            return best._replace(value=value + here.log_prior), slope, weighed
 
         #: Draws that are weighed at a node.
         one_node = one_node or field.num_hyperparameters == 0
@@ -380,7 +380,6 @@ class Profile:
         few = field.num_hyperparameters < _MANY_HYPERPARAMETERS
         self._node = shared(node, briefly=few and self.work < _SMALL)
         self._value_at = shared(value_at)
-        self._left_open = shared(left_open, briefly=True)
         #: How often it was asked for.
         self.count = 0
 
@@ -425,10 +424,11 @@ class Profile:
         options = jnp.asarray(with_slope), jnp.asarray(limit, dtype), jnp.asarray(to_weigh)
         key = jax.random.key(self.count)
         found = self._node(at, start, *options, key, self.points, self.rows.arrays)
-        value, slope, q, left, weighed = found
+        best, slope, weighed = found
+        left = float(best.left)
         # Draws say nothing around what is no optimum.
-        value = float(value) + (float(weighed.gain) if left < _ASTRAY else 0.0)
-        node = Node(np.asarray(at, float), value, q, float(left), weighed)
+        value = float(best.value) + (float(weighed.gain) if left < _ASTRAY else 0.0)
+        node = Node(np.asarray(at, float), value, best.q, left, weighed, float(best.open))
         return node, np.asarray(slope, float)
 
     def value_at(self, free, mean: Array, factor: Square) -> float:
@@ -442,14 +442,6 @@ class Profile:
         where = jnp.asarray(free, self.field.dtype), mean, factor
         value = self._value_at(*where, self.points, self.rows.arrays)
         return float(value - Block(mean, factor.matrix).kl())
-
-    def left_open(self, node: Node) -> float:
-        """
-        About how many nats are lost to what the field leaves open at the rows: to jitter,
-        where it has a point for each.
-        """
-        where = jnp.asarray(node.free, self.field.dtype), *node.q_moments()
-        return float(self._left_open(*where, self.points, self.rows.arrays))
 
     def choose_points(self, mode: Node) -> Node | None:
         """

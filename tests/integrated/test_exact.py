@@ -341,8 +341,11 @@ def test_what_jitter_takes_is_told_in_single_precision():
 
     with jax.enable_x64(False):
         found = sgp.nested(model, sgp.VGP(), (x[:, None], y), progress_bar=False)
-        cause = found.check().causes["inducing points"]
+        verdict = found.check()
+    cause = verdict.causes["inducing points"]
     assert cause.nats > 1.0 and "jitter" in cause.told and "enable_x64" in cause.mend
+    assert "hyperparameters lean" in repr(found)
+    assert verdict.causes["float32"].nats > 1.0 and not verdict.converged
     found = sgp.nested(model, sgp.VGP(), (x[:, None], y), progress_bar=False)
     cause = found.check().causes["inducing points"]
     # 20 * 1e-8 / noise ** 2, at most at the 5 % quantile of the noise.
@@ -370,3 +373,60 @@ def test_points_are_exchanged_where_there_is_nothing_to_integrate():
     best = max(bound(list(rows)) for rows in itertools.combinations(range(12), 5))
     found = sgp.nested(model, sgp.SVGP(5), (X, y), progress_bar=False)
     assert found.log_evidence == pytest.approx(best, abs=0.1)
+
+
+@pytest.mark.slow
+def test_what_float32_costs_is_that_of_dense_algebra():
+    """
+    At each node, of data far from zero beside their noise: its jitter of 1e-5 is a third of
+    the noise's variance there.
+    """
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.uniform(0.0, 6.0, 12)).astype(np.float32)
+    y = (285.0 + 5.0 * np.sin(x) + rng.normal(size=12)).astype(np.float32)
+
+    def model(X, y=None):
+        sd = numpyro.sample("sd", dist.HalfNormal(300.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(sd**2, 3.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    with jax.enable_x64(False):
+        found = sgp.nested(model, sgp.VGP(), (x[:, None], y), progress_bar=False)
+        verdict = found.check()
+    exact = [
+        log_evidence(
+            [rbf(x[:, None].astype(float), np.exp(2 * t), 3.0)], [np.eye(12)], y, 1.0
+        )
+        + dist.HalfNormal(300.0).log_prob(np.exp(t))
+        + t
+        for t in found.nodes.free[:, 0]
+    ]
+    lost = np.array(exact) - found.nodes.values
+    cause = verdict.causes["float32"]
+    # Of some of the nodes.
+    seen = found.nodes.weights > 0.01
+    assert 0.5 < cause.nats < lost.max() + 0.05
+    assert cause.nats > lost[seen].mean() and "lean" in cause.told
+    assert not verdict.converged and "enable_x64" in verdict.summary
+
+
+def test_what_points_leave_open_is_that_of_dense_algebra():
+    rng = np.random.default_rng(1)
+    X = np.sort(rng.uniform(0.0, 6.0, (30, 1)), axis=0)
+    y, Z = np.sin(X[:, 0]) + 0.3 * rng.normal(size=30), X[::6]
+
+    def model(X, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(2.0, scale), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    points = sgp.SVGP(inducing=Z, jitter=1e-8)
+    found = sgp.nested(model, points, (X, y), progress_bar=False)
+    for node in found.nodes.nodes[:5]:
+        scale = np.exp(node.free[0])
+        K = rbf(np.concatenate([X, Z]), 2.0, scale)
+        q = K[:30, 30:] @ np.linalg.solve(K[30:, 30:] + 2e-8 * np.eye(5), K[30:, :30])
+        assert node.open == pytest.approx((60.0 - np.trace(q)) / 0.18, rel=1e-5)
+    assert "hyperparameters lean to where it is less" in repr(found)
