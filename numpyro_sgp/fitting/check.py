@@ -98,19 +98,18 @@ def check(
             bracket = None
     of_q = _of_q(left, rng_key, problem)
     beside = np.nan
-    if bracket is not None and jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+    if bracket is not None and not _is_single():
         beside = bracket.gain - of_q.nats  # which has what jitter costs in float32
+    of_digits = None if digits is None else digits(attempts.descent, others)
+    rounded = of_digits is not None and of_digits.nats > ENOUGH_NATS
     found = [
         of_q,
         others,
         _of_points(curve, points, beside, len(guide.approximations)),
-        _of_family(weights, given, too_many),
+        _of_family(weights, given, too_many, rounded),
         _of_latents(given),
     ]
-    rounded = False
-    if digits is not None:
-        found.append(digits(attempts.descent, others))
-        rounded = found[-1].nats > ENOUGH_NATS
+    found += [of_digits] if of_digits is not None else []
     if not rounded:  # by which trainings end apart too
         found += attempts.of_optima()
     found += [cause for more in MORE_CAUSES if (cause := more(*given)) is not None]
@@ -199,6 +198,12 @@ def _of_q(left, rng_key, problem):
         told = "the bound is not concave in q(u) here"
         if not problem.random:
             nats, told = gain_in_q(problem, rng_key), f"by natural steps: {told}"
+    elif nats > ENOUGH_NATS and _is_single() and not problem.random:
+        # Of slopes that rounding makes it tells dozens, where steps find nothing to gain.
+        gained = gain_in_q(problem, rng_key)
+        if gained < nats:
+            told = f"by natural steps, of {nats:.2g} that slopes in float32 tell of"
+            nats = max(gained, 0.0)
     mend = "train longer: natural gradients (sgp.fit) end this in some steps"
     return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
 
@@ -240,8 +245,12 @@ def _of_points(curve, points, beside, sites):
     return Cause(name, lost, se, told, mend)
 
 
-def _of_family(weights, given, too_many):
-    """All that is between q and the posterior, as importance weights see it."""
+def _of_family(weights, given, too_many, rounded):
+    """
+    All that is between q and the posterior, as importance weights see it.
+
+    :param rounded: whether float32 costs so much that it may be all that they see.
+    """
     name = "family"
     if weights is None:
         told, in_float64 = too_many
@@ -251,7 +260,23 @@ def _of_family(weights, given, too_many):
         found = weights()
     except Exception as failed:  # a distribution without a density, for one
         return Cause(name, np.nan, told=unknown(failed))
-    return family(found, point_latents(*given), _has_uncoupled(given[0]))
+    cause = family(found, point_latents(*given), _has_uncoupled(given[0]))
+    if rounded and cause.nats > ENOUGH_NATS:
+        return _may_be_rounding(f"weights of draws tell of {cause.number} nats")
+    return cause
+
+
+def _may_be_rounding(what: str) -> Cause:
+    """The row of weights where rounding may be what they are made of."""
+    mend = "numpyro.enable_x64() before the fit"
+    return Cause(
+        "family", np.nan, told=f"unknown: {what}, which may be rounding", mend=mend
+    )
+
+
+def _is_single() -> bool:
+    """Whether JAX computes in float32."""
+    return not jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
 
 def _has_uncoupled(guide) -> bool:
@@ -274,12 +299,9 @@ def family(found: Weighed, points, uncoupled: bool = True) -> Cause:
     name, limit = "family", good_k(NUM_DRAWS)
     if not np.isfinite(found.gap):
         return Cause(name, np.nan, told="unknown: draws of q have no weights")
-    single = not jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    single = _is_single()
     if single and found.spread > _ROUNDED:
-        told = f"unknown: weights of draws have an sd of {found.spread:.2g} nats, which "
-        told += "may be rounding"
-        mend = "numpyro.enable_x64() before the fit"
-        return Cause(name, np.nan, told=told, mend=mend)
+        return _may_be_rounding(f"weights of draws have an sd of {found.spread:.2g} nats")
     told = "what is between q and the posterior near it, with the causes above"
     if single:
         told += " and rounding to float32"

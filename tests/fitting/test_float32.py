@@ -267,3 +267,28 @@ def test_slopes_are_compared_with_differences_of_the_loss():
     assert right < 0.02 * steep
     descent.gradient = 2.0 * descent.gradient
     assert descent.slope_error(index) > 0.02 * steep
+
+
+@pytest.mark.slow
+def test_rounding_is_not_told_of_as_nats_for_q_or_as_its_family():
+    """A Gaussian likelihood, whose q(u) is exact; slopes told of 12 nats, weights of 18."""
+    rng = np.random.default_rng(1)
+    x = np.sort(rng.uniform(0.0, 10.0, 100)).astype(np.float32)
+    y = (285.0 + np.sin(x) + rng.normal(size=100)).astype(np.float32)
+
+    def model(X, y=None):
+        sd = numpyro.sample("sd", dist.HalfNormal(300.0))
+        scale = numpyro.sample("scale", dist.LogNormal(1.0, 1.0))
+        noise = numpyro.sample("noise", dist.HalfNormal(5.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(sd**2, scale), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    with jax.enable_x64(False):
+        fitted = sgp.fit(model, sgp.VGP(), (x[:, None], y), progress_bar=False)
+        verdict = fitted.check()
+    causes = verdict.causes
+    assert causes["q(u)"].nats < 0.1 and "slopes in float32" in causes["q(u)"].told
+    assert np.isnan(causes["family"].nats) and "rounding" in causes["family"].told
+    assert causes["float32"].nats > 0.5 and not verdict.converged
+    assert "family" not in verdict.summary and "train longer" not in repr(verdict)
