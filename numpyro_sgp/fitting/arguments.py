@@ -22,7 +22,8 @@ def guide_of(approximation):
     svi = getattr(approximation, "svi", None)
     if isinstance(getattr(svi, "guide", None), tuple(JOINT_GUIDES)):
         return svi.guide
-    return getattr(approximation, "guide", approximation)
+    is_class = isinstance(approximation, type)  # one that is not called yet
+    return approximation if is_class else getattr(approximation, "guide", approximation)
 
 
 def check_joint(approximation, is_joint, expectation, pad):
@@ -72,6 +73,8 @@ def check_arguments(model, approximation, data, rng_key, base_guide):
                 "The guide is of another model than the one that is fitted. Make it of "
                 "this one: AutoSparseGP(model, SVGP(50))."
             )
+    elif guide is approximation:
+        check_approximations(approximation)
     check_data(data)
     check_key(rng_key)
     if not (base_guide is None or callable(base_guide)):

@@ -352,9 +352,13 @@ def check_approximations(approximation) -> list:
         if isinstance(option, type) or not hasattr(option, "initial_points"):
             raise TypeError(
                 "approximation must be an object such as SVGP(50), or a dict of them by "
-                f"site, got {option!r}."
+                f"site, got {_named(option)}."
             )
     return list(given)
+
+
+def _named(option) -> str:
+    return f"the class {option.__name__}" if isinstance(option, type) else shown(option)
 
 
 def check_blocks(name: str, family: Family) -> None:

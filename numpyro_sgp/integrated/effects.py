@@ -5,9 +5,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
+from numpyro.distributions.util import cholesky_of_inverse
 
 from numpyro_sgp.linalg import einsum
 from numpyro_sgp.tracing import messages
+
+_GAUSSIAN = dist.Normal, dist.MultivariateNormal, dist.GaussianRandomWalk, dist.CAR
 
 
 def is_gaussian(fn) -> bool:
@@ -17,7 +20,7 @@ def is_gaussian(fn) -> bool:
     if type(fn) is dist.TransformedDistribution:
         kinds = {type(transform) for transform in fn.transforms}
         return kinds <= {dist.transforms.AffineTransform} and is_gaussian(fn.base_dist)
-    return isinstance(fn, dist.Normal | dist.MultivariateNormal | dist.GaussianRandomWalk)
+    return isinstance(fn, _GAUSSIAN)
 
 
 def of_standardised(fn, standardised: Any) -> tuple[Array, list[Array]]:
@@ -29,9 +32,11 @@ def of_standardised(fn, standardised: Any) -> tuple[Array, list[Array]]:
     :param standardised: independent standard normals, of its shape.
     """
     shape, base = jnp.shape(standardised), messages.innermost(fn)
-    if isinstance(base, dist.MultivariateNormal):
-        moved = einsum("...ij,...j->...i", base.scale_tril, standardised)
-        return jnp.broadcast_to(base.loc, shape) + moved, [base.scale_tril]
+    if isinstance(base, dist.MultivariateNormal | dist.CAR):
+        is_car = isinstance(base, dist.CAR)
+        tril = cholesky_of_inverse(base.precision_matrix) if is_car else base.scale_tril
+        moved = einsum("...ij,...j->...i", tril, standardised)
+        return jnp.broadcast_to(base.loc, shape) + moved, [tril]
     if isinstance(base, dist.GaussianRandomWalk):
         steps = jnp.broadcast_to(jnp.expand_dims(base.scale, -1), shape) * standardised
         return jnp.cumsum(steps, axis=-1), [jnp.asarray(base.scale)]

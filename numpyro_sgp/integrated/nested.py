@@ -57,9 +57,9 @@ def nested(
     The model's latents fall in two parts, found by following the program's arithmetic:
 
     * the *field*: GP sites by their inducing variables, and latents with normal priors
-      (``Normal``, ``MultivariateNormal``, ``GaussianRandomWalk``, and affine transforms of
-      these) on which the likelihood's predictors depend linearly (intercepts, slopes,
-      effects of groups). It has one Gaussian q(w) over all of it, so that sites and
+      (``Normal``, ``MultivariateNormal``, ``GaussianRandomWalk``, ``CAR``, and affine
+      transforms of these) on which the likelihood's predictors depend linearly (intercepts,
+      slopes, effects of groups). It has one Gaussian q(w) over all of it, so that sites and
       effects that the data tie together are tied in q;
     * *hyperparameters*: all other latents, of kernels, noise, variances of effects,
       cutpoints.
