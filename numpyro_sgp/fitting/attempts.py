@@ -22,6 +22,7 @@ _RATE = 0.03  # of Adam
 _APART = 1.0  # nats between two optima
 _LONGER = "train longer: more steps, or seconds, of sgp.fit"
 _ELSEWHERE = "sgp.fit(..., restarts=10), other keys, or more inducing points"
+_SAID = "what it says, and a check again"
 
 
 class Attempts:
@@ -60,7 +61,7 @@ class Attempts:
                     warnings.simplefilter("ignore")
                     nats, se, told = self._gain()
             except Exception as error:
-                return Cause(name, np.nan, told=unknown(error), mend=mend)
+                return Cause(name, np.nan, told=unknown(error), mend=_SAID)
             best = self._best
             if best is not None and best.bound - best.own > max(0.5 * nats, 2.0 * se):
                 told, mend = f"{told}, from other inducing points", _ELSEWHERE

@@ -8,6 +8,8 @@ from numpyro.infer.autoguide import AutoDelta
 def summary(fitted) -> str:
     """What there is to say of a :class:`~numpyro_sgp.Fitted`."""
     rows = "rows not known" if fitted.num_rows is None else f"{fitted.num_rows} rows"
+    if fitted.num_rows is not None and fitted.guide.known().subsampled:
+        rows = f"minibatches that the model makes, of {rows}"
     if fitted.args is None:
         rows += ", which are not here"
     lines = [f"Fitted on {rows}"]

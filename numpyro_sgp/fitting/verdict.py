@@ -132,6 +132,8 @@ class Verdict:
         told = " and ".join(f"{c.number} nats for {c.name}" for c in self._left)
         optima = self.causes.get(OTHER_OPTIMA)
         text = "converged" if self._has_trained else "not converged"
+        if not self._has_trained and not self._left:
+            text = "not known to have converged"
         if self._is_lost_in_noise and sum(c.nats for c in self._left) <= self._noise:
             text = "not known to have converged"
         if optima is not None and np.isnan(optima.nats):

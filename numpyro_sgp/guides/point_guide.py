@@ -49,7 +49,8 @@ class PointGuide(AutoDelta):
                     f"starting values of its latents that were tried{where}. "
                     "Look for priors or likelihoods that leave their range, and for "
                     "observations that are infinite, far too large, or impossible (counts "
-                    "that are not whole, a rate of zero)."
+                    "that are not whole, a rate of zero), and for logs of zero (as of a "
+                    "difference of two cdfs)."
                 ) from error
         self.prototype_trace = trace
         self._prototype_frames, self._prototype_frame_full_sizes = frames, sizes

@@ -29,6 +29,7 @@ from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.program import opening
 from numpyro_sgp.tracing.row_indices import check_codes
+from numpyro_sgp.training.descent import LOOK_FOR
 
 if TYPE_CHECKING:
     from numpyro_sgp.integrated.field import Field
@@ -49,9 +50,7 @@ TIED = (
 
 NOT_FINITE = (
     "The derivatives of the log likelihood are not finite at values of f that are like the "
-    "prior's. Look for NaN in what numpyro.factor or the model's own arithmetic takes (a "
-    "mask leaves their derivatives NaN: put a number in its place), and for overflow, as "
-    "of exp(f)."
+    f"prior's. {LOOK_FOR}."
 )
 
 

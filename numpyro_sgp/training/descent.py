@@ -30,6 +30,14 @@ _ABNORMAL = 2  # SciPy's status where a line search failed
 _NEARBY = 1e-2  # how far away the curvature is looked at, in units of the scales
 _APART = 0.05  # and the slope, where differences of the loss are more than its rounding
 
+#: Where to look if a likelihood is not finite at values of f that a posterior has.
+LOOK_FOR = (
+    "Look for NaN in the data and in what numpyro.factor or the model's own arithmetic "
+    "takes (a mask leaves their derivatives NaN: put a number in its place), for overflow, "
+    "as of exp(f), and for logs of zero, as of a difference of two cdfs far from the data "
+    "(clip it, or take an IntervalCensoredDistribution)"
+)
+
 
 class Descent:
     """
@@ -221,8 +229,8 @@ class Descent:
             raise ValueError(
                 f"L-BFGS cannot start: the loss is {value:g} at the starting parameters"
                 + (f", and its gradient is not finite for {bad}. " if bad else ". ")
-                + "Start elsewhere (init_params, or init_loc_fn of the guide), look for "
-                "NaN in the data, or, in float32, try numpyro.enable_x64()."
+                + f"{LOOK_FOR}. Or start elsewhere (init_params of svi.init, init_loc_fn "
+                "of the guide), or, in float32, try numpyro.enable_x64()."
             )
         self.losses.append(self.loss)
 

@@ -728,7 +728,7 @@ def test_a_base_guide_may_be_a_function_without_a_median():
         ({"tolerance": "small"}, ValueError, "tolerance must be a positive number"),
         ({"base_guide": "AutoNormal"}, TypeError, "base_guide must be a class"),
         ({"rng_key": 0}, TypeError, "rng_key must be one random key"),
-        ({"approximation": sgp.SVGP}, TypeError, "an object such as SVGP"),
+        ({"approximation": sgp.SVGP}, TypeError, r"such as SVGP\(50\).* the class SVGP"),
     ],
 )
 def test_bad_options_are_told(options, error, message):

@@ -50,8 +50,12 @@ def test_predictions_of_rows_that_a_plate_draws_are_refused():
         with pytest.raises(ValueError, match="minibatch of plate 'data'"):
             call(X[:30])
     fitted = sgp.fit(drawn, sgp.SVGP(6), (X, Y), **QUIET)
-    family = fitted.check().causes["family"]
+    assert "minibatches that the model makes, of 20 rows" in repr(fitted)
+    verdict = fitted.check()
+    family, others = (verdict.causes[name] for name in ("family", "other parameters"))
     assert np.isnan(family.nats) and "minibatch" in family.told
+    assert "not known to have converged" in verdict.summary
+    assert "train longer" not in others.mend
 
 
 @pytest.mark.slow

@@ -655,7 +655,7 @@ def test_nan_that_a_mask_does_not_keep_from_derivatives():
         with numpyro.plate("data", X.shape[0]), numpyro.handlers.mask(mask=there):
             numpyro.factor("y", -((y - f) ** 2))
 
-    with pytest.raises(ValueError, match="are not finite .* Look for NaN in what"):
+    with pytest.raises(ValueError, match="are not finite .* Look for NaN in the data and"):
         run(model, (X, np.where(there, COUNTS, np.nan)))
     assert np.isfinite(run(model, (X, np.where(there, COUNTS, 0.0))).log_evidence)
 
