@@ -263,9 +263,9 @@ class Fitted(Plotted):
         :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
         :param num_draws: draws of other latents and of inner layers.
         :return: for each observed site the mean over the rows that no mask leaves out, and
-            the density of each row.
-        :raises ValueError: if there are no observations, or a site has no value for each
-            row.
+            the density of each row, or of each observation where these are in another
+            number or shape (``f[index]``, a grid).
+        :raises ValueError: if there are no observations, or one event of all rows.
         """
         options = {"expectation": expectation, "rng_key": rng_key, "num_draws": num_draws}
         found = log_predictive_density(self.guide, self.params, *args, **options, **kwargs)

@@ -120,7 +120,7 @@ def no_digits() -> str:
     return first + "covariates about their means and in other units, or other priors"
 
 
-def _of_nodes(nodes, rounded):
+def _of_nodes(nodes, rounded=False):
     beyond, told = nodes.beyond, f"{len(nodes.nodes)}, effective {nodes.effective:.0f}"
     told += f", {nodes.border:.1%} of the mass at their border" if nodes.border else ""
     told += f", about {beyond:.1%} of it beyond them" if beyond > _TOLD_BEYOND else ""

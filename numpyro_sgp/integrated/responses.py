@@ -24,13 +24,12 @@ from numpyro_sgp.integrated.profile import quadrature
 from numpyro_sgp.integrated.views import Parts
 from numpyro_sgp.linalg import einsum
 from numpyro_sgp.predictive.densities import (
-    MOST_FUNCTIONS,
     OF_KINKS,
     RULES,
-    log_integrals,
-    warn_of_rows,
 )
+from numpyro_sgp.predictive.integrals import MOST_FUNCTIONS, log_integrals
 from numpyro_sgp.predictive.predictions import read_rows
+from numpyro_sgp.predictive.remarks import warn_of_rows
 from numpyro_sgp.predictive.responses import of_responses
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.rows import by_row

@@ -1,6 +1,6 @@
 """Predictive densities of a guide."""
 
-import warnings
+import math
 from contextlib import suppress
 from functools import partial
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.scipy.special import logsumexp
-from numpyro.util import find_stack_level, not_jax_tracer
+from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_guide, check_key
 from numpyro_sgp._kept import program
@@ -27,21 +27,26 @@ from numpyro_sgp.elbo import GaussHermite, MonteCarlo, Trapezoid
 from numpyro_sgp.elbo.expectation import check_expectation
 from numpyro_sgp.guides.row_latents import check_row_latents, row_plates
 from numpyro_sgp.likelihoods import RobustMax
-from numpyro_sgp.predictive.centres import centre_of, log_shares, order_of
+from numpyro_sgp.predictive.entries import (
+    Entries,
+    NotOfARow,
+    by_entry,
+    entries_of,
+    slopes_of_entries,
+)
+from numpyro_sgp.predictive.integrals import integrated, row_counts
 from numpyro_sgp.predictive.mixture import (
     TIED,
     MixtureParts,
-    components,
-    shapes_and_dtype,
 )
 from numpyro_sgp.predictive.nodes import points_together
+from numpyro_sgp.predictive.remarks import warn_of_rows
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.tracing.rows import by_row, sites_on_f
 from numpyro_sgp.tracing.state import state_of
 
 _MAX_NODE_NUMBERS = 3e6  # of rows and nodes, held at one time
-MOST_FUNCTIONS = 20  # of which second derivatives are taken
 RULES = GaussHermite(100), GaussHermite(30), MonteCarlo(2000)
 OF_KINKS = Trapezoid(400)  # for the first of these, if the likelihood has kinks
 _NO_OBSERVATIONS = (
@@ -49,6 +54,10 @@ _NO_OBSERVATIONS = (
     "log_predictive_density(guide, params, X_new, y_new)."
 )
 _RULES_OF_A_DRAW = GaussHermite(100), GaussHermite(30), MonteCarlo(100)
+
+
+class NotByRow(ValueError):
+    """An observed site has no log density for each row."""
 
 
 @alone
@@ -99,12 +108,14 @@ def log_predictive_density(
     :param num_draws: number of draws of other latents and inner layers; without effect if
         there are none.
     :return: for each observed site an array of shape ``(N,)``, NaN where a mask leaves a
-        row out; the negative mean of the rest is the NLPD. Of observations that are of
+        row out; the negative mean of the rest is the NLPD. Of observations in another
+        number, or shape, than rows of f, each of one row (``f[index]``, part of the rows, a
+        grid), a density for each, in their shape. Of observations that are of
         several rows of f each (differences, sums over areas) one density each, in the batch
         shape of the site, by 2048 joint draws of f in O(N^3).
-    :raises ValueError: if the arguments have no observations, an observed site has no
-        value for each row, rows are tied together and there is an ``expectation`` (or a
-        deep GP), or ``num_draws`` is not positive.
+    :raises ValueError: if the arguments have no observations, an observed site has one
+        density for several rows, rows are tied together and there is an ``expectation`` (or
+        a deep GP), or ``num_draws`` is not positive.
 
     >>> import jax, jax.numpy as jnp, numpyro, optax
     >>> import numpyro.distributions as dist
@@ -128,25 +139,37 @@ def log_predictive_density(
     check_row_indices(guide.model, args, kwargs)
     check_row_latents(guide.known(), guide.model, args, kwargs)
     guide.check_finite(params, args, kwargs)
-    told = expectation, num_draws
-    leaves = jax.tree.leaves((args, kwargs))
-    if not any(has_no_numbers(leaf) for leaf in leaves) and _has_hash(expectation):
-        with suppress(*NEEDS_KNOWN_DATA, NoHash):  # a model that counts groups, say
-            arrays, static = split_static((args, kwargs))
-            run = program(guide, _by_row)
-            more = {"static": (static, *told), "state": state_of(guide.model, args, kwargs)}
-            found, is_fine, nan = run(params, rng_key, arrays, **more)
-            if not all(not_jax_tracer(v) for v in is_fine.values()):
-                return found
-            for name, rows in nan.items():
-                checks.refuse_missing(name, np.asarray(rows))
-            if not any(np.any(np.isnan(v) & ~is_fine[k]) for k, v in found.items()):
-                for name, rows in is_fine.items():
-                    warn_of_rows(name, found[name], ~rows)
-                return found
-    # Operation by operation: what is wrong with values is told where they are known.
-    static = all_static((args, kwargs))
-    found, is_fine, nan = _by_row(guide, params, rng_key, [], static=(static, *told))
+    given = guide, params, rng_key, args, kwargs
+    try:
+        return _of_known(given, expectation, num_draws, {})
+    except NotByRow as error:
+        told = error
+    try:
+        apart = _apart(given, num_draws)
+    except NotOfARow:
+        raise told from None
+    return _of_known(given, expectation, num_draws, apart)
+
+
+def _of_known(given, expectation, num_draws, apart) -> dict:
+    """
+    What :func:`log_predictive_density` returns, with what is wrong with values told.
+
+    :param apart: :class:`~numpyro_sgp.predictive.entries.Entries` of sites that are not by
+        row, or None where functions have unlike rows.
+    """
+    turns = {k: 0 if e is None else int(e.turn.max()) + 1 for k, e in apart.items()}
+
+    def are_fine(results):
+        found, is_fine, nan = results
+        if not all(not_jax_tracer(v) for v in is_fine.values()):
+            return True
+        for name, rows in nan.items():
+            checks.refuse_missing(name, np.asarray(rows))
+        return not any(np.any(np.isnan(v) & ~is_fine[k]) for k, v in found.items())
+
+    options = expectation, num_draws, tuple(turns.items())
+    found, is_fine, nan = _run(_by_row, given, apart, options, are_fine)
     for name, rows in is_fine.items():
         if not_jax_tracer(rows):
             checks.refuse_missing(name, np.asarray(nan[name]))
@@ -154,30 +177,40 @@ def log_predictive_density(
     return found
 
 
-def warn_of_rows(name, log_density, counts):
+def _apart(given, num_draws) -> dict[str, Entries | None]:
     """
-    Warns of rows without a density.
+    Sites that are not by row, and the rows of their entries.
 
-    :param name: of an observed site.
-    :param counts: which rows have an observation.
+    :raises NotOfARow: if one is of several rows of a function.
     """
-    rows = np.isneginf(log_density) & counts
-    if np.any(rows):
-        warnings.warn(
-            f"The density of {np.sum(rows)} observed rows of site '{name}' (first: "
-            f"{np.argmax(rows)}) is zero: they are outside of the support of the "
-            "likelihood (classes go from 0, counts to their total), or too far from it. "
-            "The mean over rows is -inf.",
-            stacklevel=find_stack_level(),
-        )
-    rows = np.isnan(log_density) & counts
-    if np.any(rows):
-        warnings.warn(
-            f"The log density of {np.sum(rows)} observed rows of site '{name}' (first: "
-            f"{np.argmax(rows)}) is NaN: the likelihood is none at some values of f that "
-            "the posterior has. Means over rows leave these rows out.",
-            stacklevel=find_stack_level(),
-        )
+    slopes, left_out, counts = _run(_slopes, given, {}, (num_draws,), lambda _: True)
+    counts = np.asarray(counts).tolist()
+    return {
+        name: entries_of(np.asarray(v), counts, np.asarray(left_out[name]))
+        for name, v in slopes.items()
+    }
+
+
+def _run(fn, given, apart, options, are_fine):
+    """
+    A function of a guide, parameters, a key, arrays and what is static, compiled; operation
+    by operation where a model has to know its data, or results are not fine, so that what
+    is wrong with values is told.
+    """
+    guide, params, rng_key, args, kwargs = given
+    leaves = jax.tree.leaves((args, kwargs))
+    if not any(has_no_numbers(leaf) for leaf in leaves) and _has_hash(options):
+        with suppress(*NEEDS_KNOWN_DATA, NoHash):  # a model that counts groups, say
+            arrays, static = split_static((args, kwargs))
+            more = {
+                "static": (static, *options),
+                "state": state_of(guide.model, args, kwargs),
+            }
+            found = program(guide, fn)(params, rng_key, (arrays, apart), **more)
+            if are_fine(found):
+                return found
+    static = all_static((args, kwargs))
+    return fn(guide, params, rng_key, ([], apart), static=(static, *options))
 
 
 def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, dict, dict]:
@@ -185,15 +218,48 @@ def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, dict, dict
     The density of each row, NaN where all of it is masked; whether that is so or it is
     finite; and whether it has an observation of NaN that is not masked.
     """
-    given, expectation, num_draws = static
+    given, expectation, num_draws, turns = static
+    arrays, apart = arrays
     args, kwargs = join_static(arrays, given)
     if guide.couples_rows and expectation is None:
         density, observed, nan = _tied(guide, params, args, kwargs, rng_key, num_draws)
     else:
         options = expectation, rng_key, num_draws, True
-        density, observed, nan = by_site_and_row(guide, params, args, kwargs, *options)
+        apart = {name: (apart[name], number) for name, number in turns}
+        where = guide, params, args, kwargs, *options, apart
+        density, observed, nan = by_site_and_row(*where)
     found = {name: jnp.where(observed[name], v, jnp.nan) for name, v in density.items()}
     return found, {k: jnp.isfinite(v) | ~observed[k] for k, v in found.items()}, nan
+
+
+def _slopes(guide, params, rng_key, arrays, *, static) -> tuple[dict, dict, Array]:
+    """
+    Slopes of sites that are not by row, which entries a mask leaves out, and how many rows
+    functions have.
+    """
+    given, num_draws = static
+    args, kwargs = join_static(arrays[0], given)
+    parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws)
+    means = {name: q.mean for name, q in parts.posteriors.items()}
+    last = {name: means[name] for name in parts.last}
+
+    def of_sites(f):
+        return _by_site(_checked(parts.run({**means, **f}, parts.others), True))
+
+    counts, on_f = (
+        row_counts({k: parts.posteriors[k] for k in last}),
+        sites_on_f(of_sites, means),
+    )
+    trace = parts.run(means, parts.others)
+    names = [
+        name
+        for name, log_prob in of_sites(last).items()
+        if name in on_f and _rows_of(log_prob, counts, _axis(guide, trace[name])) is None
+    ]
+    slopes = slopes_of_entries(lambda f: {k: of_sites(f)[k] for k in names}, last)
+    left_out = {k: messages.counted(trace[k]).reshape(-1) == 0 for k in names}
+    each = [v.shape[-1] for v in last.values() for _ in np.ndindex(v.shape[:-1])]
+    return slopes, left_out, jnp.asarray(each)
 
 
 def _tied(guide, params, args, kwargs, rng_key, num_draws) -> tuple[dict, dict, dict]:
@@ -241,13 +307,16 @@ def _has_hash(value) -> bool:
 
 
 def by_site_and_row(
-    guide, params, args, kwargs, expectation, rng_key, num_draws, whole
+    guide, params, args, kwargs, expectation, rng_key, num_draws, whole, apart=None
 ) -> tuple[dict, dict, dict]:
     """
     What :func:`log_predictive_density` does.
 
     :param whole: whether to refuse subsampled plates; not where a batch of rows is given
         from outside.
+    :param apart: rows of the entries, and how many a row has at most, of sites that have no
+        density by row, but of each entry.
+    :raises NotByRow: if others have none.
     :return: log densities by row, whether a row has any observation that is not masked, and
         whether it has a NaN that is not masked.
     """
@@ -261,11 +330,13 @@ def by_site_and_row(
     means = {name: q.mean for name, q in parts.posteriors.items()}
     trace = parts.run(means, parts.others)
     on_f = {k: _axis(guide, trace[k]) for k in sites_on_f(of_sites, means)}
-    counts = sorted({parts.posteriors[k].event_shape[0] for k in parts.last}, reverse=True)
-    observed, nan = _observed(trace, counts, on_f)
+    counts = row_counts({k: parts.posteriors[k] for k in parts.last})
+    apart = apart or {}
+    observed, nan = _observed(trace, counts, on_f, apart)
+    on_f = {k: axis for k, axis in on_f.items() if k not in apart}
     # A step has its edge where nodes of a product rule are (functions are equal), and no
     # mode.
-    kinds = {type(messages.innermost(trace[name]["fn"])) for name in on_f}
+    kinds = {type(messages.innermost(trace[name]["fn"])) for name in (*on_f, *apart)}
     if expectation is None and RobustMax in kinds:
         expectation = MonteCarlo(128 if parts.drawn else 2048, sequence="sobol")
     kinked = guide.known().coupling.kinked
@@ -273,7 +344,7 @@ def by_site_and_row(
         run = partial(parts.run, others=parts.others)
         rules, limit = (OF_KINKS, *RULES[1:]) if kinked else RULES, _MAX_NODE_NUMBERS
         last = parts.posteriors
-        found = _density(run, last, on_f, expectation, parts.key, rules, limit)
+        found = _density(run, last, on_f, apart, expectation, parts.key, rules, limit)
         return found, observed, nan
 
     def given_draw(keys):
@@ -284,7 +355,7 @@ def by_site_and_row(
             return parts.run({**given, **f}, others)
 
         rules, limit = _RULES_OF_A_DRAW, _MAX_NODE_NUMBERS / parts.chunk
-        return _density(run, last, on_f, expectation, keys[2], rules, limit)
+        return _density(run, last, on_f, apart, expectation, keys[2], rules, limit)
 
     values = parts.map(given_draw)
     densities = jax.tree.map(
@@ -293,120 +364,43 @@ def by_site_and_row(
     return densities, observed, nan
 
 
-def _density(run, posteriors, on_f, expectation, rng_key, rules, limit) -> dict:
+def _density(run, posteriors, on_f, apart, expectation, rng_key, rules, limit) -> dict:
     """
-    Log density of observed sites by row, with GP sites integrated under their marginals.
+    Log density of observed sites by row, or by entry, with GP sites integrated under their
+    marginals.
 
     :param run: from values of all GP sites to the model's trace.
     :param posteriors: of the sites that are integrated.
-    :param rules: where ``expectation`` is None, by the number of latent functions; the
-        last one for more.
-    :param limit: numbers of rows and nodes held at one time.
+    :param on_f: the axis of the rows, by the name of each site that has one.
+    :param apart: of sites that have none, see :func:`by_site_and_row`.
+    :param rules: see :func:`~numpyro_sgp.predictive.integrals.integrated`.
     """
-    shapes, dtype = shapes_and_dtype(posteriors)
-    functions = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
-    counts = sorted({shape[-1] for shape in shapes.values()}, reverse=True)
-    about_modes = expectation is None and len(counts) == 1
-    about_modes &= functions <= MOST_FUNCTIONS
-    if expectation is None:
-        expectation = rules[min(functions, len(rules)) - 1]
-
-    def at(node, component):
-        f = {name: q.place(node[name], component[name]) for name, q in posteriors.items()}
-        return _observed_rows(run(f), counts, on_f)
-
-    nodes, weights = expectation.nodes(rng_key, shapes, dtype)
-    chunk = int(np.clip(limit / (counts[0] * functions), 1, len(weights)))
-    total = []
-    for component, log_weight in components(posteriors):
-        of_component = partial(at, component=component)
-        found = log_integrals(of_component, nodes, weights, chunk, about_modes)
-        total.append({name: log_weight + v for name, v in found.items()})
-    return jax.tree.map(lambda *parts: logsumexp(jnp.stack(parts), axis=0), *total)
-
-
-def log_integrals(at, nodes: dict, weights: Array, chunk: int, about_modes: bool) -> dict:
-    """
-    Logs of integrals of densities by row, under N(0, I).
-
-    :param at: from standard normal values by site to log densities ``(N,)`` by name.
-    :param nodes: of a rule, ``(S, *batch, N)`` or ``(S, *batch, 1)`` by site.
-    :param weights: its weights, ``(S,)``.
-    :param chunk: how many nodes are taken at one time.
-    :param about_modes: whether nodes are about the mode of each row too.
-    """
-    log_weights = jnp.log(weights)[:, None]
-    # Exponentials of f may be infinite, and densities NaN, at the outermost nodes.
-    is_nothing = (weights < jnp.finfo(weights.dtype).eps ** 2)[:, None]
-
-    def of_name(node, name):
-        return at(node)[name]
-
-    found = {}
-    for name, values in mapped(at, nodes, chunk).items():
-        parts = [_without_nothing(values, is_nothing)]
-        if about_modes:
-            with suppress(Exception):  # of a likelihood that has no derivatives
-                parts = _with_modes(partial(of_name, name=name), parts[0], nodes, chunk)
-                parts = [_without_nothing(part, is_nothing) for part in parts]
-        each = [logsumexp(part + log_weights, axis=0) for part in parts]
-        found[name] = logsumexp(jnp.stack(each), axis=0)
+    counts, found = row_counts(posteriors), {}
+    where = posteriors, expectation, rng_key, rules, limit
+    values = {k: q.mean for k, q in posteriors.items()}
+    if on_f:
+        found = integrated(lambda f: _observed_rows(run(f), counts, on_f), *where)
+    for name, (entries, turns) in apart.items():
+        log_prob = partial(_entries, run, name)
+        shape = jax.eval_shape(log_prob, values).shape
+        fewer = limit / max(math.prod(shape) / counts[0], 1.0)
+        options = *where[:-1], fewer
+        if entries is None:
+            flat = _of_flat(log_prob, options, False, jnp.ravel)
+        else:
+            of_rows = partial(_of_flat, log_prob, options, True)
+            flat = by_entry(of_rows, entries, turns, counts[0])
+        found[name] = flat.reshape(shape)
     return found
 
 
-def _without_nothing(values, is_nothing):
-    """Without what is NaN, or infinite, where weights are next to nothing."""
-    return jnp.where(is_nothing & ~(values < jnp.inf), -jnp.inf, values)
+def _entries(run, name, f):
+    return messages.log_prob(run(f)[name], scaled=False)
 
 
-def _with_modes(of, values, nodes, chunk) -> list[Array]:
-    """
-    Log densities at the nodes of a rule, and at these nodes moved to where the integrand of
-    each row is: the rule itself may have none there, where the likelihood is narrower than
-    nodes are apart. Each integral is divided among both (multiple importance sampling).
-
-    :param of: from standard normal values by site to log densities of the rows.
-    :param values: what it is at the nodes, ``(S, N)``.
-    :return: two of this shape, with what the nodes' weights are to be multiplied by.
-    """
-    sizes = [(name, v.shape[1:-1]) for name, v in nodes.items()]
-    ends = np.cumsum([int(np.prod(batch)) for _, batch in sizes])[:-1]
-
-    def joined(node):
-        parts = [node[name].reshape(-1, node[name].shape[-1]) for name, _ in sizes]
-        return jnp.concatenate(parts)
-
-    def by_name(x):
-        pairs = zip(sizes, jnp.split(x, ends), strict=True)
-        return {name: v.reshape(*batch, -1) for (name, batch), v in pairs}
-
-    flat = jax.vmap(joined)(nodes)  # (S, D, N), or (S, D, 1) where rows have the same
-    # In the order of the observations, which may be of rows of f in another one.
-    whole = jnp.full((flat.shape[1], values.shape[-1]), 0.5, flat.dtype)
-    order = order_of(lambda x: of(by_name(x)), whole)
-    back = jnp.argsort(order, axis=-1)
-
-    def of_rows(x):
-        return of(by_name(jnp.take_along_axis(x, order, axis=-1)))
-
-    def in_order(x):  # (..., D, N), or (..., D, 1)
-        return jnp.take_along_axis(x, back, axis=-1) if x.shape[-1] > 1 else x
-
-    flat = jax.vmap(in_order)(flat)
-    heights = values - 0.5 * jnp.sum(flat**2, axis=1)
-    best = jnp.argmax(jnp.where(jnp.isnan(heights), -jnp.inf, heights), axis=0)
-    rows = jnp.arange(len(best)) if flat.shape[-1] > 1 else 0
-    centre = centre_of(of_rows, flat[best, :, rows].T)
-
-    def moved(node):
-        x, log_ratio = centre.place(in_order(joined(node)))
-        found = of_rows(x) - log_ratio + log_shares(log_ratio)[0]
-        return jnp.where(centre.is_there, found, -jnp.inf)
-
-    def share(node):
-        return log_shares(centre.log_ratio(in_order(joined(node))))[1]
-
-    return [values + mapped(share, nodes, chunk), mapped(moved, nodes, chunk)]
+def _of_flat(log_prob, options, by_row, reduced):
+    found = integrated(lambda f: {"": reduced(log_prob(f))}, *options, by_row)
+    return found[""]
 
 
 def _checked(trace, whole):
@@ -426,20 +420,24 @@ def _by_site(trace) -> dict:
     }
 
 
-def _observed(trace, counts, on_f) -> tuple[dict, dict]:
-    """Which rows of observed sites have what is not masked, and NaN that is not."""
+def _observed(trace, counts, on_f, apart) -> tuple[dict, dict]:
+    """
+    Which rows, or entries, of observed sites have what is not masked, and NaN that is not.
+    """
     # It says what is wrong with shapes.
-    names = _observed_rows(trace, counts, on_f)
+    rows = {k: axis for k, axis in on_f.items() if k not in apart}
+    names = _observed_rows(trace, counts, rows) if rows or not apart else {}
     found: tuple[dict, dict] = {}, {}
-    for name in names:
+    for name in (*names, *apart):
         site = trace[name]
         counted = messages.counted(site)
         nan = messages.missing(site["fn"], site["value"])
         for of_rows, entries in zip(found, (counted, nan), strict=True):
             entries = jnp.broadcast_to(entries, counted.shape)
-            rows = _rows_of(entries, counts, on_f[name])
-            if rows is not None:
-                of_rows[name] = rows > 0
+            if name not in apart:
+                entries = _rows_of(entries, counts, on_f[name])
+            if entries is not None:
+                of_rows[name] = entries > 0
     return found
 
 
@@ -457,7 +455,7 @@ def _observed_rows(trace, counts, on_f) -> dict:
         log_prob = messages.log_prob(site, scaled=False)
         values[name] = _rows_of(log_prob, counts, on_f[name])
         if values[name] is None:
-            raise ValueError(
+            raise NotByRow(
                 f"Observed site '{name}' has log likelihoods of shape "
                 f"{jnp.shape(messages.log_prob(site))}, not one for each of the "
                 f"{' or '.join(map(str, counts))} rows. One event of all rows has one "

@@ -322,7 +322,7 @@ def test_the_verdict(posterior):
     mend = verdict.causes["other parameters"].mend
     assert "more nodes" in mend and "enable_x64" not in mend  # there already
     with jax.enable_x64(False):
-        assert "enable_x64" in _of_nodes(few.nodes, False).mend
+        assert "enable_x64" in _of_nodes(few.nodes).mend
     assert verdict.causes["point estimates"].nats == 0.0
 
 
