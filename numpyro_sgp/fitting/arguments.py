@@ -39,6 +39,11 @@ def check_joint(approximation, is_joint, expectation, pad):
         raise ValueError("joint=True is not for pad=True. Leave pad out.")
     if is_joint:
         return
+    if getattr(approximation, "kind", "") == "nested":
+        raise ValueError(
+            "A result of sgp.nested is no start for fit: give fit the approximation, such "
+            "as SVGP(50)."
+        )
     others = isinstance(approximation, AutoSparseGP) or hasattr(approximation, "field")
     if others or hasattr(approximation, "guide"):
         raise ValueError(

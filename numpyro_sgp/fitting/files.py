@@ -68,7 +68,7 @@ def write(path: str | os.PathLike, fitted: Any) -> None:
         },
         "num_rows": fitted.num_rows,
         "arguments": arguments,
-        "more": encode(fitted.more, "more", arrays, strict=True),
+        "more": encode(fitted.more, "more", arrays),
     }
     write_archive(path, header, arrays)
 

@@ -216,15 +216,17 @@ class Fitted(Plotted):
         classes the probabilities, averaged over hyperparameters where the base guide is a
         distribution of them; see :func:`~numpyro_sgp.predict`.
 
-        :param args: arguments of the model, ``X_new`` most often.
+        :param args: arguments of the model, ``X_new`` most often; none: the training data.
         :param quantiles: levels between 0 and 1.
         :param num_draws: draws of other latents and of inner layers.
         :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
         :param batch_size: rows done at a time.
         :return: a :class:`~numpyro_sgp.Prediction` for each GP site and each response that
-            depends on one.
-        :raises ValueError: as :func:`~numpyro_sgp.predict` does.
+            depends on one. Deterministic sites are in :meth:`sample`.
+        :raises ValueError: as :func:`~numpyro_sgp.predict` does, and if arguments are left
+            out and the training data are not there.
         """
+        args, kwargs = self._arguments(args, kwargs, "predict(X)")
         return predict(
             self.guide,
             self.params,
@@ -257,7 +259,8 @@ class Fitted(Plotted):
         Log predictive density of observations; see
         :func:`~numpyro_sgp.log_predictive_density`.
 
-        :param args: arguments of the model with observations, such as ``X_new, y_new``.
+        :param args: arguments of the model with observations, such as ``X_new, y_new``;
+            none: the training data.
         :param expectation: a rule for expectations over f; by the number of latent
             functions if None.
         :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
@@ -267,6 +270,7 @@ class Fitted(Plotted):
             number or shape (``f[index]``, a grid).
         :raises ValueError: if there are no observations, or one event of all rows.
         """
+        args, kwargs = self._arguments(args, kwargs, "log_score(X, y)")
         options = {"expectation": expectation, "rng_key": rng_key, "num_draws": num_draws}
         found = log_predictive_density(self.guide, self.params, *args, **options, **kwargs)
         return {name: LogScore(float(jnp.nanmean(v)), v) for name, v in found.items()}

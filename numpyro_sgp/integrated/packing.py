@@ -42,18 +42,21 @@ def packed(field: Field, nodes: Nodes) -> dict[str, Any]:
 
 def unpacked(found: dict[str, Any], dtype) -> Nodes:
     """The inverse of :func:`packed`."""
-    gains, shares, means, *factors = (jnp.asarray(part) for part in found["weighed"])
+    # Taken apart by NumPy: JAX compiles a program for each array.
+    parts = (map(jnp.asarray, np.asarray(part)) for part in found["weighed"])
+    gains, shares, means, *factors = parts
     factor: Callable[..., Factor] = Square if len(factors) == 1 else Conditional
     weighed = map(Weighed, gains, shares, means, map(factor, *factors))
     nothing = Gaussian.prior(0, dtype)
-    left, values = found["left"], found["values"]
-    open_here = found.get("open", np.full(len(left), np.nan))  # files of former versions
-    parts = zip(found["free"], values, left, weighed, open_here, strict=True)
+    free, values, left = (np.asarray(found[k]) for k in ("free", "values", "left"))
+    # Files of former versions do not have it.
+    open_here = np.asarray(found.get("open", np.full(len(left), np.nan)))
+    each = zip(free, values, left, weighed, open_here, strict=True)
     log_evidence, border = map(float, found["numbers"])
     return KINDS[found["kind"]](
         nodes=tuple(
             Node(np.asarray(free), float(value), nothing, float(left), moments, float(lost))
-            for free, value, left, moments, lost in parts
+            for free, value, left, moments, lost in each
         ),
         log_evidence=log_evidence,
         border=border,

@@ -50,8 +50,8 @@ _MAX_NODE_NUMBERS = 3e6  # of rows and nodes, held at one time
 RULES = GaussHermite(100), GaussHermite(30), MonteCarlo(2000)
 OF_KINKS = Trapezoid(400)  # for the first of these, if the likelihood has kinks
 _NO_OBSERVATIONS = (
-    "The model has no observed site with these arguments. Pass observations too: "
-    "log_predictive_density(guide, params, X_new, y_new)."
+    "The model has no observed site with these arguments. Pass observations too: X_new, "
+    "y_new."
 )
 _RULES_OF_A_DRAW = GaussHermite(100), GaussHermite(30), MonteCarlo(100)
 

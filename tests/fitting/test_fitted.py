@@ -149,6 +149,10 @@ def test_without_arguments_latents_are_at_the_training_inputs(fitted):
     assert_allclose(draws["f"], again["f"], rtol=1e-9)
     assert fitted.median()["f"].shape == (15,)
     assert fitted.quantiles([0.1, 0.9])["f"].shape == (2, 15)
+    assert_array_equal(
+        fitted.predict()["y"].mean, fitted.predict(X, Y, seen=SEEN)["y"].mean
+    )
+    assert fitted.log_score()["y"].mean == fitted.log_score(X, Y, seen=SEEN)["y"].mean
 
 
 def test_functions_have_the_moments_of_the_posterior_anywhere(fitted, loaded):
@@ -267,6 +271,8 @@ def test_arviz_data_are_those_of_the_svi(fitted, loaded):
         (lambda fitted: fitted.sample(jax.random.key(0)), r"sample\(key, X\)"),
         (lambda fitted: fitted.median(), r"median\(X\)"),
         (lambda fitted: fitted.quantiles([0.5]), r"quantiles\(levels, X\)"),
+        (lambda fitted: fitted.predict(), r"predict\(X\)"),
+        (lambda fitted: fitted.log_score(), r"log_score\(X, y\)"),
     ],
 )
 def test_what_needs_the_data_says_so_after_loading(loaded, call, name):

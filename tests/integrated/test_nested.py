@@ -387,6 +387,8 @@ def test_it_goes_through_a_file(posterior, tmp_path):
     with pytest.raises(ValueError, match="not in the file"):
         loaded.sample(jax.random.key(0))
     assert loaded.check(X, COUNTS).converged
+    with pytest.raises(ValueError, match="result of sgp.nested is no start for fit"):
+        sgp.fit(counts, posterior, (X, COUNTS))
 
 
 def test_it_shows_itself(posterior):  # at as many inputs as other tests have
@@ -437,11 +439,18 @@ def test_time_that_is_used_up_is_told():
 
 
 @pytest.mark.slow
-def test_float32(posterior):
+def test_float32(posterior, tmp_path):
     with jax.enable_x64(False):
         single = run(counts, (X.astype(np.float32), COUNTS))
         f = single.posterior(X_NEW.astype(np.float32))["f"]
         assert single.field.dtype == jnp.float32
+        single.save(tmp_path / "single.npz")
+        loaded = sgp.load(tmp_path / "single.npz", counts)
+    # Nodes are of 64 bits in a file too, so that draws between them are the same.
+    np.testing.assert_array_equal(loaded.nodes.values, single.nodes.values)
+    draws = loaded.hyperparameters
+    for name, values in single.hyperparameters.items():
+        np.testing.assert_array_equal(draws[name], values)
     double = posterior.posterior(X_NEW)["f"]
     assert np.all(np.abs(f.mean - double.mean) < 0.05 * double.sd)
     assert np.all(np.abs(f.sd / double.sd - 1.0) < 0.05)
