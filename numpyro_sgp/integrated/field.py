@@ -282,23 +282,13 @@ class Field:
         self.sums = tuple(sorted(fed, key=lambda name: values[name] not in roots))
         found = [each for each in self._layouts(roots) if each.number <= _MOST_IN_A_ROW]
         if not found:
-            every = sorted({tuple(root.aval.shape) for root in roots})
-            if len(every) > 1:
-                raise ValueError(
-                    "The observed sites use linear predictors of the shapes "
-                    f"{', '.join(map(str, every))}, which have no rows in common. "
-                    "sgp.nested and joint=True are for observed sites of the same rows: "
-                    "use sgp.fit without joint=True, or NUTS(sgp.whiten(model)). A sum "
-                    "over rows that the model takes by itself has none: give "
-                    "numpyro.factor an array with the term of each row."
-                )
             raise ValueError(TIED)
         self.candidates = found
         self.layout = found[0]
         return None
 
     def _layouts(self, roots) -> list[Layout]:
-        """Ways in which predictors may share rows, those with few in a row first."""
+        """Ways in which they may share rows, with few in a row first, or have their own."""
         shapes = tuple(tuple(root.aval.shape) for root in roots)
         found = []
         sizes = {math.prod(shape) for shape in shapes}
@@ -312,7 +302,7 @@ class Field:
                     found.append(layout)
                 elif all(layout.number != other.number for other in found):
                     found.append(layout)
-        return sorted(found, key=lambda layout: layout.number)
+        return sorted(found, key=lambda layout: layout.number) + _apart(shapes)
 
     def choose_layout(self, free: Array, args, kwargs) -> None:
         """
@@ -490,6 +480,17 @@ class Field:
         """Names and shapes of GP sites with the rows of these arguments."""
         for name, shape in self.gp_shapes.items():
             yield name, (*shape[:-1], outputs["left"][name].aval.shape[-1])
+
+
+def _apart(shapes) -> list[Layout]:
+    """Ways in which predictors of unlike numbers of entries have rows of their own."""
+    by_size: dict[int, list[int]] = {}
+    for i, shape in enumerate(shapes):
+        by_size.setdefault(math.prod(shape), []).append(i)
+    if len(by_size) == 1:
+        return []
+    sets = tuple((i,) for i in range(len(shapes))), tuple(map(tuple, by_size.values()))
+    return [Layout.of_apart(shapes, apart) for apart in dict.fromkeys(sets)]
 
 
 def _is_own(site) -> bool:

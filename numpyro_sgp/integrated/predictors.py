@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from numpyro_sgp.integrated.precision import (
@@ -33,26 +34,42 @@ class Layout:
     :param shapes: of the predictors.
     :param axes: the axis of the rows in each; None where each number is a row of its own.
     :param num_rows: N.
+    :param apart: indices of the predictors that share rows, where others have rows of their
+        own, one set after the other (responses of other rows); empty if all share them. A
+        set of fewer than J is filled up by zeros.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     axes: tuple[int | None, ...]
     num_rows: int
+    apart: tuple[tuple[int, ...], ...] = ()
+
+    @staticmethod
+    def of_apart(shapes, apart: tuple[tuple[int, ...], ...]) -> Layout:
+        """That of sets of predictors with rows of their own."""
+        num_rows = sum(math.prod(shapes[some[0]]) for some in apart)
+        return Layout(shapes, (None,) * len(shapes), num_rows, apart)
 
     @property
     def number(self) -> int:
         """J, of all predictors together."""
+        if self.apart:
+            return max(map(len, self.apart))
         return sum(math.prod(shape) // self.num_rows for shape in self.shapes)
 
     def of_shapes(self, shapes: tuple[tuple[int, ...], ...]) -> Layout:
         """The same for predictors of another number of rows, a minibatch's."""
         if shapes == self.shapes:
             return self
+        if self.apart:
+            return Layout.of_apart(shapes, self.apart)
         shape, axis = shapes[0], self.axes[0]
         return Layout(shapes, self.axes, math.prod(shape) if axis is None else shape[axis])
 
     def joined(self, values: list[Array]) -> Array:
         """Predictors as an array of shape ``(J, N)``."""
+        if self.apart:
+            return jnp.concatenate([self._filled(values, some) for some in self.apart], 1)
         rows = []
         for value, axis in zip(values, self.axes, strict=True):
             value = value if axis is None else jnp.moveaxis(value, axis, -1)
@@ -61,6 +78,11 @@ class Layout:
 
     def split(self, rows: Array) -> list[Array]:
         """The inverse of :meth:`joined`."""
+        if self.apart:
+            ends = np.cumsum([math.prod(self.shapes[some[0]]) for some in self.apart])
+            parts = zip(self.apart, jnp.split(rows, ends[:-1], axis=1), strict=True)
+            found = {i: part[j] for some, part in parts for j, i in enumerate(some)}
+            return [found[i].reshape(shape) for i, shape in enumerate(self.shapes)]
         values, end = [], 0
         for shape, axis in zip(self.shapes, self.axes, strict=True):
             start, end = end, end + math.prod(shape) // self.num_rows
@@ -70,6 +92,10 @@ class Layout:
                 rest = (*shape[:axis], *shape[axis + 1 :], self.num_rows)
                 values.append(jnp.moveaxis(rows[start:end].reshape(rest), -1, axis))
         return values
+
+    def _filled(self, values, some):
+        rows = jnp.stack([values[i].reshape(-1) for i in some])
+        return jnp.pad(rows, ((0, self.number - len(some)), (0, 0)))
 
 
 def layout_of_rows(
@@ -89,6 +115,7 @@ def layout_of_rows(
         layout.axes
         for layout in known
         if layout.num_rows == trained and len(layout.shapes) == len(shapes)
+        if not layout.apart
         if all(shape.count(trained) == 1 for shape in layout.shapes)
     ]
     axes: list[int | None] = []

@@ -56,7 +56,7 @@ class RowParts:
         more = _MORE_OF_KINKS if field.kinked else _MORE
         each = np.dtype(field.dtype).itemsize * number * (2 * size + more)
         rows = max(layout.num_rows for layout in field.candidates)
-        if rows * each <= LARGEST:
+        if rows * each <= LARGEST or any(layout.apart for layout in field.candidates):
             return
         guide = field.guide
         self.num_rows = N = rows_of_sites(guide, args, kwargs)

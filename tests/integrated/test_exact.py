@@ -459,3 +459,74 @@ def test_what_points_leave_open_is_that_of_dense_algebra():
         q = K[:30, 30:] @ np.linalg.solve(K[30:, 30:] + 2e-8 * np.eye(5), K[30:, :30])
         assert node.open == pytest.approx((60.0 - np.trace(q)) / 0.18, rel=1e-5)
     assert "hyperparameters lean to where it is less" in repr(found)
+
+
+def test_two_responses_of_other_rows_are_exact():
+    """Some of f under one noise, some under another with a slope and a level."""
+    rng, X = rows(20, 5)
+    y, z = rng.normal(size=14), 1.0 + rng.normal(size=10)
+
+    def model(X, y=None, z=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.5))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern12(1.0, 2.0), X))
+        with numpyro.plate("first", 14):
+            numpyro.sample("y", dist.Normal(f[:14], 0.3), obs=y)
+        with numpyro.plate("last", 10):
+            numpyro.sample("z", dist.Normal(level + 2.0 * f[10:], 0.2), obs=z)
+
+    found = sgp.nested(model, options(X), (X, y, z), progress_bar=False)
+    assert found.field.layout.number == 1 and found.field.layout.num_rows == 24
+    # In units of each noise.
+    maps = [np.concatenate([np.eye(20)[:14] / 0.3, 2.0 * np.eye(20)[10:] / 0.2])]
+    maps += [np.concatenate([np.zeros(14), np.full(10, 1 / 0.2)])[:, None]]
+    prior, both = [matern12(X, 1.0, 2.0), [[2.25]]], np.concatenate([y / 0.3, z / 0.2])
+    means, covariances, _ = conditional(list(map(np.asarray, prior)), maps, both, 1.0)
+    q = found.posterior(X)
+    assert_is(q["f"], means[0], covariances[0])
+    assert_is(q["level"], means[1][0], covariances[1])
+    units = 14 * np.log(0.3) + 10 * np.log(0.2)
+    exact = log_evidence(list(map(np.asarray, prior)), maps, both, 1.0) - units
+    np.testing.assert_allclose(found.log_evidence, exact, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("joint", [False, True])
+def test_responses_of_other_rows_are_those_of_all_rows_under_masks(joint):
+    """One of two functions a row, the other one of one."""
+    rng, X = rows(24, 6)
+    y, counts, first = rng.normal(size=15), rng.poisson(1.5, size=9), np.arange(24) < 15
+
+    def sites(X):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, scale), X))
+        return f, numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(0.1, 2.0), X))
+
+    def model(X, y=None, counts=None):
+        f, g = sites(X)
+        with numpyro.plate("first", 15):
+            numpyro.sample("y", dist.Normal(f[:15], jnp.exp(g[:15])), obs=y)
+        with numpyro.plate("last", 9):
+            numpyro.sample("counts", dist.Poisson(jnp.exp(f[15:])), obs=counts)
+
+    def masked(X, y=None, counts=None):
+        f, g = sites(X)
+        with numpyro.plate("data", 24):
+            with numpyro.handlers.mask(mask=first):
+                numpyro.sample("y", dist.Normal(f, jnp.exp(g)), obs=y)
+            with numpyro.handlers.mask(mask=~first):
+                numpyro.sample("counts", dist.Poisson(jnp.exp(f)), obs=counts)
+
+    full = X, np.concatenate([y, np.zeros(9)]), np.concatenate([np.zeros(15, int), counts])
+    run = sgp.nested if not joint else lambda *a, **k: sgp.fit(*a, joint=True, **k)
+    found, known = (
+        run(m, sgp.SVGP(8), data, progress_bar=False)
+        for m, data in ((model, (X, y, counts)), (masked, full))
+    )
+    assert found.field.layout.number == 2 and found.field.layout.num_rows == 24
+    bounds = [q.bound if joint else q.log_evidence for q in (found, known)]
+    np.testing.assert_allclose(*bounds, atol=1e-4)
+    a, b = (q.posterior(X)["f"] for q in (found, known))
+    np.testing.assert_allclose(a.mean, b.mean, atol=1e-4)
+    np.testing.assert_allclose(a.sd, b.sd, rtol=1e-3)
+    scores = found.log_score(X, y, counts)
+    assert scores["y"].rows.shape == (15,) and scores["counts"].rows.shape == (9,)
