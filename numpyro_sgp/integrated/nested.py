@@ -78,7 +78,8 @@ def nested(
     Integrated nested Laplace approximations [1] have a Laplace approximation in the place
     of the variational optimum; here the likelihood may be any code with one row of
     predictors at a time, and N only counts in products. Up to three predictors in a row are
-    integrated by quadrature, more by quasi-random numbers.
+    integrated by quadrature, more by quasi-random numbers. Observed sites may be of rows of
+    their own: two surveys of one f at unlike places, under unlike likelihoods.
 
     Effects of 64 groups or more, of which each row has one, are eliminated from the
     precision of q(w) group by group, at a cost that is linear in their number.
