@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose
+from scipy.sparse import csr_matrix
 
 import numpyro_sgp as sgp
 from numpyro_sgp.integrated.effects import is_gaussian, of_standardised
@@ -16,6 +17,8 @@ RNG = np.random.default_rng(4)
 X = np.linspace(0.0, 5.0, N)[:, None]
 GROUP = np.arange(N) % G
 Y = np.sin(X[:, 0]) + 0.3 * GROUP + NOISE * RNG.normal(size=N)
+# Neighbours of each of five areas in a ring.
+RING = np.roll(np.eye(G), 1, axis=0) + np.roll(np.eye(G), -1, axis=0)
 AFFINE = dist.transforms.AffineTransform
 
 PRIORS = {
@@ -27,6 +30,8 @@ PRIORS = {
         dist.MultivariateNormal(jnp.arange(float(G)), 0.5 * jnp.eye(G) + 0.5),
         AFFINE(0.5, -2.0),
     ),
+    "areas": lambda: dist.CAR(0.3, 0.9, 2.0, RING),
+    "sparse areas": lambda: dist.CAR(0.3, 0.9, 2.0, csr_matrix(RING), is_sparse=True),
 }
 # Means and covariances of these, by hand.
 LOWER = np.tril(np.ones((G, G)))
@@ -34,7 +39,9 @@ MOMENTS = {
     "walk": (np.zeros(G), 0.25 * LOWER @ LOWER.T),
     "affine": (np.full(G, -1.0 + 0.5 * (0.5 + 2.0 * 0.1)), np.eye(G)),
     "affine of several": (0.5 - 2.0 * np.arange(G), 4.0 * (0.5 * np.eye(G) + 0.5)),
+    "areas": (np.full(G, 0.3), np.linalg.inv(2.0 * (2.0 * np.eye(G) - 0.9 * RING))),
 }
+MOMENTS["sparse areas"] = MOMENTS["areas"]
 
 
 def model_of(name):

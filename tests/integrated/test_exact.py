@@ -8,14 +8,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-import scipy.sparse
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
 import numpyro_sgp as sgp
 from numpyro_sgp.integrated.profile import quadrature
-from tests.helpers import slow
 from tests.integrated.dense import (
     assert_is,
     conditional,
@@ -104,33 +102,6 @@ def test_a_site_and_300_groups_are_exact():
     found = posterior.posterior(X, at, group)
     assert_is(found["f"], means[0], covariances[0])
     assert_is(found["b"], means[1], covariances[1])
-
-
-@pytest.mark.parametrize("is_sparse", [slow(False), True])
-def test_a_site_and_effects_of_neighbours_are_exact(is_sparse):
-    """A conditional autoregression (CAR) of areas in a ring, two steps wide."""
-    rng, X = rows(40, 2)
-    away = np.abs(np.subtract.outer(np.arange(10), np.arange(10)))
-    near = np.isin(np.minimum(away, 10 - away), [1, 2]).astype(float)
-    area, given = rng.integers(0, 10, 40), scipy.sparse.csr_matrix(near)
-    y = np.sin(X[:, 0]) + 0.5 * rng.normal(size=10)[area] + 0.2 * rng.normal(size=40)
-    given = given if is_sparse else near
-
-    def model(X, area, y=None):
-        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern12(1.0, 2.0), X))
-        b = numpyro.sample("b", dist.CAR(0.3, 0.9, 2.0, given, is_sparse=is_sparse))
-        with numpyro.plate("data", len(area)):
-            numpyro.sample("y", dist.Normal(f + b[area], 0.2), obs=y)
-
-    posterior = sgp.nested(model, options(X), (X, area, y), progress_bar=False)
-    spread = np.linalg.inv(2.0 * (np.diag(near.sum(1)) - 0.9 * near))
-    maps, prior = [np.eye(40), np.eye(10)[area]], [matern12(X, 1.0, 2.0), spread]
-    means, covariances, _ = conditional(prior, maps, y - 0.3, 0.2)
-    found = posterior.posterior(X, area)
-    assert_is(found["f"], means[0], covariances[0])
-    assert_is(found["b"], means[1] + 0.3, covariances[1])
-    exact = log_evidence(prior, maps, y - 0.3, 0.2)
-    np.testing.assert_allclose(posterior.log_evidence, exact, atol=1e-5)
 
 
 @pytest.mark.slow
