@@ -13,6 +13,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm, poisson
 
 import numpyro_sgp as sgp
+from numpyro_sgp.predictive import entries
 from tests.helpers import slow
 
 # Narrow beside q(f), so that nodes have to be moved for each observation; what is left to
@@ -119,5 +120,89 @@ def test_one_event_of_several_rows_is_none_of_a_row():
 
     y = RNG.normal(size=(3, 2))
     fitted = untrained(model, X, y)
-    with pytest.raises(ValueError, match=r"shape \(3,\), not one for each of the 6 rows"):
+    with pytest.raises(ValueError, match=r"shape \(3,\), not one for each of the 6"):
         fitted.log_score(X, y)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [4, 4, 0, 0, 2, 1],  # as many as rows
+        slow([[4, 0], [1, 1], [2, 2], [3, 0], [5, 5], [0, 4]]),  # with an axis of as many
+        slow([5, 4, 3, 2, 1, 0]),
+    ],
+)
+def test_other_rows_in_the_shape_of_the_rows_are_known_by_what_they_change_with(index):
+    """Entries were summed as if of one row, or at nodes of other rows: up to 2779 nats."""
+    index = np.array(index)
+    y = np.sin(X[index, 0]) + 0.5 * RNG.normal(size=index.shape)
+
+    def model(X, index, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate_stack("data", index.shape):
+            numpyro.sample("y", dist.Normal(f[index], NOISE), obs=y)
+
+    fitted = untrained(model, X, index, y)
+    found = fitted.log_score(X, index, y)["y"].rows
+    mean, variance = posterior(fitted, X, index)["f"]
+    exact = norm.logpdf(y, mean[index], np.sqrt(variance[index] + NOISE**2))
+    assert_allclose(found, exact, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_differences_beside_another_function_are_of_several_rows():
+    """Slopes along both rows together were zero, as of an entry that has none."""
+    A = np.eye(6)[[0, 2, 4]] - np.eye(6)[[1, 3, 5]]
+
+    def model(X, W, A, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(0.5), W))
+        with numpyro.plate("data", 3):
+            numpyro.sample("y", dist.Normal(A @ f + g[:3], NOISE), obs=y)
+
+    W, y = np.linspace(0.0, 2.0, 4)[:, None], RNG.normal(size=3)
+    fitted = untrained(model, X, W, np.eye(6)[:3], y)
+    with pytest.raises(ValueError, match="nor is each entry of one row"):
+        fitted.log_score(X, W, A, y)
+
+
+@pytest.mark.slow
+def test_what_has_no_value_says_so_and_what_has_no_slope_at_the_mean_is_found():
+    def model(X, index, low, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        normal = dist.Normal(f[index], NOISE)
+        share = normal.cdf(low + 0.05) - normal.cdf(low)
+        with numpyro.plate("data", len(index)):
+            numpyro.factor("rounded", jnp.log(jnp.clip(share, 1e-30)))
+            numpyro.sample("y", dist.Normal(f[index], 1.0), obs=y)
+
+    data = X, INDEX, np.floor(20.0 * Y) / 20.0, Y
+    found = untrained(model, *data).log_score(*data)
+    assert np.isfinite(found["y"].rows).all() and found["y"].rows.shape == (10,)
+    missing = np.where(np.arange(10) % 5 == 0, np.nan, Y)
+    with pytest.raises(ValueError, match="NaN in 2"):
+        untrained(indexed, X, INDEX, Y).log_score(X, INDEX, missing)
+
+
+def test_what_a_mask_leaves_out_takes_no_turn():
+    out = np.arange(40) % 4 > 0
+    changes = [np.zeros((1, 1, 2, 3, 40), bool)]
+    for entry in range(0, 40, 4):
+        row = entry // 4 % 6
+        changes[0][0, 0, :, :, entry] = entries.halves(6)[..., row]
+    found = entries.entries_of(changes, [6], out)
+    assert found.rows[:24:4].tolist() == list(range(6)) and found.turns == 2
+    with pytest.raises(entries.NotOfARow):
+        entries.entries_of(changes, [6], np.zeros(40, bool))
+
+
+@pytest.mark.slow
+def test_inside_of_jit_there_has_to_be_one_for_each_row():
+    fitted = untrained(indexed, X, INDEX, Y)
+
+    @jax.jit
+    def score(y):
+        return sgp.log_predictive_density(fitted.guide, fitted.params, X, INDEX, y)["y"]
+
+    with pytest.raises(ValueError, match="Inside of jax.jit"):
+        score(Y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Sequence
@@ -421,6 +422,8 @@ class Fitted(Plotted):
         """Those given, or of the training: with rows that do not count if ``filled``."""
         if args or kwargs:
             return args, kwargs
+        if self.args is None and not _takes_arguments(self.model):
+            return (), {}
         if self.args is None:
             raise ValueError(
                 "This fit does not have its training data (a file has none of them): pass "
@@ -462,3 +465,12 @@ class Fitted(Plotted):
 
     def __repr__(self):
         return summary(self)
+
+
+def _takes_arguments(model) -> bool:
+    """Whether a model has arguments that it needs; True where that is not known."""
+    try:
+        inspect.signature(model).bind()
+    except (TypeError, ValueError):
+        return True
+    return False

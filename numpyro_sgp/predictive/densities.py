@@ -7,7 +7,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.scipy.special import logsumexp
 from numpyro.util import not_jax_tracer
 
@@ -25,14 +24,13 @@ from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import has_no_numbers
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo, Trapezoid
 from numpyro_sgp.elbo.expectation import check_expectation
-from numpyro_sgp.guides.row_latents import check_row_latents, row_plates
+from numpyro_sgp.guides.row_latents import check_row_latents
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.predictive.entries import (
     Entries,
     NotOfARow,
     by_entry,
     entries_of,
-    slopes_of_entries,
 )
 from numpyro_sgp.predictive.integrals import integrated, row_counts
 from numpyro_sgp.predictive.mixture import (
@@ -40,10 +38,18 @@ from numpyro_sgp.predictive.mixture import (
     MixtureParts,
 )
 from numpyro_sgp.predictive.nodes import points_together
+from numpyro_sgp.predictive.observed import (
+    axis_of,
+    by_site,
+    checked,
+    probed,
+    rows_of,
+    strays,
+)
 from numpyro_sgp.predictive.remarks import warn_of_rows
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.row_indices import check_row_indices
-from numpyro_sgp.tracing.rows import by_row, sites_on_f
+from numpyro_sgp.tracing.rows import sites_on_f
 from numpyro_sgp.tracing.state import state_of
 
 _MAX_NODE_NUMBERS = 3e6  # of rows and nodes, held at one time
@@ -53,6 +59,7 @@ _NO_OBSERVATIONS = (
     "The model has no observed site with these arguments. Pass observations too: X_new, "
     "y_new."
 )
+_MOST_TURNS = 64  # observations of a row, with nodes moved for each
 _RULES_OF_A_DRAW = GaussHermite(100), GaussHermite(30), MonteCarlo(100)
 
 
@@ -139,29 +146,40 @@ def log_predictive_density(
     check_row_indices(guide.model, args, kwargs)
     check_row_latents(guide.known(), guide.model, args, kwargs)
     guide.check_finite(params, args, kwargs)
-    given = guide, params, rng_key, args, kwargs
-    try:
-        return _of_known(given, expectation, num_draws, {})
-    except NotByRow as error:
-        told = error
-    try:
-        apart = _apart(given, num_draws)
-    except NotOfARow:
-        raise told from None
-    return _of_known(given, expectation, num_draws, apart)
+    given, apart = (guide, params, rng_key, args, kwargs), {}
+    found: dict = {}
+    stray: tuple = ()
+    # Sites without rows first, and then those whose rows are of f in another order.
+    for _ in range(3):
+        try:
+            found, stray = _of_known(given, expectation, num_draws, apart)
+            if not stray:
+                return found
+            apart = _apart(given, num_draws, stray)
+        except NotByRow:
+            if not all(map(not_jax_tracer, jax.tree.leaves((params, args, kwargs)))):
+                raise
+            with suppress(NotOfARow):
+                apart = _apart(given, num_draws, stray)
+                continue
+            raise
+        except NotOfARow:
+            break
+    return found
 
 
-def _of_known(given, expectation, num_draws, apart) -> dict:
+def _of_known(given, expectation, num_draws, apart) -> tuple[dict, tuple]:
     """
-    What :func:`log_predictive_density` returns, with what is wrong with values told.
+    What :func:`log_predictive_density` returns, with what is wrong with values told; and
+    sites by row whose rows are of other rows of f.
 
     :param apart: :class:`~numpyro_sgp.predictive.entries.Entries` of sites that are not by
         row, or None where functions have unlike rows.
     """
-    turns = {k: 0 if e is None else int(e.turn.max()) + 1 for k, e in apart.items()}
+    turns = {k: 0 if e is None else e.turns for k, e in apart.items()}
 
     def are_fine(results):
-        found, is_fine, nan = results
+        found, is_fine, nan, _ = results
         if not all(not_jax_tracer(v) for v in is_fine.values()):
             return True
         for name, rows in nan.items():
@@ -169,26 +187,28 @@ def _of_known(given, expectation, num_draws, apart) -> dict:
         return not any(np.any(np.isnan(v) & ~is_fine[k]) for k, v in found.items())
 
     options = expectation, num_draws, tuple(turns.items())
-    found, is_fine, nan = _run(_by_row, given, apart, options, are_fine)
+    found, is_fine, nan, stray = _run(_by_row, given, apart, options, are_fine)
+    stray = tuple(k for k, v in stray.items() if not_jax_tracer(v) and v)
     for name, rows in is_fine.items():
-        if not_jax_tracer(rows):
+        if not_jax_tracer(rows) and name not in stray:
             checks.refuse_missing(name, np.asarray(nan[name]))
             warn_of_rows(name, found[name], ~rows)
-    return found
+    return found, stray
 
 
-def _apart(given, num_draws) -> dict[str, Entries | None]:
+def _apart(given, num_draws, stray) -> dict[str, Entries | None]:
     """
-    Sites that are not by row, and the rows of their entries.
+    Sites that are not by row, or stray, and the rows of their entries.
 
     :raises NotOfARow: if one is of several rows of a function.
     """
-    slopes, left_out, counts = _run(_slopes, given, {}, (num_draws,), lambda _: True)
+    changes, nan, left_out, counts = _run(
+        probed, given, {}, (num_draws, stray), lambda _: True
+    )
+    for name, entries in nan.items():
+        checks.refuse_missing(name, np.asarray(entries))
     counts = np.asarray(counts).tolist()
-    return {
-        name: entries_of(np.asarray(v), counts, np.asarray(left_out[name]))
-        for name, v in slopes.items()
-    }
+    return {k: entries_of(v, counts, np.asarray(left_out[k])) for k, v in changes.items()}
 
 
 def _run(fn, given, apart, options, are_fine):
@@ -213,63 +233,36 @@ def _run(fn, given, apart, options, are_fine):
     return fn(guide, params, rng_key, ([], apart), static=(static, *options))
 
 
-def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, dict, dict]:
+def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, dict, dict, dict]:
     """
     The density of each row, NaN where all of it is masked; whether that is so or it is
-    finite; and whether it has an observation of NaN that is not masked.
+    finite; whether it has an observation of NaN that is not masked; and whether rows of a
+    site are of other rows of f.
     """
     given, expectation, num_draws, turns = static
     arrays, apart = arrays
     args, kwargs = join_static(arrays, given)
     if guide.couples_rows and expectation is None:
         density, observed, nan = _tied(guide, params, args, kwargs, rng_key, num_draws)
+        stray: dict = {}
     else:
         options = expectation, rng_key, num_draws, True
         apart = {name: (apart[name], number) for name, number in turns}
         where = guide, params, args, kwargs, *options, apart
-        density, observed, nan = by_site_and_row(*where)
+        density, observed, nan, stray = by_site_and_row(*where)
     found = {name: jnp.where(observed[name], v, jnp.nan) for name, v in density.items()}
-    return found, {k: jnp.isfinite(v) | ~observed[k] for k, v in found.items()}, nan
-
-
-def _slopes(guide, params, rng_key, arrays, *, static) -> tuple[dict, dict, Array]:
-    """
-    Slopes of sites that are not by row, which entries a mask leaves out, and how many rows
-    functions have.
-    """
-    given, num_draws = static
-    args, kwargs = join_static(arrays[0], given)
-    parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws)
-    means = {name: q.mean for name, q in parts.posteriors.items()}
-    last = {name: means[name] for name in parts.last}
-
-    def of_sites(f):
-        return _by_site(_checked(parts.run({**means, **f}, parts.others), True))
-
-    counts, on_f = (
-        row_counts({k: parts.posteriors[k] for k in last}),
-        sites_on_f(of_sites, means),
-    )
-    trace = parts.run(means, parts.others)
-    names = [
-        name
-        for name, log_prob in of_sites(last).items()
-        if name in on_f and _rows_of(log_prob, counts, _axis(guide, trace[name])) is None
-    ]
-    slopes = slopes_of_entries(lambda f: {k: of_sites(f)[k] for k in names}, last)
-    left_out = {k: messages.counted(trace[k]).reshape(-1) == 0 for k in names}
-    each = [v.shape[-1] for v in last.values() for _ in np.ndindex(v.shape[:-1])]
-    return slopes, left_out, jnp.asarray(each)
+    is_fine = {k: jnp.isfinite(v) | ~observed[k] for k, v in found.items()}
+    return found, is_fine, nan, stray
 
 
 def _tied(guide, params, args, kwargs, rng_key, num_draws) -> tuple[dict, dict, dict]:
     """The same of observations that are of several rows of f each, by joint draws."""
     parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws, may_tie=True)
     means = {name: q.mean for name, q in parts.posteriors.items()}
-    trace = _checked(parts.run(means, parts.others), whole=True)
+    trace = checked(parts.run(means, parts.others), whole=True)
 
     def of_sites(f, others=parts.others):
-        return _by_site(parts.run(f, others))
+        return by_site(parts.run(f, others))
 
     sites = {name: trace[name] for name in sorted(sites_on_f(of_sites, means))}
     if not sites:
@@ -308,32 +301,34 @@ def _has_hash(value) -> bool:
 
 def by_site_and_row(
     guide, params, args, kwargs, expectation, rng_key, num_draws, whole, apart=None
-) -> tuple[dict, dict, dict]:
+) -> tuple[dict, dict, dict, dict]:
     """
     What :func:`log_predictive_density` does.
 
     :param whole: whether to refuse subsampled plates; not where a batch of rows is given
         from outside.
     :param apart: rows of the entries, and how many a row has at most, of sites that have no
-        density by row, but of each entry.
+        density by row, but of each entry. Not None, it is looked at whether rows of others
+        are of other rows of f.
     :raises NotByRow: if others have none.
-    :return: log densities by row, whether a row has any observation that is not masked, and
-        whether it has a NaN that is not masked.
+    :return: log densities by row, whether a row has any observation that is not masked,
+        whether it has a NaN that is not masked, and whether rows are of other rows of f.
     """
     if getattr(expectation, "joint", False):
         raise ValueError(TIED.format("Leave the expectation out."))
     parts = MixtureParts(guide, params, args, kwargs, rng_key, num_draws)
 
     def of_sites(f):
-        return _by_site(_checked(parts.run(f, parts.others), whole))
+        return by_site(checked(parts.run(f, parts.others), whole))
 
     means = {name: q.mean for name, q in parts.posteriors.items()}
     trace = parts.run(means, parts.others)
-    on_f = {k: _axis(guide, trace[k]) for k in sites_on_f(of_sites, means)}
+    on_f = {k: axis_of(guide, trace[k]) for k in sites_on_f(of_sites, means)}
     counts = row_counts({k: parts.posteriors[k] for k in parts.last})
-    apart = apart or {}
+    look, apart = apart is not None, apart or {}
     observed, nan = _observed(trace, counts, on_f, apart)
     on_f = {k: axis for k, axis in on_f.items() if k not in apart}
+    stray = strays(parts, trace, on_f, counts) if look else {}
     # A step has its edge where nodes of a product rule are (functions are equal), and no
     # mode.
     kinds = {type(messages.innermost(trace[name]["fn"])) for name in (*on_f, *apart)}
@@ -345,7 +340,7 @@ def by_site_and_row(
         rules, limit = (OF_KINKS, *RULES[1:]) if kinked else RULES, _MAX_NODE_NUMBERS
         last = parts.posteriors
         found = _density(run, last, on_f, apart, expectation, parts.key, rules, limit)
-        return found, observed, nan
+        return found, observed, nan, stray
 
     def given_draw(keys):
         found, given, others = parts.at(keys)
@@ -361,7 +356,7 @@ def by_site_and_row(
     densities = jax.tree.map(
         lambda v: logsumexp(v, axis=0) - np.log(len(parts.keys)), values
     )
-    return densities, observed, nan
+    return densities, observed, nan, stray
 
 
 def _density(run, posteriors, on_f, apart, expectation, rng_key, rules, limit) -> dict:
@@ -385,7 +380,7 @@ def _density(run, posteriors, on_f, apart, expectation, rng_key, rules, limit) -
         shape = jax.eval_shape(log_prob, values).shape
         fewer = limit / max(math.prod(shape) / counts[0], 1.0)
         options = *where[:-1], fewer
-        if entries is None:
+        if entries is None or turns > _MOST_TURNS:
             flat = _of_flat(log_prob, options, False, jnp.ravel)
         else:
             of_rows = partial(_of_flat, log_prob, options, True)
@@ -403,23 +398,6 @@ def _of_flat(log_prob, options, by_row, reduced):
     return found[""]
 
 
-def _checked(trace, whole):
-    """A trace whose data plates are whole and whose observations have the right shape."""
-    if whole:
-        checks.check_whole_plates(trace, "the predictive density is of every row")
-    checks.check_observations(trace)
-    return trace
-
-
-def _by_site(trace) -> dict:
-    """Log densities of observed sites."""
-    return {
-        name: messages.log_prob(site, scaled=False)
-        for name, site in trace.items()
-        if site["type"] == "sample" and site["is_observed"]
-    }
-
-
 def _observed(trace, counts, on_f, apart) -> tuple[dict, dict]:
     """
     Which rows, or entries, of observed sites have what is not masked, and NaN that is not.
@@ -435,7 +413,7 @@ def _observed(trace, counts, on_f, apart) -> tuple[dict, dict]:
         for of_rows, entries in zip(found, (counted, nan), strict=True):
             entries = jnp.broadcast_to(entries, counted.shape)
             if name not in apart:
-                entries = _rows_of(entries, counts, on_f[name])
+                entries = rows_of(entries, counts, on_f[name])
             if entries is not None:
                 of_rows[name] = entries > 0
     return found
@@ -453,29 +431,16 @@ def _observed_rows(trace, counts, on_f) -> dict:
         if name not in on_f:
             continue
         log_prob = messages.log_prob(site, scaled=False)
-        values[name] = _rows_of(log_prob, counts, on_f[name])
+        values[name] = rows_of(log_prob, counts, on_f[name])
         if values[name] is None:
             raise NotByRow(
                 f"Observed site '{name}' has log likelihoods of shape "
                 f"{jnp.shape(messages.log_prob(site))}, not one for each of the "
-                f"{' or '.join(map(str, counts))} rows. One event of all rows has one "
-                "density: give it a plate of the rows in the place of to_event, and each "
-                "row its own distribution. A response of some rows alone has a plate of "
-                "all too, and numpyro.handlers.mask where it is not there."
+                f"{' or '.join(map(str, counts))} rows of f, nor is each entry of one row. "
+                "One event of several rows has one density: give it a plate in the place "
+                "of to_event, and each row, or observation, its own distribution. Inside "
+                "of jax.jit, there has to be one for each row."
             )
     if not values:
         raise ValueError(_NO_OBSERVATIONS)
     return values
-
-
-def _axis(guide, site) -> int | None:
-    """That of the plate that had the rows of the set-up, where one had."""
-    plates = row_plates(guide.known())
-    dims = [frame.dim for frame in site["cond_indep_stack"] if frame.name in plates]
-    return dims[0] if len(dims) == 1 else None
-
-
-def _rows_of(log_prob, counts, axis) -> Array | None:
-    """:func:`by_row` for the largest number of rows that it has an axis of."""
-    found = (by_row(log_prob, number, axis) for number in counts)
-    return next((rows for rows in found if rows is not None), None)

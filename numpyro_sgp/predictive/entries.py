@@ -1,6 +1,6 @@
 """
 Observations that are of one row of f each, where rows have several of them, or none: which
-row that is, by slopes, and what there is for one a row for any number of them.
+row that is, and what there is for one a row for any number of them.
 """
 
 from collections.abc import Callable
@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-_PLACES = 4  # values of f where slopes are looked at, which may be flat at some
-_ROUNDED = 0.1  # of a number of a row
-_UNLIKE = 1e-3  # of weights of rows between 1 and 2
+#: Standard deviations from the mean, where rows are moved: entries may be flat at most, as
+#: what is clipped.
+PLACES = tuple(np.linspace(-3.0, 3.0, 13).tolist())
 _NONE = -1  # the row of an entry that does not depend on a function
 
 
 class NotOfARow(ValueError):
-    """An entry is of several rows of a function, or slopes do not tell."""
+    """An entry is of several rows of a function, or flat wherever it was looked at."""
 
 
 class Entries(NamedTuple):
@@ -32,93 +32,112 @@ class Entries(NamedTuple):
     rows: Array | np.ndarray
     turn: Array | np.ndarray
 
+    @property
+    def turns(self) -> int:
+        """How many a row has at most, or some more: programs are of a power of two."""
+        most = int(np.max(self.turn, initial=0)) + 1
+        return 1 << (most - 1).bit_length()
 
-def slopes_of_entries(
-    log_prob: Callable[[dict], dict[str, Array]], f: dict[str, Array]
-) -> dict[str, Array]:
-    """
-    Slopes of log densities along ones, row numbers and weights of each function's rows, at
-    some values.
 
-    :param log_prob: from values of GP sites by name, ``batch_shape + (N,)``, to log
-        densities of any shape.
-    :param f: values to look at.
-    :return: for each log density of n numbers an array ``(F, 4, 3, n)``, of F functions.
+def halves(number: int) -> np.ndarray:
+    """Rows whose number has a bit, or not, for each bit: ``(2, bits, number)``."""
+    bits = np.arange(max(number - 1, 1).bit_length())
+    has = (np.arange(number) >> bits[:, None]) & 1 == 1
+    return np.stack([has, ~has])
+
+
+def changed(
+    log_prob: Callable[[dict], dict], f: dict, sds: dict, moving: dict, places=PLACES
+) -> dict:
     """
+    Whether entries of log densities change where half of the rows of sites are moved.
+
+    :param log_prob: from values of GP sites to log densities by name.
+    :param f: where rows are moved from, ``batch_shape + (N,)``.
+    :param sds: standard deviations of f, what rows are moved by.
+    :param moving: by site which functions are moved together, of ``batch_shape + (1,)``; of
+        sites with as many rows.
+    :param places: where they are moved, in standard deviations.
+    :return: shape ``(places, 2, bits, *shape)`` of each log density.
+    """
+    half = halves(f[next(iter(moving))].shape[-1])
     rng = np.random.default_rng(0)
-    places = [
-        {
-            k: v + place * jnp.asarray(rng.normal(size=v.shape), v.dtype)
-            for k, v in f.items()
-        }
-        for place in range(_PLACES)
-    ]
+    steps = {k: rng.uniform(0.1, 0.4, v.shape).astype(v.dtype) for k, v in f.items()}
 
-    def along(at, name, index, values):
-        tangent = {k: jnp.zeros_like(v) for k, v in f.items()}
-        tangent[name] = tangent[name].at[index].set(values)
-        return jax.jvp(log_prob, (at,), (tangent,))[1]
+    def of_place(away):
+        at = {k: v + away.astype(v.dtype) * sds[k] for k, v in f.items()}
+        here = log_prob(at)
 
-    found = [
-        [[along(at, k, index, row) for row in _along(v.shape[-1])] for at in places]
-        for k, v in f.items()
-        for index in np.ndindex(v.shape[:-1])
-    ]
-    flat = [jax.tree.map(jnp.ravel, x) for each in found for y in each for x in y]
-    return {
-        name: jnp.stack([x[name] for x in flat]).reshape(len(found), _PLACES, 3, -1)
-        for name in flat[0]
-    }
+        def of_half(rows):
+            moved = dict(at)
+            for name, functions in moving.items():
+                moved[name] += jnp.where(functions & rows, sds[name] * steps[name], 0.0)
+            return jax.tree.map(_differ, here, log_prob(moved))
+
+        return jax.lax.map(lambda rows: jax.lax.map(of_half, rows), half)
+
+    return jax.lax.map(of_place, jnp.asarray(places))
 
 
-def _along(number):
-    """What slopes of a function with so many rows are taken along."""
-    weights = np.random.default_rng(1).uniform(1.0, 2.0, number)
-    return np.ones(number), np.arange(number) / number, weights
+def _differ(a, b):
+    return ~((a == b) | (jnp.isnan(a) & jnp.isnan(b)))
 
 
-def entries_of(
-    slopes: np.ndarray, counts: list[int], left_out: np.ndarray
-) -> Entries | None:
+def of_functions(log_prob: Callable[[dict], dict], f: dict, sds: dict) -> dict:
     """
-    What slopes tell of rows: those of one row are in the proportions of what they are
-    along.
+    :func:`changed` where each function is moved alone.
 
-    :param slopes: of one log density, as :func:`slopes_of_entries` has them.
-    :param counts: rows of each function.
-    :param left_out: which entries a mask leaves out, ``(n,)``; they may be of any row.
+    :return: by log density a list of arrays ``(functions, 13, 2, bits, n)``, one a site.
+    """
+    found = []
+    for name, value in f.items():
+        functions = np.eye(int(np.prod(value.shape[:-1])), dtype=bool)
+
+        def alone(which, name=name, batch=value.shape[:-1]):
+            return changed(log_prob, f, sds, {name: which.reshape(*batch, 1)})
+
+        found.append(jax.lax.map(alone, functions))
+    return {k: [v[k].reshape(*v[k].shape[:4], -1) for v in found] for k in found[0]}
+
+
+def entries_of(changes: list, counts: list[int], left_out: np.ndarray) -> Entries | None:
+    """
+    Rows of entries, by which halves of the rows they change with.
+
+    :param changes: of each site, see :func:`of_functions`.
+    :param counts: rows of each site.
+    :param left_out: which entries have no density that rows could change, ``(n,)``: what a
+        mask leaves out.
     :return: None where functions have unlike rows.
-    :raises NotOfARow: if an entry is of several rows of a function.
+    :raises NotOfARow: if an entry is of several rows of a function, or of none.
     """
-    slopes = np.asarray(slopes, float)
-    each = [_rows(own, number) for own, number in zip(slopes, counts, strict=True)]
+    each = [_rows(own) for site in changes for own in np.asarray(site)]
     rows = np.max(each, axis=0)
     if np.any((rows == _NONE) & ~left_out):
-        raise NotOfARow  # flat wherever it was looked at
+        raise NotOfARow
     same = all(np.all((own == rows) | (own == _NONE)) for own in each)
     if not same or len(set(counts)) > 1:
         return None
-    rows = np.maximum(rows, 0)
-    order = np.argsort(rows, kind="stable")
-    ordered, turn = rows[order], np.empty(len(rows), int)
-    turn[order] = np.arange(len(rows)) - np.searchsorted(ordered, ordered)
-    return Entries(rows, turn)
+    counted = rows != _NONE
+    turn, kept = np.zeros(len(rows), int), rows[counted]
+    order = np.argsort(kept, kind="stable")
+    ordered, own = kept[order], np.empty(len(kept), int)
+    own[order] = np.arange(len(kept)) - np.searchsorted(ordered, ordered)
+    turn[counted] = own
+    return Entries(np.maximum(rows, 0), turn)
 
 
-def _rows(slopes, number):
-    """Of one function, ``(4, 3, n)``."""
-    weights = _along(number)[2]
-    found = np.full(slopes.shape[-1], _NONE)
-    for plain, numbered, weighted in slopes:
-        with np.errstate(all="ignore"):  # where it is flat
-            row, weight = number * numbered / plain, weighted / plain
-        known = np.isfinite(row) & (plain != 0.0)
-        nearest = np.clip(np.round(np.where(known, row, 0.0)), 0, number - 1).astype(int)
-        off = np.abs(row - nearest) > _ROUNDED
-        off |= np.abs(weight - weights[nearest]) > _UNLIKE
-        if np.any(known & off):
+def _rows(changes):
+    """Of one function, ``(13, 2, bits, n)``."""
+    found = np.full(changes.shape[-1], _NONE)
+    for has, has_not in changes:
+        one = np.all(has ^ has_not, axis=0)  # of one row: in one half for each bit
+        if np.any(~one & (has | has_not).any(axis=0)):
             raise NotOfARow
-        found = np.where(known, nearest, found)
+        number = np.sum(has << np.arange(len(has))[:, None], axis=0)
+        if np.any(one & (found != _NONE) & (found != number)):
+            raise NotOfARow
+        found = np.where(one, number, found)
     return found
 
 

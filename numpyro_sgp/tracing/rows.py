@@ -16,18 +16,24 @@ def by_row(log_prob: Array, num_rows: int, axis: int | None = None) -> Array | N
     :return: shape ``(num_rows,)``, or None if no axis has that length.
     :raises ValueError: if several axes have, and which one is not known.
     """
-    axes = [i for i, size in enumerate(log_prob.shape) if size == num_rows]
-    if axis is not None and (axis := axis % max(log_prob.ndim, 1)) in axes:
-        axes = [axis]
-    if not axes:
+    found = row_axis(log_prob.shape, num_rows, axis)
+    if found is None:
         return None
+    return jnp.sum(log_prob, axis=tuple(i for i in range(log_prob.ndim) if i != found))
+
+
+def row_axis(shape: tuple[int, ...], num_rows: int, axis: int | None = None) -> int | None:
+    """That of the rows of X; the arguments, and errors, are those of :func:`by_row`."""
+    axes = [i for i, size in enumerate(shape) if size == num_rows]
+    if axis is not None and (axis := axis % max(len(shape), 1)) in axes:
+        axes = [axis]
     if len(axes) > 1 and num_rows > 1:
         raise ValueError(
-            f"A log density of shape {log_prob.shape} has {len(axes)} axes that may be the "
+            f"A log density of shape {shape} has {len(axes)} axes that may be the "
             f"{num_rows} rows of X. Put the others into the event: fn.to_event(1), with "
             "the data plate outermost."
         )
-    return jnp.sum(log_prob, axis=tuple(i for i in range(log_prob.ndim) if i != axes[-1]))
+    return axes[-1] if axes else None
 
 
 def origins(fn: Callable[[dict], dict], values: dict) -> dict[str, frozenset]:

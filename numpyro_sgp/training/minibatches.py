@@ -458,7 +458,7 @@ def _held_out(svi, params, batch, counts, arrays, *, static):
     kwargs = {**kwargs, **svi.static_kwargs}
     options = None, None, _VALIDATION_DRAWS, False
     where = svi.guide, params, (*batch, *args), kwargs
-    density, observed, _ = by_site_and_row(*where, *options)
+    density, observed, *_ = by_site_and_row(*where, *options)
     found = {}
     for name, rows in density.items():
         counted = counts & observed[name]
