@@ -280,6 +280,18 @@ def test_what_needs_the_data_says_so_after_loading(loaded, call, name):
         call(loaded)
 
 
+def test_a_model_without_arguments_needs_none_where_its_data_are_not_there():
+    def model(y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    fitted = sgp.fit(model, sgp.SVGP(4), (Y,), steps=5, progress_bar=False)
+    known = fitted.predict(quantiles=())["f"].mean
+    fitted.args = None  # as of a file
+    assert_array_equal(fitted.predict(quantiles=())["f"].mean, known)
+
+
 def test_a_guide_from_a_file_takes_its_two_rows_for_no_training_data(loaded):
     with pytest.raises(ValueError, match="set up with minibatches, or from a file"):
         loaded.guide.sample_posterior(jax.random.key(0), loaded.params)
