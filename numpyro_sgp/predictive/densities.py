@@ -29,6 +29,7 @@ from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.predictive.entries import (
     Entries,
     NotOfARow,
+    are_in_an_order,
     by_entry,
     entries_of,
 )
@@ -149,13 +150,15 @@ def log_predictive_density(
     given, apart = (guide, params, rng_key, args, kwargs), {}
     found: dict = {}
     stray: tuple = ()
-    # Sites without rows first, and then those whose rows are of f in another order.
+    # Sites without rows first, and then those whose rows are of other rows of f.
     for _ in range(3):
         try:
             found, stray = _of_known(given, expectation, num_draws, apart)
             if not stray:
                 return found
-            apart = _apart(given, num_draws, stray)
+            before, apart = apart, _apart(given, num_draws, stray)
+            if apart.keys() == before.keys():
+                return found
         except NotByRow:
             if not all(map(not_jax_tracer, jax.tree.leaves((params, args, kwargs)))):
                 raise
@@ -198,7 +201,8 @@ def _of_known(given, expectation, num_draws, apart) -> tuple[dict, tuple]:
 
 def _apart(given, num_draws, stray) -> dict[str, Entries | None]:
     """
-    Sites that are not by row, or stray, and the rows of their entries.
+    Sites that are not by row, or stray, and the rows of their entries; not those with one
+    for each row in an order of their own, which are known as they are.
 
     :raises NotOfARow: if one is of several rows of a function.
     """
@@ -208,7 +212,11 @@ def _apart(given, num_draws, stray) -> dict[str, Entries | None]:
     for name, entries in nan.items():
         checks.refuse_missing(name, np.asarray(entries))
     counts = np.asarray(counts).tolist()
-    return {k: entries_of(v, counts, np.asarray(left_out[k])) for k, v in changes.items()}
+    return {
+        k: entries_of(v, counts, np.asarray(left_out[k]))
+        for k, v in changes.items()
+        if k not in stray or not are_in_an_order(v)
+    }
 
 
 def _run(fn, given, apart, options, are_fine):

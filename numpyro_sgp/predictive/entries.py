@@ -100,6 +100,18 @@ def of_functions(log_prob: Callable[[dict], dict], f: dict, sds: dict) -> dict:
     return {k: [v[k].reshape(*v[k].shape[:4], -1) for v in found] for k in found[0]}
 
 
+def are_in_an_order(changes: list) -> bool:
+    """
+    Whether there is one entry for each row of each function, in some order.
+
+    :param changes: see :func:`entries_of`.
+    :raises NotOfARow: as that.
+    """
+    each = [_rows(own) for site in changes for own in np.asarray(site)]
+    counted = [rows[rows != _NONE] for rows in each]
+    return all(len(np.unique(rows)) == len(rows) for rows in counted)
+
+
 def entries_of(changes: list, counts: list[int], left_out: np.ndarray) -> Entries | None:
     """
     Rows of entries, by which halves of the rows they change with.
