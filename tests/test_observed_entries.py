@@ -164,6 +164,18 @@ def test_differences_beside_another_function_are_of_several_rows():
     fitted = untrained(model, X, W, np.eye(6)[:3], y)
     with pytest.raises(ValueError, match="nor is each entry of one row"):
         fitted.log_score(X, W, A, y)
+    wide = np.concatenate([A, A])  # in the shape of rows
+    W, y = np.linspace(0.0, 2.0, 6)[:, None], np.zeros(6)
+
+    def of_rows(X, W, A, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(0.5), W))
+        with numpyro.plate("data", 6):
+            numpyro.sample("y", dist.Normal(A @ f + g, NOISE), obs=y)
+
+    fitted = untrained(of_rows, X, W, np.eye(6), y)
+    with pytest.raises(ValueError, match="'y' are of several rows of f each"):
+        fitted.log_score(X, W, wide, y)
 
 
 @pytest.mark.slow
@@ -185,15 +197,98 @@ def test_what_has_no_value_says_so_and_what_has_no_slope_at_the_mean_is_found():
 
 
 def test_what_a_mask_leaves_out_takes_no_turn():
-    out = np.arange(40) % 4 > 0
-    changes = [np.zeros((1, 1, 2, 3, 40), bool)]
-    for entry in range(0, 40, 4):
-        row = entry // 4 % 6
-        changes[0][0, 0, :, :, entry] = entries.halves(6)[..., row]
-    found = entries.entries_of(changes, [6], out)
-    assert found.rows[:24:4].tolist() == list(range(6)) and found.turns == 2
+    rows = np.where(np.arange(40) % 4 > 0, -1, np.arange(40) // 4 % 6)
+    found = entries.entries_of([(rows, 6)], np.arange(40) % 4 > 0)
+    assert found.which.shape == (2, 6) and found.loose is None
+    assert found.which[0].tolist() == [0, 4, 8, 12, 16, 20]
+    assert found.which[1].tolist() == [24, 28, 32, 36, 40, 40]
+    assert entries.entries_of([(rows, 6)], np.zeros(40, bool)).loose is not None
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 8])
+def test_rows_are_told_by_what_entries_change_with(number):
+    index = np.array([0, number - 1, 0, number // 2])
+    f = {"f": jnp.zeros((2, number)), "g": jnp.ones(3)}
+
+    def log_prob(f):
+        y = f["f"][0, index] ** 2 - f["f"][1, index[::-1]]
+        return {"y": y, "z": f["f"][0, -1:] + f["g"][:2], "sum": f["g"][:2] - f["g"][1:]}
+
+    found = entries.of_functions(log_prob, f, {k: jnp.ones_like(v) for k, v in f.items()})
+    each = entries.rows_of_entries(found["y"], [number, 3])
+    expected = index, index[::-1], np.full(4, -1)
+    for (rows, count), known, size in zip(each, expected, (number, number, 3), strict=True):
+        assert rows.tolist() == known.tolist() and count == size
+    last, _, g = (rows for rows, _ in entries.rows_of_entries(found["z"], [number, 3]))
+    assert last.tolist() == [number - 1, number - 1] and g.tolist() == [0, 1]
     with pytest.raises(entries.NotOfARow):
-        entries.entries_of(changes, [6], np.zeros(40, bool))
+        entries.rows_of_entries(found["sum"], [number, 3])
+
+
+@pytest.mark.parametrize("likelihood", [dist.StudentT, dist.Gamma])
+def test_what_is_not_moved_does_not_change_by_rounding(likelihood):
+    """As it did in nearly half of 1003 rows, where one program was beside another."""
+    y = RNG.gamma(2.0, size=1003)
+
+    def log_prob(f):
+        return {"y": likelihood(3.0, jnp.exp(f["f"])).log_prob(y)}
+
+    where = {"f": jnp.asarray(RNG.normal(size=1003))}, {"f": jnp.ones(1003)}
+    seen = entries.changed(log_prob, *where, {"f": np.True_}, places=(0.5,))["y"]
+    assert np.array_equal(seen[0], entries.halves(1003))
+
+
+@pytest.mark.slow
+def test_several_sites_of_other_orders_and_functions_of_other_numbers():
+    """One in another order, one of pairs of rows, one of a row and one of four."""
+    order, pairs = np.array([1, 0, 3, 2, 5, 4]), np.array([[0, 1], [2, 3], [4, 5]] * 2)
+    W = np.linspace(0.0, 2.0, 2)[:, None]
+
+    def model(X, W, a=None, b=None, c=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        h = numpyro.sample("h", sgp.GaussianProcess(sgp.kernels.RBF(), W))
+        with numpyro.plate("rows", 6, dim=-1):
+            numpyro.sample("a", dist.Normal(f[order], 0.3), obs=a)
+        with numpyro.plate_stack("table", (6, 2)):
+            numpyro.sample("b", dist.Normal(f[pairs], 0.3), obs=b)
+            numpyro.sample("c", dist.Normal(f[:, None] + h, 0.3), obs=c)
+
+    a, b, c = RNG.normal(size=6), RNG.normal(size=(6, 2)), RNG.normal(size=(6, 2))
+    guide = sgp.AutoSparseGP(model, {"f": sgp.SVGP(inducing=X[::2]), "h": sgp.SVGP(2)})
+    guide.setup(X, W, a, b, c)
+    fitted = sgp.Fitted(guide, guide.starts(jax.random.key(0), (X, W, a, b, c), {}), (X,))
+    found = fitted.log_score(X, W, a, b, c)
+    (f, v), (h, w) = (posterior(fitted, X, W)[name] for name in ("f", "h"))
+    exact = norm.logpdf(a, f[order], np.sqrt(v[order] + 0.09))
+    assert_allclose(found["a"].rows, exact, rtol=1e-6)
+    exact = norm.logpdf(b, f[pairs], np.sqrt(v[pairs] + 0.09))
+    assert_allclose(found["b"].rows, exact, rtol=1e-6)
+    exact = norm.logpdf(c, f[:, None] + h, np.sqrt(v[:, None] + w + 0.09))
+    assert_allclose(found["c"].rows, exact, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_what_does_not_depend_on_f_and_what_cannot_be():
+    """An entry that is zero times f, and a count of -1 beside others of its row."""
+    times = np.array([1.0, 0.0, 1.0, 2.0])
+
+    def model(X, index, y=None, counts=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", 4):
+            numpyro.sample("y", dist.Normal(times * f[index], 0.3), obs=y)
+            numpyro.sample("counts", dist.Poisson(jnp.exp(f[index])), obs=counts)
+
+    index, y, counts = np.array([0, 0, 2, 2]), RNG.normal(size=4), np.array([-1, 2, 0, 1])
+    fitted = untrained(model, X, index, y, np.abs(counts))
+    with pytest.warns(UserWarning, match="1 observed rows of site 'counts'"):
+        found = fitted.log_score(X, index, y, counts)
+    mean, variance = posterior(fitted, X, index)["f"]
+    spread = np.sqrt(times**2 * variance[index] + 0.09)
+    exact = norm.logpdf(y, times * mean[index], spread)
+    assert_allclose(found["y"].rows, exact, rtol=1e-6)
+    assert (
+        np.isneginf(found["counts"].rows[0]) and np.isfinite(found["counts"].rows[1:]).all()
+    )
 
 
 @pytest.mark.slow

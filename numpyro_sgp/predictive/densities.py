@@ -29,9 +29,10 @@ from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.predictive.entries import (
     Entries,
     NotOfARow,
-    are_in_an_order,
+    are_by_row,
     by_entry,
     entries_of,
+    rows_of_entries,
 )
 from numpyro_sgp.predictive.integrals import integrated, row_counts
 from numpyro_sgp.predictive.mixture import (
@@ -60,7 +61,11 @@ _NO_OBSERVATIONS = (
     "The model has no observed site with these arguments. Pass observations too: X_new, "
     "y_new."
 )
-_MOST_TURNS = 64  # observations of a row, with nodes moved for each
+_SEVERAL = (
+    "Observations of site '{}' are of several rows of f each (differences, sums) with "
+    "these arguments, and were of one when the guide was set up. Set it up, or fit, with "
+    "such data."
+)
 _RULES_OF_A_DRAW = GaussHermite(100), GaussHermite(30), MonteCarlo(100)
 
 
@@ -147,39 +152,40 @@ def log_predictive_density(
     check_row_indices(guide.model, args, kwargs)
     check_row_latents(guide.known(), guide.model, args, kwargs)
     guide.check_finite(params, args, kwargs)
-    given, apart = (guide, params, rng_key, args, kwargs), {}
-    found: dict = {}
-    stray: tuple = ()
-    # Sites without rows first, and then those whose rows are of other rows of f.
-    for _ in range(3):
+    given = guide, params, rng_key, args, kwargs
+    is_known = all(map(not_jax_tracer, jax.tree.leaves((params, args, kwargs))))
+    stray: set = set()
+    apart: dict = {}
+    while True:
+        found, is_fine, strays_here = None, {}, set()
         try:
-            found, stray = _of_known(given, expectation, num_draws, apart)
-            if not stray:
-                return found
-            before, apart = apart, _apart(given, num_draws, stray)
-            if apart.keys() == before.keys():
-                return found
-        except NotByRow:
-            if not all(map(not_jax_tracer, jax.tree.leaves((params, args, kwargs)))):
+            options = expectation, num_draws, is_known
+            found, is_fine, strays_here = _of_known(given, options, apart)
+        except NotByRow as error:
+            if not is_known or apart:
                 raise
-            with suppress(NotOfARow):
-                apart = _apart(given, num_draws, stray)
-                continue
-            raise
-        except NotOfARow:
+            told = str(error)
+        if found is not None and strays_here <= stray:
             break
+        stray |= strays_here
+        before = apart.keys()
+        apart = _apart(given, num_draws, stray, "" if found is not None else told)
+        if found is not None and apart.keys() == before:  # in an order of their own
+            break
+    for name, rows in is_fine.items():
+        if not_jax_tracer(rows):
+            warn_of_rows(name, found[name], ~rows)
     return found
 
 
-def _of_known(given, expectation, num_draws, apart) -> tuple[dict, tuple]:
+def _of_known(given, options, apart) -> tuple[dict, dict, set]:
     """
-    What :func:`log_predictive_density` returns, with what is wrong with values told; and
-    sites by row whose rows are of other rows of f.
+    What :func:`log_predictive_density` returns, with what is wrong with values told; where
+    it is masked or finite; and sites by row whose rows are of other rows of f.
 
     :param apart: :class:`~numpyro_sgp.predictive.entries.Entries` of sites that are not by
         row, or None where functions have unlike rows.
     """
-    turns = {k: 0 if e is None else e.turns for k, e in apart.items()}
 
     def are_fine(results):
         found, is_fine, nan, _ = results
@@ -189,34 +195,34 @@ def _of_known(given, expectation, num_draws, apart) -> tuple[dict, tuple]:
             checks.refuse_missing(name, np.asarray(rows))
         return not any(np.any(np.isnan(v) & ~is_fine[k]) for k, v in found.items())
 
-    options = expectation, num_draws, tuple(turns.items())
     found, is_fine, nan, stray = _run(_by_row, given, apart, options, are_fine)
-    stray = tuple(k for k, v in stray.items() if not_jax_tracer(v) and v)
     for name, rows in is_fine.items():
-        if not_jax_tracer(rows) and name not in stray:
+        if not_jax_tracer(rows):
             checks.refuse_missing(name, np.asarray(nan[name]))
-            warn_of_rows(name, found[name], ~rows)
-    return found, stray
+    return found, is_fine, {name for name, v in stray.items() if v}
 
 
-def _apart(given, num_draws, stray) -> dict[str, Entries | None]:
+def _apart(given, num_draws, stray, told) -> dict[str, Entries | None]:
     """
-    Sites that are not by row, or stray, and the rows of their entries; not those with one
-    for each row in an order of their own, which are known as they are.
+    Sites that are not by row, or stray, and where their entries are; not those whose rows
+    are in an order of their own, which are known as they are.
 
-    :raises NotOfARow: if one is of several rows of a function.
+    :param told: what is wrong with those that are not by row.
+    :raises NotByRow: if an entry is of several rows of a function.
     """
-    changes, nan, left_out, counts = _run(
-        probed, given, {}, (num_draws, stray), lambda _: True
-    )
+    options = num_draws, tuple(sorted(stray))
+    changes, nan, left_out, tables, sizes = _run(probed, given, {}, options, bool)
     for name, entries in nan.items():
         checks.refuse_missing(name, np.asarray(entries))
-    counts = np.asarray(counts).tolist()
-    return {
-        k: entries_of(v, counts, np.asarray(left_out[k]))
-        for k, v in changes.items()
-        if k not in stray or not are_in_an_order(v)
-    }
+    sizes, found = np.asarray(sizes).tolist(), {}
+    for name, (own, number) in tables.items():
+        try:
+            each = rows_of_entries(changes[name], sizes)
+        except NotOfARow:
+            raise NotByRow(told if told and not number else _SEVERAL.format(name)) from None
+        if not number or not are_by_row(each, np.asarray(own), int(number)):
+            found[name] = entries_of(each, np.asarray(left_out[name]))
+    return found
 
 
 def _run(fn, given, apart, options, are_fine):
@@ -238,6 +244,8 @@ def _run(fn, given, apart, options, are_fine):
             if are_fine(found):
                 return found
     static = all_static((args, kwargs))
+    if fn is _by_row:  # it would be compiled in each call
+        options = *options[:-1], False
     return fn(guide, params, rng_key, ([], apart), static=(static, *options))
 
 
@@ -247,7 +255,7 @@ def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, dict, dict
     finite; whether it has an observation of NaN that is not masked; and whether rows of a
     site are of other rows of f.
     """
-    given, expectation, num_draws, turns = static
+    given, expectation, num_draws, is_known = static
     arrays, apart = arrays
     args, kwargs = join_static(arrays, given)
     if guide.couples_rows and expectation is None:
@@ -255,9 +263,9 @@ def _by_row(guide, params, rng_key, arrays, *, static) -> tuple[dict, dict, dict
         stray: dict = {}
     else:
         options = expectation, rng_key, num_draws, True
-        apart = {name: (apart[name], number) for name, number in turns}
-        where = guide, params, args, kwargs, *options, apart
-        density, observed, nan, stray = by_site_and_row(*where)
+        where = guide, params, args, kwargs, *options
+        of_rows = by_site_and_row(*where, apart, look=is_known)
+        density, observed, nan, stray = of_rows
     found = {name: jnp.where(observed[name], v, jnp.nan) for name, v in density.items()}
     is_fine = {k: jnp.isfinite(v) | ~observed[k] for k, v in found.items()}
     return found, is_fine, nan, stray
@@ -308,16 +316,25 @@ def _has_hash(value) -> bool:
 
 
 def by_site_and_row(
-    guide, params, args, kwargs, expectation, rng_key, num_draws, whole, apart=None
+    guide,
+    params,
+    args,
+    kwargs,
+    expectation,
+    rng_key,
+    num_draws,
+    whole,
+    apart=None,
+    look=False,
 ) -> tuple[dict, dict, dict, dict]:
     """
     What :func:`log_predictive_density` does.
 
     :param whole: whether to refuse subsampled plates; not where a batch of rows is given
         from outside.
-    :param apart: rows of the entries, and how many a row has at most, of sites that have no
-        density by row, but of each entry. Not None, it is looked at whether rows of others
-        are of other rows of f.
+    :param apart: :class:`~numpyro_sgp.predictive.entries.Entries` of sites that have a
+        density of each entry, or None where functions have unlike rows.
+    :param look: whether to look if rows of others are of other rows of f.
     :raises NotByRow: if others have none.
     :return: log densities by row, whether a row has any observation that is not masked,
         whether it has a NaN that is not masked, and whether rows are of other rows of f.
@@ -333,7 +350,7 @@ def by_site_and_row(
     trace = parts.run(means, parts.others)
     on_f = {k: axis_of(guide, trace[k]) for k in sites_on_f(of_sites, means)}
     counts = row_counts({k: parts.posteriors[k] for k in parts.last})
-    look, apart = apart is not None, apart or {}
+    apart = apart or {}
     observed, nan = _observed(trace, counts, on_f, apart)
     on_f = {k: axis for k, axis in on_f.items() if k not in apart}
     stray = strays(parts, trace, on_f, counts) if look else {}
@@ -383,16 +400,17 @@ def _density(run, posteriors, on_f, apart, expectation, rng_key, rules, limit) -
     values = {k: q.mean for k, q in posteriors.items()}
     if on_f:
         found = integrated(lambda f: _observed_rows(run(f), counts, on_f), *where)
-    for name, (entries, turns) in apart.items():
+    for name, entries in apart.items():
         log_prob = partial(_entries, run, name)
         shape = jax.eval_shape(log_prob, values).shape
         fewer = limit / max(math.prod(shape) / counts[0], 1.0)
         options = *where[:-1], fewer
-        if entries is None or turns > _MOST_TURNS:
+        flat = jnp.full(math.prod(shape), -jnp.inf)
+        if entries is None or entries.loose is not None:  # by the same nodes in all rows
             flat = _of_flat(log_prob, options, False, jnp.ravel)
-        else:
+        if entries is not None:
             of_rows = partial(_of_flat, log_prob, options, True)
-            flat = by_entry(of_rows, entries, turns, counts[0])
+            flat = by_entry(of_rows, entries.which, flat)
         found[name] = flat.reshape(shape)
     return found
 

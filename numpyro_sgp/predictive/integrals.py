@@ -42,7 +42,7 @@ def integrated(
     about_modes = by_row and expectation is None and len(counts) == 1
     about_modes &= functions <= MOST_FUNCTIONS
     if expectation is None:
-        rules = rules if by_row else _IN_ALL_ROWS
+        rules = rules if by_row and len(counts) == 1 else _IN_ALL_ROWS
         expectation = rules[min(functions, len(rules)) - 1]
 
     def at(node, component):
