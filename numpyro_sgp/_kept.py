@@ -38,10 +38,9 @@ class _Kept:
         run = self._programs.pop(key, None)
         if run is None:
             run = shared(functools.partial(self._run, static), briefly)
-        found = run(*arrays)
-        self._programs[key] = run  # as the one used last
+        self._programs[key] = run  # as the one used last, also where it raises an error
         forget(self._programs, FEW)
-        return found
+        return run(*arrays)
 
     def _run(self, static, *arrays):
         return self._fn(self._owner(), *arrays, static=static)

@@ -50,7 +50,7 @@ def indexed(X, index, y=None, mask=True):
 
 
 @pytest.mark.parametrize("masked", [False, slow(True)])
-def test_several_observations_of_a_row_have_a_density_each(masked):
+def test_several_observations_of_a_row_have_a_density_each(masked, count_compiled):
     fitted = untrained(indexed, X, INDEX, Y)
     mask = np.arange(10) % 3 > 0 if masked else np.ones(10, bool)
     found = fitted.log_score(X, INDEX, Y, mask=mask)["y"]
@@ -58,8 +58,11 @@ def test_several_observations_of_a_row_have_a_density_each(masked):
     exact = norm.logpdf(Y, mean[INDEX], np.sqrt(variance[INDEX] + NOISE**2))
     assert_allclose(found.rows, np.where(mask, exact, np.nan), rtol=1e-6)
     assert_allclose(found.mean, exact[mask].mean(), rtol=1e-6)
-    other = np.array([3, 3, 1])  # and for others again
+    other = np.array([3, 3, 1])  # and for others again, by the same program
+    fitted.log_score(X, other[::-1], Y[:3])
+    count_compiled()
     found = fitted.log_score(X, other, Y[:3])["y"].rows
+    assert count_compiled() == 0
     exact = norm.logpdf(Y[:3], mean[other], np.sqrt(variance[other] + NOISE**2))
     assert_allclose(found, exact, rtol=1e-6)
 

@@ -121,9 +121,9 @@ def log_predictive_density(
     :param num_draws: number of draws of other latents and inner layers; without effect if
         there are none.
     :return: for each observed site an array of shape ``(N,)``, NaN where a mask leaves a
-        row out; the negative mean of the rest is the NLPD. Of observations in another
-        number, or shape, than rows of f, each of one row (``f[index]``, part of the rows, a
-        grid), a density for each, in their shape. Of observations that are of
+        row out; the negative mean of the rest is the NLPD. Of observations that are not of
+        the rows of f in turn, but each of one row (``f[index]``, some of the rows, a grid),
+        a density for each, in their shape. Of observations that are of
         several rows of f each (differences, sums over areas) one density each, in the batch
         shape of the site, by 2048 joint draws of f in O(N^3).
     :raises ValueError: if the arguments have no observations, an observed site has one
