@@ -208,7 +208,7 @@ def test_what_a_mask_leaves_out_takes_no_turn():
     assert entries.entries_of([(rows, 6)], np.zeros(40, bool)).loose is not None
 
 
-@pytest.mark.parametrize("number", [1, 2, 5, 8])
+@pytest.mark.parametrize("number", [slow(1), slow(2), 5, slow(8)])
 def test_rows_are_told_by_what_entries_change_with(number):
     index = np.array([0, number - 1, 0, number // 2])
     f = {"f": jnp.zeros((2, number)), "g": jnp.ones(3)}

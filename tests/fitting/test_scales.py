@@ -192,6 +192,7 @@ def test_kernels_of_a_sum_move_by_themselves_and_together():
     assert len([*scales.moves()]) == sum(1 + alone for _, alone in MOVES)
 
 
+@pytest.mark.slow
 def test_a_move_ends_with_the_steps():
     _, descent, scales = begun(one)
     (move, *_) = scales.moves()

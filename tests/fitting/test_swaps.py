@@ -45,6 +45,7 @@ def test_points_go_to_rows_that_need_one():
     assert_allclose(Z, LARGE, atol=0.1)
 
 
+@pytest.mark.slow
 def test_each_swap_raises_the_bound_and_work_is_limited():
     descent, swaps = begun(counts, sgp.SVGP(4), optimised=False)
     first = descent.loss
