@@ -21,7 +21,7 @@ from numpyro_sgp.diagnostics.optimality import begin_nats_left
 from numpyro_sgp.diagnostics.sparsity import begin_curve
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.batches import gain_in_q
-from numpyro_sgp.fitting.float32 import begin_float32
+from numpyro_sgp.fitting.float32 import begin_float32, is_rounded
 from numpyro_sgp.fitting.hierarchies import MEND, told_of, vanished
 from numpyro_sgp.fitting.problem import (
     Problem,
@@ -106,7 +106,7 @@ def check(
         of_q,
         others,
         _of_points(curve, points, beside, len(guide.approximations)),
-        _of_family(weights, given, too_many, rounded),
+        _of_family(weights, given, too_many, rounded or is_rounded(attempts.descent)),
         _of_latents(given),
     ]
     found += [of_digits] if of_digits is not None else []
@@ -249,7 +249,7 @@ def _of_family(weights, given, too_many, rounded):
     """
     All that is between q and the posterior, as importance weights see it.
 
-    :param rounded: whether float32 costs so much that it may be all that they see.
+    :param rounded: whether rounding to float32 may be all that they see.
     """
     name = "family"
     if weights is None:

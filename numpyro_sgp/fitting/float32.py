@@ -120,6 +120,15 @@ def _wider() -> str:
     return "numpyro.enable_x64()"
 
 
+def is_rounded(descent: Descent | None) -> bool:
+    """Whether rounding moves a bound in float32 by more than hardly anything."""
+    moved = 0.0
+    if descent is not None and descent.dtype == np.float32:
+        with suppress(ValueError):
+            moved = descent.rounding()
+    return bool(moved > _ROUNDED)
+
+
 def with_true_slopes(found: Trained, problem: Problem, limits: Limits) -> Trained:
     """
     Goes on in float64 where the slopes of float32 are not those of the bound: of a dense
