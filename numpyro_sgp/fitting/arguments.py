@@ -39,7 +39,7 @@ def check_joint(approximation, is_joint, expectation, pad):
         raise ValueError("joint=True is not for pad=True. Leave pad out.")
     if is_joint:
         return
-    if getattr(approximation, "kind", "") == "nested":
+    if hasattr(approximation, "field") and not hasattr(approximation, "svi"):
         raise ValueError(
             "A result of sgp.nested is no start for fit: give fit the approximation, such "
             "as SVGP(50)."

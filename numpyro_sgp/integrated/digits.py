@@ -41,7 +41,12 @@ def of_digits(
         return Cause(FLOAT32, np.nan, told="unknown: the bound is not finite in float64")
     low, high = min(gains), max(gains)
     nats, mend = max(-low, high, high - low), ""
-    told = f"in float64 the bound is {low:.2g} to {high:.2g} higher at {len(gains)} nodes"
+    by = (
+        f"{low:.2g} to {high:.2g} higher"
+        if high > 0.0
+        else f"{-high:.2g} to {-low:.2g} lower"
+    )
+    told = f"in float64 the bound is {by} at {len(gains)} nodes"
     if nats > ENOUGH_NATS:
         told += LEAN if high - low > ENOUGH_NATS else ""
         when = "at the beginning of the program"

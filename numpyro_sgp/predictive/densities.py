@@ -154,23 +154,22 @@ def log_predictive_density(
     guide.check_finite(params, args, kwargs)
     given = guide, params, rng_key, args, kwargs
     is_known = all(map(not_jax_tracer, jax.tree.leaves((params, args, kwargs))))
+    options = expectation, num_draws, is_known
     stray: set = set()
     apart: dict = {}
     while True:
-        found, is_fine, strays_here = None, {}, set()
+        found, is_fine, seen, told = None, {}, set(), ""
         try:
-            options = expectation, num_draws, is_known
-            found, is_fine, strays_here = _of_known(given, options, apart)
+            found, is_fine, seen = _of_known(given, options, apart)
         except NotByRow as error:
             if not is_known or apart:
                 raise
             told = str(error)
-        if found is not None and strays_here <= stray:
+        if found is not None and seen <= stray:
             break
-        stray |= strays_here
-        before = apart.keys()
-        apart = _apart(given, num_draws, stray, "" if found is not None else told)
-        if found is not None and apart.keys() == before:  # in an order of their own
+        stray |= seen
+        before, apart = apart, _apart(given, num_draws, stray, told)
+        if found is not None and apart.keys() == before.keys():  # in an order of their own
             break
     for name, rows in is_fine.items():
         if not_jax_tracer(rows):
