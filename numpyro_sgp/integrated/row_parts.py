@@ -51,12 +51,15 @@ class RowParts:
         self.arrays: list[Array] = [jnp.asarray(a) for a in arrays]
         #: Rows of a block; None where all are taken at once.
         self.size: int | None = None
-        number = min(layout.number for layout in field.candidates)
+        layouts = [layout for layout in field.candidates if not layout.apart]
+        if not layouts:  # responses have rows of their own, which no block is of
+            return
+        number = min(layout.number for layout in layouts)
         size = field.size if whole else field.row_size
         more = _MORE_OF_KINKS if field.kinked else _MORE
         each = np.dtype(field.dtype).itemsize * number * (2 * size + more)
-        rows = max(layout.num_rows for layout in field.candidates)
-        if rows * each <= LARGEST or any(layout.apart for layout in field.candidates):
+        rows = max(layout.num_rows for layout in layouts)
+        if rows * each <= LARGEST:
             return
         guide = field.guide
         self.num_rows = N = rows_of_sites(guide, args, kwargs)

@@ -103,6 +103,27 @@ def test_what_has_no_plate_or_the_number_of_rows_in_it_is_seen_at_once(few_bytes
         assert np.isfinite(found.log_evidence)
 
 
+@pytest.mark.slow
+def test_predictors_of_unlike_sizes_that_share_rows_are_in_blocks_too(few_bytes):
+    """They might have rows of their own, which no block is of."""
+    Z = Y[:, None] + np.arange(2.0)
+
+    def model(X, y=None, z=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        kernel = sgp.kernels.RBF(jnp.ones(2), 1.0)
+        g = numpyro.sample("g", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+            numpyro.sample("z", dist.Normal(f[:, None] + g.T, 0.5).to_event(1), obs=z)
+
+    whole = run(model, X, Y, Z)
+    few_bytes(grouped)
+    blocks = run(model, X, Y, Z)
+    parts = row_parts.RowParts(blocks.field, blocks.args, blocks.kwargs)
+    assert parts.size is not None and not blocks.field.layout.apart
+    np.testing.assert_allclose(blocks.log_evidence, whole.log_evidence, atol=1e-5)
+
+
 def test_a_layout_is_chosen_by_a_block(few_bytes):
     def ties(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern12(), X))
