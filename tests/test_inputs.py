@@ -596,6 +596,11 @@ REFUSED = {
         TypeError,
         "fit was given validation=.*options of sgp.train",
     ),
+    "what others call steps": (
+        lambda: sgp.fit(gaussian_model, sgp.SVGP(3), (X, y), num_steps=300),
+        TypeError,
+        "fit was given num_steps=.*How many steps it takes at most is steps=",
+    ),
     "an option that nested has not": (
         lambda: sgp.nested(gaussian_model, sgp.SVGP(3), (X, y), steps=3),
         TypeError,

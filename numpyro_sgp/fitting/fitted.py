@@ -213,17 +213,18 @@ class Fitted(Plotted):
         **kwargs,
     ) -> Predictions:
         """
-        Means, standard deviations and quantiles of f and of the responses at new inputs, of
-        classes the probabilities, averaged over hyperparameters where the base guide is a
-        distribution of them; see :func:`~numpyro_sgp.predict`.
+        Means, standard deviations and quantiles of f, of deterministic sites and of the
+        responses at new inputs, of classes the probabilities, averaged over hyperparameters
+        where the base guide is a distribution of them; see :func:`~numpyro_sgp.predict`.
 
         :param args: arguments of the model, ``X_new`` most often; none: the training data.
         :param quantiles: levels between 0 and 1.
         :param num_draws: draws of other latents and of inner layers.
         :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
         :param batch_size: rows done at a time.
-        :return: a :class:`~numpyro_sgp.Prediction` for each GP site and each response that
-            depends on one. Deterministic sites are in :meth:`sample`.
+        :return: a :class:`~numpyro_sgp.Prediction` for each GP site, each response that
+            depends on one, and each deterministic site whose rows are of one row of GP
+            sites each; others are in :meth:`sample`.
         :raises ValueError: as :func:`~numpyro_sgp.predict` does, and if arguments are left
             out and the training data are not there.
         """

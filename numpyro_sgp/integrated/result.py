@@ -205,14 +205,16 @@ class Nested(Plotted):
         **kwargs,
     ) -> Predictions:
         """
-        Means, standard deviations and quantiles of GP sites, of sums of them, and of the
-        responses at new inputs, those that do not depend on GP sites among them; of classes
-        the probabilities. Those of sites are exact for the mixture over nodes; responses
-        are averaged over draws of all latents.
+        Means, standard deviations and quantiles of GP sites, of deterministic sites, and of
+        the responses at new inputs, those that do not depend on GP sites among them; of
+        classes the probabilities. Those of GP sites and of sums of them are exact for the
+        mixture over nodes; responses and other deterministic sites are averaged over draws
+        of all latents. Deterministic sites that combine rows of a GP site are in
+        :meth:`sample` alone.
 
         :param args: arguments of the model, ``X_new`` most often.
         :param quantiles: levels between 0 and 1.
-        :param num_draws: draws of all latents, for the responses.
+        :param num_draws: draws of all latents, for the responses and what is not linear.
         :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
         :return: a :class:`~numpyro_sgp.Prediction` for each site.
         :raises ValueError: if levels are not between 0 and 1, or the inputs do not fit.
@@ -232,8 +234,10 @@ class Nested(Plotted):
         check_key(rng_key)
         free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
         values |= {k: centred(v, known[k]) for k, v in values.items() if k in known}
-        found |= predicted(self.field, free, values, args, kwargs, levels, rng_key)
-        absent = [name for name in self.field.responses if name not in found]
+        drawn = predicted(self.field, free, values, args, kwargs, levels, rng_key)
+        absent = [name for name in self.field.responses if name not in drawn]
+        absent += [name for name, prediction in drawn.items() if prediction is None]
+        found |= {k: p for k, p in drawn.items() if p is not None and k not in found}
         return with_reasons(self.guide, found, absent)
 
     def log_score(

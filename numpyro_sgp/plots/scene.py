@@ -304,9 +304,9 @@ def chosen(fitted, predictions: dict, site: str | None, num_rows: int) -> str:
         is_known = p.probs is not None or np.isfinite(np.asarray(p.mean)).all()
         return name in of_rows and is_known
 
-    gp_sites = fitted.guide.approximations
-    others = [name for name in predictions if name not in gp_sites]
-    responses = getattr(fitted, "responses", others)  # only nested inference has others
+    gp_sites, trace = fitted.guide.approximations, fitted.guide.prototype_trace
+    observed = [name for name, site in trace.items() if messages.is_response(site)]
+    responses = getattr(fitted, "responses", observed)  # of nested inference
     first = [name for name in responses if name in predictions]
     first += [name for name in getattr(fitted, "sums", ()) if name in predictions]
     found = [name for name in first if can_be_shown(name)]

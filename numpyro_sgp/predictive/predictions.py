@@ -102,7 +102,8 @@ class Prediction:
             np.moveaxis(np.atleast_1d(v), self.row_axis, 0) for v in (self.mean, self.sd)
         )
         mean, sd = (np.abs(v[:_SHOWN], dtype=float) for v in shown)
-        ratio = np.max(mean / sd, where=np.isfinite(mean) & (sd > 0.0), initial=1.0)
+        is_shown = np.isfinite(mean) & (sd > 0.0)
+        ratio = np.max(mean[is_shown] / sd[is_shown], initial=1.0)
         return int(np.clip(np.log10(ratio) + 3.0, 4.0, 12.0))
 
 
@@ -167,9 +168,10 @@ def predict(
     **kwargs,
 ) -> Predictions:
     r"""
-    Means, standard deviations and quantiles of f and of the responses at new inputs, under
-    an :class:`~numpyro_sgp.AutoSparseGP`, in O(N M^2); of Bernoulli, Categorical and
-    :class:`~numpyro_sgp.likelihoods.RobustMax` responses the class probabilities.
+    Means, standard deviations and quantiles of f, of deterministic sites and of the
+    responses at new inputs, under an :class:`~numpyro_sgp.AutoSparseGP`, in O(N M^2); of
+    Bernoulli, Categorical and :class:`~numpyro_sgp.likelihoods.RobustMax` responses the
+    class probabilities.
 
     The marginals of f at each row are integrated out of the moments, the probabilities and
     the cdf that the response's distribution has in the model's code. Moments and
@@ -209,8 +211,10 @@ def predict(
     :param kept: of a :class:`~numpyro_sgp.Predictor` of the same guide and parameters,
         ``predictor.kept``, and of a model that computes the same as then: what need not be
         computed again.
-    :return: a :class:`Prediction` for each GP site and each response that
-        depends on one.
+    :return: a :class:`Prediction` for each GP site, each response that depends on one, and
+        each deterministic site whose rows are of one row of GP sites each, such as a rate
+        ``numpyro.deterministic("rate", jnp.exp(f))``; others are left out. Inside of
+        :func:`jax.jit` those that combine rows are NaN.
     :raises ValueError: if the likelihood of a deep GP ties rows together, a response
         depends on another one that is not given, levels are not between 0 and 1, or
         ``guide.posterior`` raises it.
@@ -266,14 +270,19 @@ def _predict(guide, params, args, kwargs, rng_key, options, *more):
 
 def with_reasons(guide, found, absent) -> Predictions:
     """Predictions that say why others are not there; with a warning but for black boxes."""
-    predictions = Predictions(found)
+    places = {name: place for place, name in enumerate(guide.prototype_trace)}
+    names = sorted(found, key=lambda name: places.get(name, len(places)))
+    predictions = Predictions((name, found[name]) for name in names)
     predictions.left_out = {
-        name: f"Deterministic site '{name}' is not predicted; joint draws have it: "
-        f"fitted.sample(key, X, sample_shape=(500,))['{name}'], or guide.sample_posterior."
-        for name, site in guide.prototype_trace.items()
-        if site["type"] == "deterministic"
+        name: f"Deterministic site '{name}' is not predicted: it is not of one row of the "
+        "GP sites for each of its own. Joint draws have it: fitted.sample(key, X, "
+        f"sample_shape=(500,))['{name}'], or guide.sample_posterior."
+        for name in {**guide.prototype_trace, **dict.fromkeys(absent)}
+        if name not in found and _is_deterministic(guide, name)
     }
     for name in absent:
+        if name in predictions.left_out:
+            continue
         fn = messages.innermost(guide.prototype_trace[name]["fn"])
         predictions.left_out[name] = told = (
             f"Response '{name}' is not predicted: its distribution "
@@ -283,6 +292,12 @@ def with_reasons(guide, found, absent) -> Predictions:
         if not isinstance(fn, BlackBox):
             warnings.warn(told, stacklevel=1)  # of one place, so shown once
     return predictions
+
+
+def _is_deterministic(guide, name):
+    """Whether a site was so at the set-up, or is new."""
+    site = guide.prototype_trace.get(name)
+    return site is None or site["type"] == "deterministic"
 
 
 def _in_batches(guide, params, rng_key, given, options, batch_size, kept, states):
@@ -309,11 +324,18 @@ def _in_batches(guide, params, rng_key, given, options, batch_size, kept, states
         found = by_batches(run, arrays, batch_size, rows)
     except NEEDS_KNOWN_DATA:  # a model that counts groups, say
         return None
-    absent = dict.fromkeys(k for k, v in found[0][0].items() if v is None)
+    first = found[0][0]
+    absent = {k: None for k, v in first.items() if v is None or _by_chance(k, v, axes)}
     for each, count, size in found:
+        each = {name: values for name, values in each.items() if name not in absent}
         share = count / max(size, 1)
         parts.append(read_rows(each, sites, _longest(each, sites), share, levels, axes))
     return {name: _joined([p[name] for p in parts]) for name in parts[0]} | absent
+
+
+def _by_chance(name, values, axes):
+    """Whether a deterministic site has as many entries as a batch has rows, but no rows."""
+    return bool(axes) and "mixed" in values and name not in axes
 
 
 def _all_at_once(guide, params, rng_key, given, options):
@@ -330,22 +352,27 @@ def _longest(found, gp_sites) -> int:
     return max(_shape(found[name])[-1] for name in gp_sites)
 
 
-def read_rows(found, gp_sites, num_rows, keep, levels, axes=None) -> dict[str, Prediction]:
+def read_rows(found, gp_sites, num_rows, keep, levels, axes=None) -> dict:
     """
-    Predictions of a batch of rows.
+    Predictions of a batch of rows; None for deterministic sites that combine rows.
 
     :param found: what :func:`predict_rows` returns.
     :param num_rows: of GP sites.
     :param keep: which part of the rows counts; the others fill the batch up.
     :param axes: of the rows, by site; of others by their number.
     """
-    out, axes = {}, axes or {}
+    out: dict[str, Prediction | None] = {}
+    axes = axes or {}
     for name, values in found.items():
         if values is None:
             continue
         shape = _shape(values)
         axis = axis_of_rows(shape, shape[-1] if name in gp_sites else num_rows)
         axis = axes.get(name, axis)
+        wrong = values.pop("mixed", False)
+        if not_jax_tracer(wrong) and wrong:
+            out[name] = None
+            continue
         if keep < 1.0 and (name in axes or name in gp_sites):
             count = round(keep * shape[axis])
             for key, value in values.items():
@@ -368,8 +395,10 @@ def _shape(values) -> tuple[int, ...]:
     return jnp.shape(values["mean"]) if has_mean else values["probs"].shape[:-1]
 
 
-def _joined(parts) -> Prediction:
-    """One prediction of those of several batches."""
+def _joined(parts) -> Prediction | None:
+    """One prediction of those of several batches, where all have one."""
+    if any(part is None for part in parts):
+        return None
     first = parts[0]
     if len(parts) == 1:
         return first

@@ -14,6 +14,7 @@ from numpyro_sgp.guides.row_latents import NoMarginals
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.linalg import einsum
 from numpyro_sgp.predictive import cumulative
+from numpyro_sgp.predictive.deterministic import mixed, of_values, without_noise
 from numpyro_sgp.predictive.mixture import MixtureParts, components
 from numpyro_sgp.predictive.nodes import points_of, points_together, rules
 from numpyro_sgp.predictive.quantiles import ALL, OTHERS, ROUGH, solved
@@ -36,7 +37,8 @@ _DRAWS = 4  # of a response that has no cdf, at each value of f
 
 def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
     """
-    Mean, sd, quantiles and probabilities by site, each an array or None.
+    Mean, sd, quantiles and probabilities by site, each an array or None; of deterministic
+    sites also whether their rows are "mixed", which they are NaN where it is so.
 
     :param kept: of :func:`~numpyro_sgp.predictive.marginals.kept_of`.
     :param static: what of the model's arguments is no array, levels of the quantiles and
@@ -88,7 +90,8 @@ def _of_gp(weights, means, variances, levels):
     weights = weights.reshape(-1, *(1,) * (means.ndim - 1))
     mean = jnp.sum(weights * means, axis=0)
     variance = jnp.sum(weights * (variances + (means - mean) ** 2), axis=0)
-    sd, sds = jnp.sqrt(variance), jnp.sqrt(variances)
+    least = jnp.finfo(variances.dtype).tiny  # of what is zero times f
+    sd, sds = jnp.sqrt(variance), jnp.sqrt(jnp.maximum(variances, least))
 
     def cdf(y, few):
         return jnp.sum(weights * ndtr((y[:, None] - means) / sds), axis=1)
@@ -102,8 +105,8 @@ def _of_gp(weights, means, variances, levels):
 
 def of_responses(parts, points, rng_key, levels, every=False, gaussians=0) -> dict:
     """
-    What is predicted at each response that the model has with these arguments; None for
-    what cannot be.
+    What is predicted at each response that the model has with these arguments, and at
+    deterministic sites whose rows are those of f; None for what cannot be.
 
     :param points: of :func:`~numpyro_sgp.predictive.nodes.rules`.
     :param every: whether at those too that do not depend on f, but on other latents; what
@@ -115,7 +118,8 @@ def of_responses(parts, points, rng_key, levels, every=False, gaussians=0) -> di
 
     def run(point, values=None):
         trace = parts.run(point["f"], point["others"], point["key"], values)
-        return {name: trace[name] for name in parts.responses if name in trace}
+        responses = {name: trace[name] for name in parts.responses if name in trace}
+        return without_noise(trace, parts.posteriors) | responses
 
     middle = jax.tree.map(lambda v: v[0], for_moments)
     middle["f"] |= {name: q.mean for name, q in parts.posteriors.items()}
@@ -126,17 +130,31 @@ def of_responses(parts, points, rng_key, levels, every=False, gaussians=0) -> di
         found = run({**middle, "f": {**middle["f"], **f}})
         return {name: _made_of(site) for name, site in found.items()}
 
-    on_f = set(known)
+    means = {name: q.mean for name, q in parts.posteriors.items()}
+    on_f = sites_on_f(made_of, means)
+    responses = {k: site for k, site in known.items() if k in parts.responses}
     if not every:
-        on_f = sites_on_f(made_of, {name: q.mean for name, q in parts.posteriors.items()})
-    _check_apart(run, middle, {name: known[name] for name in known if name in on_f})
+        responses = {k: site for k, site in responses.items() if k in on_f}
+    _check_apart(run, middle, responses)
+
+    def values_at(f, values):
+        found = run({**middle, "f": {**middle["f"], **f}}, values)
+        return {name: found[name]["fn"].v for name in known.keys() - parts.responses}
+
+    unknown = {k: zeros_like(s["fn"]) for k, s in responses.items() if not s["is_observed"]}
+    names = on_f - set(parts.responses)
+    is_mixed: dict = dict.fromkeys(names, False)
+    if not parts.tied:
+        is_mixed = mixed(values_at, names, for_moments, means, unknown)
+    if every:
+        is_mixed |= dict.fromkeys(_of_others(run, middle) - names - set(responses), False)
     normal = set()
     if gaussians:
         last = {name: parts.posteriors[name] for name in parts.last}
-        normal = _linear_in_f(run, middle, last, sorted(on_f))
+        normal = _linear_in_f(run, middle, last, [*responses, *is_mixed])
     out = {}
     for name, site in known.items():
-        if name in on_f:
+        if name in responses or name in is_mixed:
             found = _of_response(
                 lambda point, name=name: cumulative.marginal(run(point)[name]["fn"]),
                 cumulative.marginal(site["fn"]),
@@ -145,25 +163,47 @@ def of_responses(parts, points, rng_key, levels, every=False, gaussians=0) -> di
                 levels,
                 gaussians if name in normal else 0,
             )
+            if name in is_mixed:
+                wrong = is_mixed[name]
+                found = {
+                    k: v if v is None else jnp.where(wrong, jnp.nan, v)
+                    for k, v in found.items()
+                }
+                found["mixed"] = wrong
             if found is not None or not every:
                 out[name] = found
     return out
 
 
+def _of_others(run, point) -> set[str]:
+    """Sites that depend on other latents; the entry without a name are hyperparameters."""
+
+    def made_of(others):
+        found = run({**point, "others": {**point["others"], **others}})
+        return {name: _made_of(site) for name, site in found.items()}
+
+    return sites_on_f(made_of, {k: v for k, v in point["others"].items() if k})
+
+
 def _linear_in_f(run, point, posteriors, names) -> set[str]:
-    """Normal responses whose mean is linear in f, and whose scale does not depend on it."""
+    """
+    Normal responses whose mean is linear in f, and whose scale does not depend on it, and
+    values that are linear in f.
+    """
 
     def made_of():
         f = {k: opening(k, q.mean.shape, q.mean.dtype) for k, q in posteriors.items()}
         found = run({**point, "f": {**point["f"], **f}})
         fns = {name: innermost(cumulative.marginal(found[name]["fn"])) for name in names}
-        return {k: (fn.loc, fn.scale) for k, fn in fns.items() if type(fn) is dist.Normal}
+        normal = {k: (f.loc, f.scale) for k, f in fns.items() if type(f) is dist.Normal}
+        return normal | {k: (f.v, 0.0) for k, f in fns.items() if type(f) is dist.Delta}
 
     program = LinearProgram(made_of, posteriors)
     return {
         name
         for name, (loc, scale) in program.outputs.items()
         if program.kind(loc).is_linear and not program.labels(scale)
+        if program.labels(loc)
     }
 
 
@@ -212,6 +252,8 @@ def _of_response(fn_at, fn, points, rng_key, levels, normals):
     for_moments, units, for_quantiles, *first = points
     if normals:
         return _of_gp(*_normal_parts(fn_at, units, normals), levels)
+    if isinstance(innermost(fn), dist.Delta):
+        return _of_values(fn_at, fn.mean, for_moments, for_quantiles, levels)
     if isinstance(innermost(fn), _CLASSES):
         # Nodes of a product rule are where functions are equal, and a step has its edge.
         points = for_quantiles if isinstance(innermost(fn), RobustMax) else for_moments
@@ -238,14 +280,8 @@ def _of_response(fn_at, fn, points, rng_key, levels, normals):
         elif not has_cdf:
             return None
     if has_moments:
-
-        def moments(point):
-            mean, variance = cumulative.moments(fn_at(point))
-            shift = mean - centre
-            return shift, variance + shift**2
-
-        shift, square = _average(moments, for_moments)
-        mean, variance = centre + shift, square - shift**2
+        where = for_moments, centre
+        mean, variance = _moments(lambda point: cumulative.moments(fn_at(point)), *where)
     elif draws is None:
         mean = variance = jnp.full(fn.shape(), jnp.nan)
     else:
@@ -277,13 +313,50 @@ def _of_response(fn_at, fn, points, rng_key, levels, normals):
     return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
 
 
+def _moments(of, points, centre):
+    """
+    Mean and variance.
+
+    :param of: from a point to these, given what is there.
+    :param centre: some value, near the mean at best.
+    """
+
+    def moments(point):
+        mean, variance = of(point)
+        shift = mean - centre
+        return shift, variance + shift**2
+
+    shift, square = _average(moments, points)
+    return centre + shift, square - shift**2
+
+
+def _of_values(value_at, some, for_moments, for_quantiles, levels):
+    """
+    Of what has no noise given f. Of steps, such as what is above a threshold, nodes of a
+    rule for smooth functions have next to nothing between them.
+
+    :param value_at: from values of all latents to its distribution, at a point.
+    :param some: one of its values.
+    """
+    at = lambda point: value_at(point).mean  # noqa: E731
+    centre = jnp.where(jnp.isfinite(some), some, 0.0)
+    chunk = int(np.clip(_MAX_NUMBERS / max(some.size, 1), 1, len(for_quantiles["weight"])))
+    values = mapped(at, for_quantiles, chunk)
+    has_steps, quantiles = of_values(for_quantiles["weight"], values, levels)
+    each = [
+        _moments(lambda p: (at(p), 0.0), p, centre) for p in (for_moments, for_quantiles)
+    ]
+    mean, variance = (jnp.where(has_steps, b, a) for a, b in zip(*each, strict=True))
+    sd = jnp.sqrt(jnp.maximum(variance, 0.0))
+    return {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
+
+
 def _normal_parts(fn_at, units, number):
     """Weights, means and variances of the normal distributions, each by its units."""
 
     def at(point):
         fn = fn_at(point)
-        shape = fn.shape()
-        return tuple(jnp.broadcast_to(v, shape) for v in (innermost(fn).loc, fn.variance))
+        return tuple(jnp.broadcast_to(v, fn.shape()) for v in (fn.mean, fn.variance))
 
     def of_part(part):
         locs, variances = mapped(at, part, _FEW_POINTS)

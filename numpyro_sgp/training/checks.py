@@ -94,7 +94,9 @@ def _in_words(scale) -> float | str:
 
 
 #: Options of ``train`` that ``fit`` does not have.
-_OF_TRAIN = "validation", "checkpoint", "every", "patience", "mesh", "num_steps"
+_OF_TRAIN = "validation", "checkpoint", "every", "patience", "mesh"
+#: What others call the number of steps.
+_AS_STEPS = "num_steps", "num_iters", "epochs", "max_iter"
 
 
 def check_keywords(model, kwargs, caller="train") -> None:
@@ -117,6 +119,10 @@ def check_keywords(model, kwargs, caller="train") -> None:
                 )
             if name in _OF_TRAIN:
                 mend = f" {', '.join(_OF_TRAIN)} are options of sgp.train."
+            if caller == "fit" and name in _AS_STEPS:
+                mend = (
+                    " How many steps it takes at most is steps=...; without, it finds out."
+                )
             raise TypeError(
                 f"{caller} was given {name}=..., which is no option of its own, so it goes "
                 f"to the model, whose arguments are {', '.join(parameters)}.{mend}"
