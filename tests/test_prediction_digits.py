@@ -169,6 +169,7 @@ def test_a_truncated_likelihood_can_be_fitted():
     assert np.abs(fitted.predict(X, quantiles=())["y"].mean - y).mean() < 0.08
 
 
+@pytest.mark.slow
 def test_of_two_classes_the_larger_function_is_no_tie_of_nodes():
     """Far from the data both functions are alike: each is the larger in half of cases."""
     guide, params = at(RobustMax, 0.5, jnp.array([0, 1, 0]), functions=(2,))

@@ -68,6 +68,7 @@ def moments(guide, params=PARAMS):
     return np.asarray(q.mean), np.sqrt(q.variance)
 
 
+@pytest.mark.slow
 def test_a_latent_of_each_training_row_is_named_at_other_rows():
     def noisy(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -131,6 +132,7 @@ def test_quantiles_of_smooth_responses_are_those_of_fine_grids():
         assert_allclose(given @ WEIGHTS, level, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_quantiles_of_a_response_without_noise_are_those_of_f():
     """As a mixture the hardest case: of steps, where another function is known."""
     guide = guide_of(lambda f: dist.Normal(f, 1e-9))

@@ -35,6 +35,7 @@ def largest(mean, variance, y):
     return total.sum(axis=0) * (grid[1, 0] - grid[0, 0])
 
 
+@pytest.mark.slow
 def test_density_is_that_of_the_largest_and_sums_to_one():
     f = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)))
     likelihood = RobustMax(f, EPS)
@@ -47,6 +48,7 @@ def test_density_is_that_of_the_largest_and_sums_to_one():
     assert set(np.unique(draws)) == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_expectation_is_the_integral_and_the_mean_over_draws():
     mean, variance, y = moments()
     p = largest(mean, variance, np.asarray(y))

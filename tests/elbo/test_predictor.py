@@ -101,6 +101,7 @@ def test_kinks_are_integrated_on_a_fine_grid():
     assert_allclose(-terms(laplace, guide, params, SINE)["y"], right, rtol=3e-4)
 
 
+@pytest.mark.slow
 def test_gradients_by_marginals_and_parameters_are_right(of_counts):
     guide, params = of_counts
     a = coefficients(params["weight"])
@@ -244,6 +245,7 @@ def test_weights_that_are_zero_at_first_are_none_later():
     assert_allclose([-found["y"], -found["c"]], [normal, poisson], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_functions_of_one_site_that_depend_on_each_other():
     def model(X, Z, y=None):
         kernel = sgp.kernels.RBF(jnp.ones(3), 1.5)
@@ -279,6 +281,7 @@ def test_rows_that_are_masked_leave_the_others_right():
     assert_allclose(-terms(model, guide, params, y)["y"], each[observed].sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_float32():
     with jax.enable_x64(False):
         guide, params = trained(counts, COUNTS)

@@ -87,6 +87,7 @@ def test_median_and_quantiles_are_those_of_the_parts(counts):
     assert_allclose(guide.median(result.params)["f"], median["f"])
 
 
+@pytest.mark.slow
 def test_levels_of_other_latents_have_the_axes_of_the_levels():
     """NumPyro's `AutoNormal` has one axis of levels whatever they are."""
 

@@ -99,6 +99,7 @@ def test_inputs_that_are_latents_are_those_of_the_training():
         fitted.predict(x + 1.0)
 
 
+@pytest.mark.slow
 def test_inputs_with_errors_are_told_of_and_may_be_left_out():
     """Before the model's own code fails, which adds up arrays of different rows."""
 

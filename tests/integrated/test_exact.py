@@ -432,6 +432,7 @@ def test_what_points_leave_open_is_that_of_dense_algebra():
     assert "hyperparameters lean to where it is less" in repr(found)
 
 
+@pytest.mark.slow
 def test_two_responses_of_other_rows_are_exact():
     """Some of f under one noise, some under another with a slope and a level."""
     rng, X = rows(20, 5)

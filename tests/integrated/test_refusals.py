@@ -121,6 +121,7 @@ def test_a_mixture_as_the_likelihood_is_taken():
     assert np.all(np.abs(found.posterior(X)["f"].mean - Y) < 0.1)
 
 
+@pytest.mark.slow
 def test_slopes_on_one_side_are_enough():
     """Of a rate that is none below zero."""
 

@@ -310,6 +310,7 @@ def test_masked_held_out_rows_do_not_count(data):
         fit(svi, (X, y, np.ones(60, bool)), 4, validation=nothing, every=4)
 
 
+@pytest.mark.slow
 def test_a_result_tells_in_a_few_lines_how_training_ended(svi, data):
     options = {"validation": (data[0][:9], -data[1][:9]), "every": 6, "patience": 1}
     found = fit(svi, data, 600, **options)
@@ -684,6 +685,7 @@ def test_latents_of_rows_that_a_guide_makes_of_the_data_are_taken():
 
 
 @pytest.mark.filterwarnings("ignore:subsample_size does not match")
+@pytest.mark.slow
 def test_a_loader_sets_a_guide_up_with_its_rows_once(data):
     """Not with as many as the guide would take of more data, in a plate of these."""
     svi = SVI(process, sgp.AutoSparseGP(process, sgp.SVGP(4)), optax.adam(0.05), LOSS)

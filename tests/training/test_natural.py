@@ -75,6 +75,7 @@ def test_derivatives_by_marginals_are_those_of_the_expected_log_likelihood():
     assert_allclose(to_variance, -0.5 * rate, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_lbfgs_on_the_optimal_q_finds_the_joint_optimum_in_fewer_iterations():
     fits = {}
     for natural in (True, False):
