@@ -21,6 +21,7 @@ from numpyro_sgp.families import Block, BlockGaussian
 from numpyro_sgp.inducing.covariances import cross_covariance, inducing_covariance
 from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.linalg import at_least, einsum, half_log_det, solve_lower, whitened_solve
+from numpyro_sgp.linalg.batches import cholesky
 from numpyro_sgp.linalg.row_blocks import consecutive_blocks
 
 _ROWS = 512  # rows of K_ff held in memory where a bound streams them
@@ -74,10 +75,10 @@ class Collapsed(GPRegression):
         _, _, A = whitened_solve(Kuu, Kuf, self.jitter)
         A = A / self._rows_noise[..., None, :]
         total = jnp.eye(A.shape[-2], dtype=A.dtype) + einsum("...mn,...kn->...mk", A, A)
-        union = jnp.linalg.cholesky(total)
+        union = cholesky(total)
         # The first diagonal block of the union's factor is that of the first set.
         each = [
-            union[..., s, s] if s.start == 0 else jnp.linalg.cholesky(total[..., s, s])
+            union[..., s, s] if s.start == 0 else cholesky(total[..., s, s])
             for s in self._slices
         ]
         return A, union, each

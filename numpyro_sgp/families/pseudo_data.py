@@ -10,6 +10,7 @@ from jax import Array
 from numpyro_sgp.families.base import QU, Factors, Family, Param, Start
 from numpyro_sgp.families.blocks import Block, BlockGaussian
 from numpyro_sgp.linalg import einsum, solve_lower
+from numpyro_sgp.linalg.batches import cholesky
 
 
 @partial(
@@ -74,7 +75,7 @@ class PseudoDataGaussian(QU):
         A = solve_lower(factors.chol, factors.cross(self.X))
         identity = jnp.eye(A.shape[-2], dtype=A.dtype)
         B = identity + einsum("...mn,...n,...kn->...mk", A, self.precision, A)
-        C = jnp.linalg.cholesky(B)
+        C = cholesky(B)
         sqrt = solve_lower(C, jnp.broadcast_to(identity, C.shape))
         pull = einsum("...mk,...kn,...n->...m", sqrt, A, self.linear)
         mu = einsum("...km,...k->...m", sqrt, pull)

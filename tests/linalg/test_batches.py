@@ -5,8 +5,12 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
+from numpyro.infer.util import potential_energy
 
+import numpyro_sgp as sgp
 from numpyro_sgp import _programs, _threads
 from numpyro_sgp.linalg import batches, jittered_cholesky, solve_lower, whitened_solve
 from numpyro_sgp.linalg.triangular import half_congruence
@@ -33,6 +37,79 @@ def test_they_are_those_of_numpy(matrices, few, monkeypatch):
     assert batches.cholesky(matrices[:0]).shape == (0, 3, 5, 5)
     of = jax.vmap(batches.cholesky)(matrices)
     np.testing.assert_allclose(of, L, rtol=1e-12, atol=1e-14)
+
+
+SIDES = [(left, lower, turned) for left in (0, 1) for lower in (0, 1) for turned in (0, 1)]
+
+
+@pytest.mark.parametrize("left, lower, turned", SIDES)
+def test_values_and_derivatives_of_solves_are_those_of_jax(
+    left, lower, turned, monkeypatch
+):
+    rng = np.random.default_rng(3)
+    A = jnp.asarray(rng.normal(size=(2, 4, 4)) + 4.0 * np.eye(4))
+    B = jnp.asarray(rng.normal(size=(2, 4, 4)))
+    options = {"left_side": bool(left), "lower": bool(lower), "transpose_a": bool(turned)}
+
+    def value(A, B):
+        return jnp.sum(jnp.sin(batches.triangular_solve(A, B, **options)))
+
+    def found():
+        slopes = jax.grad(value, (0, 1))
+        one = jax.vmap(slopes, (None, 0))(A[0], B), jax.vmap(slopes, (0, None))(A, B[0])
+        turns = jax.jvp(slopes, (A, B), (0.3 * B, A))
+        return jax.jit(lambda: (value(A, B), slopes(A, B), one, turns))()
+
+    each = []
+    for few in (True, False):
+        monkeypatch.setattr(batches, "few_cores", lambda few=few: few)
+        each.append(found())
+    for a, b in zip(*map(jax.tree.leaves, each), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+
+
+def test_derivatives_of_factors_are_those_of_jax(matrices, monkeypatch):
+    def value(A):
+        return jnp.sum(jnp.sin(batches.cholesky(A)))
+
+    each = []
+    for few in (True, False):
+        monkeypatch.setattr(batches, "few_cores", lambda few=few: few)
+        slopes = jax.grad(value)
+        of = matrices[0], matrices[0, 0]
+        curved = jax.jit(lambda A: jax.jvp(jax.grad(value), (A,), (A,))[1])
+        each.append((slopes(of[0]), jax.vmap(slopes)(of[0]), curved(of[1])))
+    for a, b in zip(*map(jax.tree.leaves, each), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
+
+
+def test_vectorised_chains_end(monkeypatch):
+    """Gradients of two chains of 60 points waited for each other, in nearly every call."""
+    monkeypatch.setattr(batches, "few_cores", lambda: True)
+    rng = np.random.default_rng(0)
+    X = jnp.asarray(rng.uniform(0.0, 4.0, (1500, 2)))
+    y = jnp.asarray(rng.poisson(2.0, len(X)))
+
+    def model(X, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern52(1.0, scale), X))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    sparse = sgp.sparsify(model, sgp.SVGP(inducing=X[:60]))
+    sparse.setup(X, y)
+
+    def energy(z):
+        return potential_energy(sparse, (X, y), {}, z)
+
+    z = {"scale": jnp.array([0.1, 0.2]), "f_u_white": 0.1 * jnp.ones((2, 60))}
+    slopes = jax.jit(jax.vmap(jax.grad(energy)))
+    text = slopes.lower(z).as_text()
+    assert "lapack" in text and not BATCH.search(text)
+    alone = jax.grad(energy)(jax.tree.map(lambda v: v[1], z))
+    for _ in range(20):
+        found = slopes(z)
+    np.testing.assert_allclose(found["scale"][1], alone["scale"], rtol=1e-9)
 
 
 @pytest.mark.slow
