@@ -11,6 +11,9 @@ from numpyro.infer.autoguide import AutoNormal
 from scipy.stats import norm
 
 import numpyro_sgp as sgp
+from numpyro_sgp._programs import split_static
+from numpyro_sgp.predictive import deterministic
+from numpyro_sgp.predictive.row_batches import rows_of
 
 LEVELS = (0.05, 0.3, 0.95)
 X = jnp.array([-1.5, -0.4, 0.7, 1.6])[:, None]
@@ -69,7 +72,7 @@ def test_values_made_of_a_row_of_f_have_its_moments_and_quantiles(guide, found):
     assert_allclose(rate.quantiles, np.exp(0.4 * (mean + sd * z)), rtol=1e-4)
     x = np.asarray(X_NEW[:, 0])
     assert_allclose(found["line"].mean, 2.0 + x * mean, rtol=1e-12)
-    assert_allclose(found["line"].sd, np.abs(x) * sd, rtol=1e-12)
+    assert_allclose(found["line"].sd, np.abs(x) * sd, rtol=1e-12, atol=1e-150)
     assert_allclose(
         found["line"].quantiles, 2.0 + x * mean + np.abs(x) * sd * z, rtol=1e-12
     )
@@ -92,46 +95,159 @@ def test_values_made_of_a_row_of_f_have_its_moments_and_quantiles(guide, found):
 def test_values_made_of_other_rows_are_left_out_and_told(found):
     for name in LEFT_OUT:
         assert name not in found
-        with pytest.raises(KeyError, match=f"'{name}' is not predicted: it is not of one"):
+        with pytest.raises(KeyError, match=f"'{name}' is not predicted: a row of it"):
             found[name]
     assert list(found) == ["f", "rate", "line", "square", "above", "table", "y"]
     assert found["f"].to_dataframe().shape == (5, 5)
 
 
-def test_of_batches_they_are_those_of_all_rows(guide):
-    few = jnp.linspace(-2.0, 2.0, 300)[:, None]
-    whole = sgp.predict(guide, PARAMS, few)
-    parts = sgp.predict(guide, PARAMS, few, batch_size=130)
-    assert list(parts) == list(whole)
-    for name in whole:
-        assert_allclose(parts[name].mean, whole[name].mean, rtol=1e-10, atol=1e-12)
-        assert_allclose(parts[name].quantiles, whole[name].quantiles, rtol=1e-9, atol=1e-9)
-
-
-def test_what_is_scaled_by_a_mean_over_rows_is_not_of_batches():
-    def scaled(X, y=None):
+def guide_of(sites, Z=Z, **known):
+    def model(X, y=None, offset=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        numpyro.deterministic("scaled", f * X.mean())
+        sites(f, X, offset)
         with numpyro.plate("rows", X.shape[0]):
-            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
 
-    guide = sgp.AutoSparseGP(scaled, sgp.SVGP(inducing=Z))
-    guide.setup(X, jnp.ones(4))
-    few = jnp.linspace(-1.0, 2.0, 300)[:, None]
-    found = sgp.predict(guide, PARAMS, few, batch_size=130)
-    assert_allclose(found["scaled"].mean, found["f"].mean * few.mean(), rtol=1e-10)
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z))
+    guide.setup(X, jnp.ones(4), **known)
+    return guide
 
 
-def test_inside_of_jit_those_of_other_rows_are_nan(guide):
-    @jax.jit
-    def run(X):
-        found = sgp.predict(guide, PARAMS, X, quantiles=())
-        return found["rate"].mean, found["centred"].mean
+def test_of_batches_they_are_those_of_all_rows():
+    def sites(f, X, offset):
+        numpyro.deterministic("rate", jnp.exp(f) * X[:, 0] + offset)
+        numpyro.deterministic("wide", jnp.exp(f)[:, None] * jnp.linspace(0.0, 1.0, 130))
+        numpyro.deterministic("shares", jax.nn.softmax(jnp.stack([f, -f, 0 * f]), axis=0))
+        numpyro.deterministic("scaled", f * X.mean())
+        numpyro.deterministic("numbered", f * jnp.arange(len(f)))
 
-    rate, centred = run(X_NEW)
-    known = sgp.predict(guide, PARAMS, X_NEW, quantiles=())
-    assert_allclose(rate, known["rate"].mean, rtol=1e-10)
-    assert np.isnan(centred).all()
+    guide = guide_of(sites, offset=X[:, 0])
+    few = np.linspace(-2.0, 2.0, 300)[:, None]
+    more = {"offset": few[:, 0] ** 2}
+    arrays, static = split_static(((few,), more))
+    assert rows_of(guide, arrays, static, 130) is not None
+    parts = sgp.predict(guide, PARAMS, few, batch_size=130, **more)
+    filled = sgp.predict(guide, PARAMS, few, **more)
+    assert list(parts) == list(filled) == ["f", "rate", "wide", "shares", "y"]
+    assert [parts[k].row_axis for k in ("rate", "wide", "shares")] == [0, 0, 1]
+    at = [7, 150, 299]
+    whole = sgp.predict(guide, PARAMS, few[at], offset=more["offset"][at])
+    assert list(whole) == list(parts)
+    for name in ("rate", "wide", "shares"):
+        rows = parts[name].row_axis
+        known = np.take(np.asarray(parts[name].mean), at, rows)
+        assert_allclose(known, whole[name].mean, rtol=1e-10, atol=1e-12)
+        assert_allclose(parts[name].mean, filled[name].mean, rtol=1e-10, atol=1e-12)
+        # Sorted, and looked for: to a thousandth of a level.
+        apart = np.abs(parts[name].quantiles - filled[name].quantiles)
+        assert np.all(apart <= 0.03 * filled[name].sd + 1e-9)
+
+
+@pytest.mark.parametrize("gap", [0.4, 0.7, 1.0, 20.0])
+def test_values_of_several_rows_are_left_out_wherever_rows_are(gap):
+    """The best of some, say, where one is far ahead of all others."""
+
+    def sites(f, X, offset):
+        numpyro.deterministic("is_best", f == f.max())
+        numpyro.deterministic("rank", jnp.argsort(jnp.argsort(f)))
+        numpyro.deterministic("running", jax.lax.cummax(f))
+        numpyro.deterministic("chosen", f[jnp.array([0, 1, 2, 3])])
+        numpyro.deterministic("drawn", f + jax.random.normal(numpyro.prng_key(), f.shape))
+        numpyro.deterministic("kernel", jnp.exp(-jnp.abs(f[:, None] - f)))
+        numpyro.deterministic("empty", f[:0])
+        numpyro.deterministic("table", jnp.exp(f)[:, None] + jnp.zeros((4, 4)))
+
+    places = 10.0 * jnp.arange(4.0)[:, None]
+    params = {
+        "f_auto_Z": places,
+        "f_auto_qu_mu": gap * jnp.arange(4.0),
+        "f_auto_qu_sqrt": 0.5 * jnp.eye(4),
+    }
+    found = sgp.predict(guide_of(sites, places), params, places)
+    assert list(found) == ["f", "table", "y"] and found["table"].row_axis == 0
+
+
+def test_jumps_and_kinks_have_the_digits_of_many_nodes():
+    def sites(f, X, offset):
+        numpyro.deterministic("jump", jnp.where(f > 0.1, 10.0 + f, f))
+        numpyro.deterministic("kink", jnp.abs(f))
+        numpyro.deterministic("over", jnp.maximum(f - 0.3, 0.0))
+        numpyro.deterministic("infinite", jnp.where(f > 0.0, jnp.inf, f))
+
+    guide = guide_of(sites)
+    found = sgp.predict(guide, PARAMS, X_NEW, quantiles=(0.05, 0.95))
+    mean, sd = np.asarray(found["f"].mean), np.asarray(found["f"].sd)
+    above = norm.sf((0.1 - mean) / sd)
+    # Nodes of a level each: a jump is off by its size times half of 1/512.
+    assert_allclose(found["jump"].mean, mean + 10 * above, atol=0.011)
+    x = np.linspace(-8.0, 8.0, 20_001)
+    w = norm.pdf(x) * (x[1] - x[0])
+    f = mean[:, None] + sd[:, None] * x
+    for name, value in (("kink", np.abs(f)), ("over", np.maximum(f - 0.3, 0.0))):
+        exact = value @ w
+        assert_allclose(found[name].mean, exact, atol=1e-3)
+        assert_allclose(found[name].sd, np.sqrt(value**2 @ w - exact**2), atol=4e-3)
+    assert np.all(found["infinite"].quantiles[1] == np.inf)
+    assert np.isfinite(found["infinite"].quantiles[0]).all()
+
+
+def test_quantiles_by_sorting_and_by_looking_are_the_same(monkeypatch):
+    def sites(f, X, offset):
+        numpyro.deterministic("rate", jnp.exp(f))
+        numpyro.deterministic("above", f > 0.1)
+
+    guide = guide_of(sites)
+    found = sgp.predict(guide, PARAMS, X_NEW, quantiles=LEVELS)
+    monkeypatch.setattr(deterministic, "_MOST_SORTED", 0)
+    other = sgp.predict(guide_of(sites), PARAMS, X_NEW, quantiles=LEVELS)
+    sd = np.asarray(found["rate"].sd)
+    # Between two of 512 values, by which they are apart.
+    for a, b in zip(found["rate"].quantiles, other["rate"].quantiles, strict=True):
+        assert_allclose(a / sd, b / sd, atol=0.06)
+    assert_allclose(found["above"].quantiles, other["above"].quantiles, atol=1e-6)
+
+
+def test_what_depends_on_a_response_is_left_out_beside_two_of_them():
+    def model(X, y=None, w=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("rows", X.shape[0]):
+            y = numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+            numpyro.sample("w", dist.Normal(2 * f, 0.5), obs=w)
+        numpyro.deterministic("residual", y - f)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z))
+    guide.setup(X, jnp.ones(4), jnp.ones(4))
+    assert list(sgp.predict(guide, PARAMS, X_NEW)) == ["f", "y", "w"]
+    given = sgp.predict(guide, PARAMS, X_NEW, jnp.full(5, 2.0))
+    assert_allclose(given["residual"].mean, 2.0 - given["f"].mean, rtol=1e-12)
+
+
+def test_minibatches_do_not_mind_them():
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.deterministic("centred", f - f.mean())
+        numpyro.deterministic("name", "of a model")
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    X = jnp.linspace(-2.0, 2.0, 300)[:, None]
+    more = {"steps": 3, "batch_size": 50, "progress_bar": False}
+    fitted = sgp.fit(model, sgp.SVGP(3), (X, jnp.sin(X[:, 0])), **more)
+    assert np.isfinite(fitted.bound)
+
+
+def test_they_are_differentiated_inside_of_jit(guide):
+    def mean(x):
+        found = sgp.predict(guide, PARAMS, x.reshape(1, 1), quantiles=())
+        assert "centred" in found or "rate" in found
+        return found["rate"].mean[0]
+
+    x, step = jnp.array(0.2), 1e-5
+    slope = jax.jit(jax.grad(mean))(x)
+    assert_allclose(slope, (mean(x + step) - mean(x - step)) / (2 * step), rtol=1e-6)
+    many = jax.vmap(mean)(X_NEW[:, 0])
+    known = sgp.predict(guide, PARAMS, X_NEW, quantiles=())["rate"].mean
+    assert_allclose(many, known, rtol=1e-12)
 
 
 def test_of_drawn_latents_they_are_mixtures():
@@ -161,22 +277,6 @@ def test_of_drawn_latents_they_are_mixtures():
     assert_allclose(np.log(found["rate"].quantiles) / 0.3, expected, atol=0.15)
 
 
-def test_rows_drawn_together_may_be_combined():
-    def model(X, y=None):
-        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
-        numpyro.deterministic("centred", f - f.mean())
-        numpyro.sample("y", dist.Normal(f[1:] - f[:-1], 0.2).to_event(1), obs=y)
-
-    guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z))
-    guide.setup(X, jnp.ones(3))
-    found = sgp.predict(guide, PARAMS, X_NEW)
-    q = guide.posterior(PARAMS, X_NEW)["f"]
-    centring = np.eye(5) - 0.2
-    covariance = centring @ np.asarray(q.covariance_matrix) @ centring
-    assert_allclose(found["centred"].mean, centring @ q.mean, atol=1e-6)  # in pairs
-    assert_allclose(found["centred"].sd, np.sqrt(np.diag(covariance)), rtol=0.08)
-
-
 def test_nested_results_have_them_too():
     def model(X, y=None):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0))
@@ -186,7 +286,9 @@ def test_nested_results_have_them_too():
         numpyro.deterministic("share", jnp.exp(f) / jnp.exp(f).sum())
         numpyro.deterministic("base", jnp.exp(level))
         with numpyro.plate("rows", X.shape[0]):
-            numpyro.sample("y", dist.Normal(eta, 0.3), obs=y)
+            y = numpyro.sample("y", dist.Normal(eta, 0.3), obs=y)
+        numpyro.deterministic("residual", y - eta)
+        numpyro.deterministic("large", (y - eta) ** 2)
 
     y = jnp.array([0.4, -0.2, 0.5, 1.0])
     result = sgp.nested(model, sgp.VGP(), (X, y), progress_bar=False)
@@ -200,8 +302,14 @@ def test_nested_results_have_them_too():
     assert_allclose(reached, np.asarray(LEVELS)[:, None] * np.ones(5), atol=0.015)
     log_mean = np.log(found["rate"].mean)
     assert_allclose(log_mean, eta.mean + eta.sd**2 / 2, atol=0.05)
-    level = result.posterior(X)["level"]
-    assert_allclose(np.log(found["base"].mean), level.mean + level.sd**2 / 2, atol=0.06)
+    assert "residual" not in found and "large" not in found
+    assert "residual" not in result.posterior(X_NEW)
+    draws = result.sample(jax.random.key(0), X_NEW, sample_shape=(4000,))
+    # Of noise with an sd of 0.3: five standard errors.
+    assert_allclose(draws["residual"].mean(0), 0.0, atol=5 * 0.3 / 4000**0.5)
+    assert_allclose(draws["residual"].std(0), 0.3, rtol=5 / 8000**0.5)
+    seen = result.sample(jax.random.key(0), sample_shape=(10,))
+    assert_allclose(seen["residual"], y - seen["eta"], rtol=1e-12)
 
 
 def test_a_figure_is_of_the_response_first():

@@ -28,9 +28,9 @@ from scipy.stats import (
 )
 
 import numpyro_sgp as sgp
+from numpyro_sgp.predictive.averages import weighted_sum
 from numpyro_sgp.predictive.predictions import Prediction, Predictions
 from numpyro_sgp.predictive.quantiles import solved
-from numpyro_sgp.predictive.responses import _sum
 from tests.helpers import slow
 
 X = jnp.array([-1.5, -0.4, 0.7, 1.6])[:, None]
@@ -252,7 +252,7 @@ def test_counts_have_the_moments_and_quantiles_of_their_mixture(likelihood, know
 def test_infinite_values_count_where_their_weight_is_something(dtype):
     values = jnp.array([[1.0, 2.0], [3.0, jnp.inf], [jnp.inf, 1.0]], dtype)
     weights = jnp.array([0.5, 0.25, jnp.finfo(dtype).tiny], dtype)
-    assert _sum(weights, values).tolist() == [1.25, jnp.inf]
+    assert weighted_sum(weights, values).tolist() == [1.25, jnp.inf]
 
 
 def test_a_factor_is_no_response():

@@ -20,7 +20,9 @@ from numpyro_sgp.integrated.maps import combined
 from numpyro_sgp.integrated.nodes import Nodes, balanced
 from numpyro_sgp.integrated.placing import AtValues, Unconstrained
 from numpyro_sgp.linalg import einsum
+from numpyro_sgp.predictive.deterministic import numbers_of
 from numpyro_sgp.predictive.predictions import axis_of_rows
+from numpyro_sgp.tracing.rows import sites_on_f
 
 _KEPT_MASS = 0.999
 _COMBINED = 1e-2  # of a variance, by which it may be wrong
@@ -116,7 +118,8 @@ def marginals(
     """
     Of each GP site, effect and deterministic site that is linear in the field (sums of
     sites, say), in the shape of the site; without those that combine rows of a GP site
-    between its inducing points, whose variances would be wrong.
+    between its inducing points, whose variances would be wrong, and those that depend on
+    responses which are not given.
 
     :param args: arguments of the model, at any inputs.
     :param names: of sites, if not all are wanted.
@@ -124,6 +127,8 @@ def marginals(
     arrays, static = split_static((args, kwargs))
     batch = [jnp.asarray(a) for a in arrays]
     weights, kept = kept_nodes(nodes)
+    free = jnp.asarray(kept[0].free, field.dtype)
+    open_ones = made_of_responses(field, free, args, kwargs)
     # What groups have to do with is told first: sums over many are no rows of one group.
     several: dict[str, bool] = {}
     shapes: dict = {}
@@ -132,7 +137,7 @@ def marginals(
         found = {}
         for name, value in program.outputs["values"].items():
             kind = program.kind(value)
-            wanted = names is None or name in names
+            wanted = (names is None or name in names) and name not in open_ones
             if wanted and kind.labels and kind.is_linear:
                 found[name] = value
         return found
@@ -339,17 +344,39 @@ def gp_shapes(field: Field, points: dict, args, kwargs) -> dict[str, tuple[int, 
     return found
 
 
-def given(field: Field, free: Array, values: dict, args, kwargs, rng_key) -> dict:
+def given(field: Field, free: Array, values: dict, args, kwargs, rng_key, drawn=()) -> dict:
     """
     The model's trace at unconstrained hyperparameters and values of all other latents.
 
     :param free: shape ``(p,)``.
     :param values: of GP sites and effects, in their shapes.
+    :param drawn: names of responses that are drawn; others are zero, where not given.
     """
-    placed = AtValues(field, field.unravel(free), values)
+    placed = AtValues(field, field.unravel(free), values, drawn)
     with handlers.block(), handlers.trace() as trace, placed:
         handlers.seed(field.model, rng_key)(*args, **kwargs)
     return trace
+
+
+def made_of_responses(field: Field, free: Array, args, kwargs) -> frozenset[str]:
+    """
+    Deterministic sites that depend on responses which these arguments do not give.
+
+    :param free: any unconstrained hyperparameters.
+    """
+    shapes = {}
+
+    def run(values):
+        trace = given(field, free, values, args, kwargs, jax.random.key(0))
+        for name in field.responses:
+            if name in trace and not trace[name]["is_observed"]:
+                value = trace[name]["value"]
+                shapes[name] = jax.ShapeDtypeStruct(jnp.shape(value), value.dtype)
+        return numbers_of(trace)
+
+    if not jax.eval_shape(run, {}) or not shapes:
+        return frozenset()
+    return frozenset(sites_on_f(run, dict(shapes)))
 
 
 def axes_of_rows(field: Field, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -178,10 +179,11 @@ class AtValues(Messenger):
 
     :param free: unconstrained hyperparameters by name.
     :param values: of the other latents and of responses, zero for those left out.
+    :param drawn: names of responses that are drawn instead.
     """
 
-    def __init__(self, field: Field, free: dict, values: dict):
-        self.field, self.free, self.values = field, free, values
+    def __init__(self, field: Field, free: dict, values: dict, drawn: Collection[str] = ()):
+        self.field, self.free, self.values, self.drawn = field, free, values, drawn
         super().__init__()
 
     def process_message(self, msg):
@@ -192,6 +194,8 @@ class AtValues(Messenger):
             msg["value"] = biject_to(msg["fn"].support)(self.free[name])
         elif name in self.values:
             msg["value"] = jnp.reshape(self.values[name], msg["fn"].shape())
+        elif name in self.drawn and messages.can_draw(msg["fn"]):
+            return
         elif name in self.field.responses or name in self.field.latents:
             msg["value"] = messages.zeros_like(msg["fn"])
 

@@ -27,6 +27,7 @@ from numpyro_sgp.predictive.densities import (
     OF_KINKS,
     RULES,
 )
+from numpyro_sgp.predictive.deterministic import of_deterministic
 from numpyro_sgp.predictive.integrals import MOST_FUNCTIONS, log_integrals
 from numpyro_sgp.predictive.predictions import read_rows
 from numpyro_sgp.predictive.remarks import warn_of_rows
@@ -57,15 +58,17 @@ def at_draws(field: Field, run: Callable, free, values: dict, args, kwargs, *mor
 
 
 def predicted(
-    field: Field, free, values: dict, args, kwargs, levels, rng_key: Array
+    field: Field, free, values: dict, args, kwargs, levels, rng_key: Array, known=()
 ) -> dict:
     """
-    Means, standard deviations and quantiles of responses, averaged over draws.
+    Means, standard deviations and quantiles of responses, and of deterministic sites that
+    are made of rows of GP sites, averaged over draws.
 
     :param free: unconstrained hyperparameters, ``(S, p)``.
     :param values: of the other latents by name, each ``(S, *shape)``.
     :param levels: of the quantiles.
     :param rng_key: of what is drawn.
+    :param known: names of sites that are left out.
     :return: by site.
     """
     number, num_rows = len(free), _num_rows(field, values)
@@ -79,7 +82,8 @@ def predicted(
             "key": jax.random.split(rng_key, number),
         }
         found = jnp.asarray(levels, field.dtype)
-        return of_responses(parts, (points, points, points), rng_key, found, every=True)
+        of_sites = of_deterministic(parts, 3 * (points,), found, skip=known)
+        return of_sites | of_responses(parts, 3 * (points,), rng_key, found, every=True)
 
     found = at_draws(field, run, free, values, args, kwargs, rng_key)
     return read_rows(found, field.sites, num_rows, 1.0, levels, _row_axes(field))

@@ -30,6 +30,7 @@ from numpyro_sgp.integrated.marginals import (
     draw_field,
     given,
     gp_shapes,
+    made_of_responses,
     marginals,
 )
 from numpyro_sgp.integrated.nodes import Nodes
@@ -234,10 +235,9 @@ class Nested(Plotted):
         check_key(rng_key)
         free, values = self._draw(rng_key, num_draws, args, kwargs, joint=False)
         values |= {k: centred(v, known[k]) for k, v in values.items() if k in known}
-        drawn = predicted(self.field, free, values, args, kwargs, levels, rng_key)
-        absent = [name for name in self.field.responses if name not in drawn]
-        absent += [name for name, prediction in drawn.items() if prediction is None]
-        found |= {k: p for k, p in drawn.items() if p is not None and k not in found}
+        where = self.field, free, values, args, kwargs, levels, rng_key
+        found |= predicted(*where, known=frozenset(known))
+        absent = [name for name in self.field.responses if name not in found]
         return with_reasons(self.guide, found, absent)
 
     def log_score(
@@ -289,7 +289,8 @@ class Nested(Plotted):
     def sample(self, key: Array, *args, sample_shape: tuple = (), **kwargs) -> dict:
         """
         Joint draws of all latent and deterministic sites from the posterior, rows of GP
-        sites drawn together, at a cost of O(N^3) for each node that is drawn from.
+        sites drawn together, at a cost of O(N^3) for each node that is drawn from. Where
+        deterministic sites depend on responses, these are drawn too.
 
         The field is drawn from that of a node. Hyperparameters on which predictors depend
         beside it (levels, amplitudes) are those of the node too; others, and all of
@@ -309,19 +310,24 @@ class Nested(Plotted):
         sample_shape = check_sample_shape(sample_shape)
         number = int(np.prod(sample_shape))
         free, values = self._draw(key, max(number, 1), args, kwargs, joint=True)
+        some = jnp.asarray(free[0], self.field.dtype)
+        is_open = made_of_responses(self.field, some, args, kwargs)
+        drawn = self.field.responses if is_open else ()
+        keys = jax.random.split(jax.random.fold_in(key, 1), len(free))
 
-        def run(free, values, where):
+        def run(free, values, where, keys):
             def one(inputs):
-                trace = given(self.field, *inputs, *where, jax.random.key(0))
+                *latents, key = inputs
+                trace = given(self.field, *latents, *where, key, drawn)
                 return {
                     name: site["value"]
                     for name, site in trace.items()
                     if name in self.field.latents or site["type"] == "deterministic"
                 }
 
-            return jax.lax.map(one, (free, values), batch_size=_TOGETHER)
+            return jax.lax.map(one, (free, values, keys), batch_size=_TOGETHER)
 
-        found = at_draws(self.field, run, free, values, args, kwargs).items()
+        found = at_draws(self.field, run, free, values, args, kwargs, keys).items()
         return {k: v[:number].reshape(*sample_shape, *v.shape[1:]) for k, v in found}
 
     @cached_property

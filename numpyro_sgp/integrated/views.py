@@ -30,7 +30,7 @@ class Parts(MixtureParts):
 
     def __init__(self, field, values, free, args, kwargs):
         self.field, self.args, self.kwargs = field, args, kwargs
-        self.responses, self.tied = list(field.responses), False
+        self.responses, self.last = list(field.responses), list(field.sites)
         self.posteriors = {k: _Mean(values[k].mean(axis=0)) for k in field.sites}
         self.others = {k: values[k].mean(axis=0) for k in field.effects}
         self.others[""] = free[0]

@@ -1,102 +1,222 @@
-"""Deterministic sites as responses that have no noise, where each row is of a row of f."""
+"""Deterministic sites in predictions: those whose rows are made of one row of f each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
+import numpy as np
 from jax import Array
 
-from numpyro_sgp.linalg import einsum
-from numpyro_sgp.predictive.entries import are_mixed
-from numpyro_sgp.tracing.rows import sites_on_f
+from numpyro_sgp._programs import mapped
+from numpyro_sgp.predictive.averages import (
+    FEW_POINTS,
+    average,
+    moments,
+    normal_parts,
+    of_gaussians,
+)
+from numpyro_sgp.predictive.quantiles import solved
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.by_row import rows_of_values
+from numpyro_sgp.tracing.linear import LinearProgram
+from numpyro_sgp.tracing.program import Program, opening
 from numpyro_sgp.tracing.trees import is_number
 
 _ROUNDING = 1e-6  # of a level
+_AGREED = 1e-3  # of a standard deviation
+_MOST_SORTED = 1e7  # numbers at all points
 
 
-def without_noise(trace, gp_sites) -> dict:
-    """Deterministic sites of numbers, each as a site with a distribution at its value."""
+@jax.tree_util.register_dataclass
+@dataclass
+class OfRows:
+    """What is predicted at a site whose rows are along a known axis."""
+
+    values: dict
+    row_axis: int = field(metadata={"static": True})
+
+
+class Site(NamedTuple):
+    """A deterministic site that can be predicted."""
+
+    shape: tuple[int, ...]
+    row_axis: int
+    is_linear: bool
+
+
+def numbers_of(trace, names: Collection[str] | None = None) -> dict[str, Array]:
+    """Values of deterministic sites that are real numbers, in floating point."""
     return {
-        name: {"fn": dist.Delta(jnp.asarray(site["value"], jnp.result_type(float)))}
+        name: jnp.asarray(site["value"], jnp.result_type(float))
         for name, site in trace.items()
-        if site["type"] == "deterministic" and name not in gp_sites and _is_real(site)
+        if site["type"] == "deterministic" and _is_real(site["value"])
+        if names is None or name in names
     }
 
 
-def _is_real(site):
-    if not is_number(site["value"]):
+def _is_real(value):
+    if not is_number(value) or not np.size(value):
         return False
-    dtype = jax.dtypes.result_type(site["value"])
-    kinds = jnp.floating, jnp.integer, jnp.bool_
+    kinds, dtype = (jnp.floating, jnp.integer, jnp.bool_), jax.dtypes.result_type(value)
     return any(jax.dtypes.issubdtype(dtype, kind) for kind in kinds)
 
 
-def mixed(
-    values_at: Callable[[dict, dict | None], dict],
-    names: set[str],
-    points: dict,
-    means: dict[str, Array],
+def sites_of_rows(
+    run: Callable[[dict, dict], dict],
+    f: dict[str, Array],
+    last: Collection[str],
     responses: dict[str, Array],
-) -> dict[str, Array]:
+    data: list | None,
+) -> dict[str, Site]:
     """
-    Whether rows of deterministic sites are made of other rows of f than their own, by
-    moving these: a sum over rows, differences, what is sorted.
+    The deterministic sites that are made, row by row, of rows of GP sites.
 
-    :param values_at: from values of GP sites, and of responses, to those of the sites.
-    :param names: of the sites, those that depend on f.
-    :param points: weighted values of GP sites, by which is known what moves are small.
-    :param means: of GP sites, ``batch_shape + (N,)``.
-    :param responses: any values of those that are not given.
-    :return: by site, without those that have no axis of rows, or several that may be, and
-        those that depend on a response.
+    :param run: from values of GP sites and of responses to the model's trace.
+    :param f: values of all GP sites.
+    :param last: names of those that feed no other.
+    :param responses: values of those that are not given, whatever they are.
+    :param data: see :func:`~numpyro_sgp.tracing.by_row.rows_of_values`.
     """
-    counts = sorted({v.shape[-1] for v in means.values()}, reverse=True)
-    drawn = sites_on_f(lambda y: values_at(means, y), responses) if responses else set()
-    axes, here = {}, values_at(means, None)
-    for name in sorted(names - drawn):
-        shape = jnp.shape(here[name])
-        number = next((n for n in counts if n in shape), 0)
-        if number == 1 or shape.count(number) == 1:
-            axes[name] = number, -1 - shape[::-1].index(number)
-    scales = {name: _spread(points["f"][name], points["weight"]) for name in means}
 
-    def of_axes(f):
-        found = values_at(f, None)
-        return {name: found[name] for name in axes}
+    def values():
+        opened = {k: opening(k, v.shape, v.dtype) for k, v in f.items()}
+        drawn = {k: opening(("", k), v.shape, v.dtype) for k, v in responses.items()}
+        found = numbers_of(run(opened, drawn))
+        return {name: value for name, value in found.items() if name not in f}
 
-    return are_mixed(of_axes, means, scales, axes)
+    program = Program(values)
+    rows = rows_of_values(program, last, data)
+    linear = LinearProgram.of(program, last)
+    return {
+        name: Site(value.aval.shape, rows[name].axis, linear.kind(value).is_linear)
+        for name, value in linear.outputs.items()
+        if rows[name] is not None and linear.labels(value)
+    }
 
 
-def of_values(weights, values, levels) -> tuple[Array, Array]:
+def of_deterministic(
+    parts, points, levels, gaussians=0, others=None, data=None, skip=()
+) -> dict[str, OfRows]:
     """
-    Whether values at weighted points are steps, as most are equal to the next one; and
-    their quantiles, between points where they are not.
+    What is predicted at deterministic sites that are made of rows of GP sites.
 
-    :param values: ``(S, *shape)``.
-    :return: shapes ``shape`` and ``(levels, *shape)``.
+    :param points: weighted ones, for moments, for what is linear, and for quantiles.
+    :param gaussians: of how many Gaussians in turn the points are; 0 where they are of
+        something else.
+    :param others: points of another rule for moments. Where these disagree (jumps, kinks)
+        those for quantiles have both.
+    :param data: see :func:`sites_of_rows`.
+    :param skip: names of sites that are not wanted.
     """
-    shape, flat = values.shape[1:], values.reshape(len(values), -1)
-    weights = jnp.broadcast_to(weights[:, None], flat.shape).astype(flat.dtype)
-    ordered, weights = jax.lax.sort((flat, weights), dimension=0, num_keys=1)
-    has_steps = jnp.mean(ordered[1:] == ordered[:-1], axis=0) > 0.5
+    for_moments, units, for_quantiles, *_ = points
+    middle = parts.middle(for_moments)
+    trace = parts.run(middle["f"], middle["others"], middle["key"])
+    if not numbers_of(trace).keys() - {*skip, *parts.posteriors}:
+        return {}
+    responses = {
+        name: messages.zeros_like(trace[name]["fn"])
+        for name in parts.responses
+        if name in trace and not trace[name]["is_observed"]
+    }
+
+    def run(f, drawn):
+        f = {**middle["f"], **f}
+        return parts.run(f, middle["others"], middle["key"], drawn)
+
+    means = {name: q.mean for name, q in parts.posteriors.items()}
+    found = sites_of_rows(run, means, parts.last, responses, data)
+    found = {name: site for name, site in found.items() if name not in skip}
+    linear = {k: site for k, site in found.items() if site.is_linear and gaussians}
+    curved = {k: site for k, site in found.items() if k not in linear}
+
+    def numbers_at(point, sites):
+        values = numbers_of(parts.run(point["f"], point["others"], point["key"]), sites)
+        return jnp.concatenate([values[name].reshape(-1) for name in sites])
+
+    def at(point, sites):
+        value = numbers_at(point, sites)
+        return value, jnp.zeros_like(value)
+
+    out = {}
+    if linear:
+        made_of = normal_parts(partial(at, sites=linear), units, gaussians)
+        weights, locs, variances = made_of
+        variances = jnp.maximum(variances, jnp.finfo(variances.dtype).tiny)
+        out |= split(of_gaussians(weights, locs, variances, levels), linear)
+    if curved:
+        some = numbers_at(middle, curved)
+        where = partial(at, sites=curved), jnp.where(jnp.isfinite(some), some, 0.0)
+        mean, variance = moments(where[0], for_moments, where[1])
+        if others is not None:
+            off = differ((mean, variance), moments(where[0], others, where[1]))
+            each = moments(where[0], for_quantiles, where[1])
+            mean, variance = (
+                jnp.where(off, b, a) for a, b in zip((mean, variance), each, strict=True)
+            )
+        sd = jnp.sqrt(jnp.maximum(variance, 0.0))
+        of_curved = partial(numbers_at, sites=curved)
+        quantiles = _quantiles(of_curved, for_quantiles, levels, mean, sd)
+        values = {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
+        out |= split(values, curved)
+    return out
+
+
+def _quantiles(at, points, levels, mean, sd):
+    """By sorting, or where that takes too much memory, by looking for them."""
+    if not levels.size:
+        return jnp.zeros((0, *mean.shape), mean.dtype)
+    if mean.size * len(points["weight"]) > _MOST_SORTED:
+
+        def cdf(y, few):
+            return average(lambda point: (at(point) <= y).astype(y.dtype), points)
+
+        return solved(cdf, levels, mean, sd)
+    values = mapped(at, points, FEW_POINTS)
+    return of_sorted(points["weight"], values, levels)
+
+
+def split(found: dict, sites: dict[str, Site]) -> dict[str, OfRows]:
+    """What is predicted of all numbers of some sites together, by site."""
+    out, end = {}, 0
+    for name, site in sites.items():
+        begin, end = end, end + int(np.prod(site.shape))
+        values = {
+            k: v if v is None else v[..., begin:end].reshape(*v.shape[:-1], *site.shape)
+            for k, v in found.items()
+        }
+        out[name] = OfRows(values, site.row_axis)
+    return out
+
+
+def differ(a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
+    """Whether two rules have other means and variances: of jumps and kinks."""
+    sd, other = (jnp.sqrt(jnp.maximum(variance, 0.0)) for _, variance in (a, b))
+    off = jnp.maximum(jnp.abs(a[0] - b[0]), jnp.abs(sd - other))
+    return off > _AGREED * jnp.maximum(sd, other)
+
+
+def of_sorted(weights: Array, values: Array, levels: Array) -> Array:
+    """
+    Quantiles of values at weighted points, between these but where they are steps.
+
+    :param weights: shape ``(S,)``.
+    :param values: shape ``(S, n)``.
+    :return: shape ``(levels, n)``.
+    """
+    weights = jnp.broadcast_to(weights[:, None], values.shape).astype(values.dtype)
+    values, weights = jax.lax.sort((values, weights), dimension=0, num_keys=1)
+    has_steps = jnp.mean(values[1:] == values[:-1], axis=0) > 0.5
     reached = jnp.cumsum(weights, axis=0)
     reached = reached / reached[-1]
+    middles = reached - 0.5 * weights
 
     def of_level(level):
-        step = jnp.argmax(reached >= level - _ROUNDING, axis=0)
-        step = jnp.take_along_axis(ordered, step[None], axis=0)[0]
-        middles = reached - 0.5 * weights
-        between = jax.vmap(jnp.interp, (None, 1, 1))(level, middles, ordered)
-        return jnp.where(has_steps, step, between).reshape(shape)
+        place = jnp.argmax(reached >= level - _ROUNDING, axis=0)
+        step = jnp.take_along_axis(values, place[None], axis=0)[0]
+        between = jax.vmap(jnp.interp, (None, 1, 1))(level, middles, values)
+        return jnp.where(has_steps | ~jnp.isfinite(between), step, between)
 
-    found = jax.lax.map(of_level, levels) if levels.size else jnp.zeros((0, *shape))
-    return has_steps.reshape(shape), found.astype(values.dtype)
-
-
-def _spread(values, weights):
-    """Standard deviations, but where these are next to nothing."""
-    mean = einsum("s,s...->...", weights, values)
-    sd = jnp.sqrt(einsum("s,s...->...", weights, (values - mean) ** 2))
-    least = jnp.where(jnp.max(sd) > 0.0, 1e-2 * jnp.max(sd), 1.0)
-    return jnp.maximum(sd, least)
+    return jax.lax.map(of_level, levels)

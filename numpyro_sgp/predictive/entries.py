@@ -95,32 +95,6 @@ def _differ(a, b):
     return ~((a == b) | (jnp.isnan(a) & jnp.isnan(b)))
 
 
-def are_mixed(
-    values_at: Callable[[dict], dict], f: dict, scales: dict, axes: dict
-) -> dict[str, Array]:
-    """
-    Whether rows of values are not of one row of f each: they change with other rows of
-    sites with as many, or with several rows of others.
-
-    :param values_at: from values of GP sites to arrays by name.
-    :param f: see :func:`changed`.
-    :param scales: see :func:`changed`.
-    :param axes: how many rows arrays have, and along which axis, counted from the last.
-    """
-    found = {name: jnp.asarray(False) for name in axes}
-    for number in {v.shape[-1]: None for v in f.values()} if axes else ():
-        moving = {k: np.True_ for k, v in f.items() if v.shape[-1] == number}
-        seen = changed(values_at, f, scales, moving, places=(-1.0, 1.0), step=1.0)
-        for name, (size, axis) in axes.items():
-            rows = jnp.moveaxis(seen[name], axis, 3)
-            rows = jnp.any(rows.reshape(*rows.shape[:4], -1), axis=-1)
-            several = rows[:, 0] & rows[:, 1]
-            if size == number:
-                several = rows & ~halves(number)
-            found[name] |= jnp.any(several)
-    return found
-
-
 def of_functions(log_prob: Callable[[dict], dict], f: dict, scales: dict) -> dict:
     """
     Rows of a function that entries change with, where each function is moved alone.

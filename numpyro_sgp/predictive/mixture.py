@@ -96,6 +96,12 @@ class MixtureParts:
         rows = self.keys, *map(jnp.asarray, others)
         return mapped(lambda row: given_draw(*row), rows, self.chunk)
 
+    def middle(self, points) -> dict:
+        """One of weighted points, with GP sites at their means."""
+        point = jax.tree.map(lambda v: v[0], points)
+        means = {name: q.mean for name, q in self.posteriors.items()}
+        return {**point, "f": {**point["f"], **means}, "others": self.others}
+
     def run(self, f, others, rng_key=0, responses=None):
         """
         The model's trace with these values of its GP sites and other latents.

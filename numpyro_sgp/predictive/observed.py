@@ -1,11 +1,12 @@
 """Observed sites on f: their log densities, and of which rows of f entries are."""
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from numpyro_sgp._programs import join_static
 from numpyro_sgp.guides.row_latents import row_plates
-from numpyro_sgp.predictive.entries import are_mixed, of_functions
+from numpyro_sgp.predictive.entries import changed, halves, of_functions
 from numpyro_sgp.predictive.integrals import row_counts
 from numpyro_sgp.predictive.mixture import MixtureParts
 from numpyro_sgp.tracing import checks, messages
@@ -78,12 +79,23 @@ def strays(parts, trace, on_f, counts) -> dict[str, Array]:
             if (axis := row_axis(shape, number, known)) is not None:
                 axes[name] = number, axis - len(shape)
                 break
+    found = {name: jnp.asarray(False) for name in axes}
 
     def of_axes(f):
         densities = of_sites(f)
         return {name: densities[name] for name in axes}
 
-    return are_mixed(of_axes, last, scales, axes)
+    for number in counts if axes else ():
+        moving = {k: np.True_ for k, v in last.items() if v.shape[-1] == number}
+        seen = changed(of_axes, last, scales, moving, places=(-1.0, 1.0), step=1.0)
+        for name, (size, axis) in axes.items():
+            rows = jnp.moveaxis(seen[name], axis, 3)
+            rows = jnp.any(rows.reshape(*rows.shape[:4], -1), axis=-1)
+            several = rows[:, 0] & rows[:, 1]
+            if size == number:
+                several = rows & ~halves(number)
+            found[name] |= jnp.any(several)
+    return found
 
 
 def probed(

@@ -92,8 +92,6 @@ def site_shapes(run: Callable[[list], dict], arrays) -> dict[str, tuple[int, ...
                 found[name] = site["value"]
                 if site["is_observed"]:  # which tells observations of another shape
                     messages.log_prob(site)
-            elif site["type"] == "deterministic":
-                found[name] = jnp.asarray(site["value"])
         return found
 
     like = [jax.ShapeDtypeStruct(np.shape(a), jax.dtypes.result_type(a)) for a in arrays]
@@ -265,8 +263,6 @@ def _of_rows(trace, axes, gp_sites: Collection[str], rows) -> list:
             log_prob, axis = messages.log_prob(site, scaled=False), axes.sites[name]
             if axis < log_prob.ndim:
                 found.append(log_prob[(*(slice(None),) * axis, rows)])
-        elif site["type"] == "deterministic" and name in axes.sites:
-            found.append(jnp.take(jnp.asarray(site["value"]), rows, axes.sites[name]))
         elif site["type"] == "sample" and name in axes.sites:
             fn, axis = site["fn"], axes.sites[name]
             number = fn.shape()[axis]
