@@ -97,7 +97,10 @@ def products(jaxpr, M, loop):
         elif name == "triangular_solve":
             solves += np.prod(shapes[1]) * shapes[0][-1] / (2 * M**3)
         times = loop if name == "while" else equation.params.get("length", 1)
-        for inside in jaxprs_in_params(equation.params):
+        params = equation.params
+        if name == "custom_linear_solve":  # beside the product that it is the inverse of
+            params = {"solve": params["jaxprs"].solve}
+        for inside in jaxprs_in_params(params):
             more = products(inside, M, loop)
             # Adaptive jitter is a loop that does not run, beside that of T.
             dense += times * more[0]

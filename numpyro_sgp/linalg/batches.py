@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
+from jax.sharding import AxisType
 
 from numpyro_sgp._threads import few_cores
 from numpyro_sgp.linalg.products import matmul
@@ -56,9 +57,15 @@ def _one_by_one(fn: Callable[..., Array], along: int | None = None) -> Callable[
     return call
 
 
+def _in_turn() -> bool:
+    """Whether matrices are to be taken so; not inside of ``shard_map``, by devices."""
+    types = jax.sharding.get_abstract_mesh().axis_types
+    return few_cores() and AxisType.Manual not in types
+
+
 def cholesky(A: Array) -> Array:
     """Lower factors of positive definite matrices, NaN where there is none."""
-    if not few_cores():
+    if not _in_turn():
         return lax.linalg.cholesky(A, symmetrize_input=False)
     return _factor(A)
 
@@ -92,7 +99,7 @@ def triangular_solve(
     """:func:`jax.lax.linalg.triangular_solve`, batch dimensions broadcast."""
     batch = jnp.broadcast_shapes(A.shape[:-2], B.shape[:-2])
     A, B = (jnp.broadcast_to(m, (*batch, *m.shape[-2:])) for m in (A, B))
-    if not few_cores():
+    if not _in_turn():
         options = {"left_side": left_side, "lower": lower, "transpose_a": transpose_a}
         return lax.linalg.triangular_solve(A, B, **options)
 
