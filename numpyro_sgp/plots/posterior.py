@@ -110,10 +110,10 @@ def plot_posterior(
     new = grid[:, 0] if scene.flat else grid
     levels = band if columns == 1 else ()  # a map has no band
     predictions = predictions_of(fitted, new, levels, kwargs, site)
+    name = chosen(fitted, predictions, site, len(grid))
     if columns == 1:
         order = np.argsort(grid[:, 0], kind="stable")
         grid, predictions = grid[order], in_order(predictions, order)
-    name = chosen(fitted, predictions, site, len(grid))
     p = predictions[name]
     if columns == 2 and statistic == "sd" and is_classes(p):
         raise ValueError(f"'{name}' has classes, which have no standard deviation.")

@@ -294,8 +294,10 @@ def chosen(fitted, predictions: dict, site: str | None, num_rows: int) -> str:
         )
     if site is not None:
         if site not in predictions:
+            reason = getattr(predictions, "left_out", {}).get(site)
             raise ValueError(
-                f"There is no prediction of '{site}'; there are {sorted(predictions)}."
+                reason
+                or f"There is no prediction of '{site}'; there are {sorted(predictions)}."
             )
         return site
 

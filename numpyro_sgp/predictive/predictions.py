@@ -24,7 +24,7 @@ from numpyro_sgp.distributions.arguments import has_no_numbers, refuse_sparse
 from numpyro_sgp.predictive.deterministic import OfRows
 from numpyro_sgp.predictive.marginals import kept_of
 from numpyro_sgp.predictive.responses import predict_rows
-from numpyro_sgp.predictive.row_batches import by_batches, rows_of
+from numpyro_sgp.predictive.row_batches import AS_THEY_ARE, by_batches, rows_of
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.state import running
 
@@ -283,9 +283,10 @@ def with_reasons(guide, found, absent) -> Predictions:
     predictions = Predictions((name, found[name]) for name in names)
     predictions.left_out = {
         name: f"Deterministic site '{name}' is not predicted: a row of it has to be made "
-        "of one row of GP sites and of the model's arguments, by operations of numbers. "
-        "Sums over rows, f[index], draws, responses and what is not of GP sites are left "
-        f"out. Joint draws have it: fitted.sample(key, X, sample_shape=(500,))['{name}']."
+        "of one row of GP sites (and, of many rows, of the model's arguments alone) by "
+        "operations of numbers. Sums over rows, f[index], draws, responses and what is not "
+        "of GP sites are left out. Joint draws have it: "
+        f"fitted.sample(key, X, sample_shape=(500,))['{name}']."
         for name in {**guide.prototype_trace, **dict.fromkeys(absent)}
         if name not in found and _is_deterministic(guide, name)
     }
@@ -317,7 +318,8 @@ def _in_batches(guide, params, rng_key, given, options, batch_size, kept, states
     briefly = rows is not None and rows.count(arrays) <= _FEW
     axes = {} if rows is None else rows.sites
     sites, levels, parts = guide.approximations, options[0], []
-    options = *options, None if rows is None else rows.arguments
+    are_all = rows is None or rows.count(arrays) <= AS_THEY_ARE
+    options = *options, None if are_all else rows.arguments
     program_of_rows = program(guide, predict_rows)
 
     def run(batch):

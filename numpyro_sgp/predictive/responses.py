@@ -45,7 +45,7 @@ def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
 
     :param kept: of :func:`~numpyro_sgp.predictive.marginals.kept_of`.
     :param static: what of the model's arguments is no array, levels of the quantiles, the
-        number of draws, and the axis of rows in each array, where that is known.
+        number of draws, and the axis of rows in each array where these are some of all.
     """
     static, levels, num_draws, axes = static
     args, kwargs = join_static(arrays, static)

@@ -31,7 +31,7 @@ from numpyro_sgp.tracing.rows import sites_on_f
 from numpyro_sgp.tracing.state import Epochs, kind_of, running
 from numpyro_sgp.tracing.trees import is_number
 
-_AS_THEY_ARE = 128  # rows that are not filled up
+AS_THEY_ARE = 128  #: Rows that are not filled up.
 _FEW = 2  # rows that do for a model to be run
 _SMALL = 10_000  # numbers in arrays without rows, which are kept whole
 _PLANS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by guide
@@ -106,7 +106,7 @@ class RowPlan:
             other inputs in batches, as they have if a model standardises its inputs.
         """
         axes = self.axes
-        if axes is None or axes.count(arrays) <= min(batch_size, _AS_THEY_ARE):
+        if axes is None or axes.count(arrays) <= min(batch_size, AS_THEY_ARE):
             return axes
         with suppress(Exception):  # a model of more rows than are looked at, for one
             if only_f and self._once(inputs_are_untouched, arrays):
@@ -175,7 +175,7 @@ def _batch_of(num_rows: int, batch_size: int) -> int:
     """Rows of a batch."""
     if num_rows > batch_size:
         return batch_size
-    if num_rows <= _AS_THEY_ARE:
+    if num_rows <= AS_THEY_ARE:
         return num_rows
     return min(1 << (num_rows - 1).bit_length(), batch_size)
 
@@ -207,7 +207,7 @@ def by_batches(
     if rows is None:
         return [(run(arrays), 1, 1)]
     num_rows = rows.count(arrays)
-    if not _AS_THEY_ARE < num_rows < batch_size:
+    if not AS_THEY_ARE < num_rows < batch_size:
         parts = row_batches(arrays, batch_size, rows)
         return [(run(batch), *told) for batch, *told in parts]
     with suppress(TypeError, ValueError, UserWarning), warnings.catch_warnings():
