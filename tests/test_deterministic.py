@@ -120,6 +120,9 @@ def test_of_batches_they_are_those_of_all_rows():
         numpyro.deterministic("shares", jax.nn.softmax(jnp.stack([f, -f, 0 * f]), axis=0))
         numpyro.deterministic("scaled", f * X.mean())
         numpyro.deterministic("numbered", f * jnp.arange(len(f)))
+        numpyro.deterministic("of_number", f / len(f))
+        numpyro.deterministic("of_ones", f * jnp.ones(len(f)).sum())
+        numpyro.deterministic("first", f[:130])
 
     guide = guide_of(sites, offset=X[:, 0])
     few = np.linspace(-2.0, 2.0, 300)[:, None]
@@ -199,6 +202,27 @@ def test_jumps_and_kinks_have_the_digits_of_many_nodes():
         assert_allclose(found[name].sd, np.sqrt(value**2 @ w - exact**2), atol=4e-3)
     assert np.all(found["infinite"].quantiles[1] == np.inf)
     assert np.isfinite(found["infinite"].quantiles[0]).all()
+
+
+def test_smooth_functions_with_long_tails_keep_the_rule_that_has_them():
+    mean, sd = np.array([0.0, 0.3, -2.0]), np.array([0.5, 2.0, 3.0])
+
+    def by(x, w):
+        values = np.exp(mean + sd * x[:, None])
+        m = w @ values
+        return m, w @ (values - m) ** 2
+
+    def of_hermite(number):
+        x, w = np.polynomial.hermite_e.hermegauss(number)
+        return by(x, w / w.sum())
+
+    x = norm.ppf((np.arange(1024) + 0.5) / 1024)
+    outer = np.isin(np.arange(1024) % 4, (0, 3))
+    halves = (by(x[outer == is_outer], np.full(512, 1 / 512)) for is_outer in (True, False))
+    found = deterministic.chosen(of_hermite(20), of_hermite(21), *halves)
+    exact = np.exp(mean + sd**2 / 2)
+    assert_allclose(found[0], exact, rtol=1e-3)
+    assert_allclose(np.sqrt(found[1]), exact * np.sqrt(np.expm1(sd**2)), rtol=0.01)
 
 
 def test_quantiles_by_sorting_and_by_looking_are_the_same(monkeypatch):
@@ -320,6 +344,25 @@ def test_nested_results_have_them_too():
     assert_allclose(draws["residual"].std(0), 0.3, rtol=5 / 8000**0.5)
     seen = result.sample(jax.random.key(0), sample_shape=(10,))
     assert_allclose(seen["residual"], y - seen["eta"], rtol=1e-12)
+
+
+class OnlyDensity(dist.Normal):
+    def sample(self, key, sample_shape=()):
+        raise NotImplementedError
+
+
+def test_sites_of_responses_that_cannot_be_drawn_are_no_draws():
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("rows", X.shape[0]):
+            y = numpyro.sample("y", OnlyDensity(f, 0.3), obs=y)
+        numpyro.deterministic("residual", y - f)
+        numpyro.deterministic("rate", jnp.exp(f))
+
+    y = jnp.array([0.4, -0.2, 0.5, 1.0])
+    result = sgp.nested(model, sgp.VGP(), (X, y), progress_bar=False)
+    draws = result.sample(jax.random.key(0), X_NEW, sample_shape=(3,))
+    assert "rate" in draws and "residual" not in draws
 
 
 def test_a_figure_is_of_the_response_first():

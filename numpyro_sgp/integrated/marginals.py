@@ -22,7 +22,8 @@ from numpyro_sgp.integrated.placing import AtValues, Unconstrained
 from numpyro_sgp.linalg import einsum
 from numpyro_sgp.predictive.deterministic import numbers_of
 from numpyro_sgp.predictive.predictions import axis_of_rows
-from numpyro_sgp.tracing.rows import sites_on_f
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.rows import origins
 
 _KEPT_MASS = 0.999
 _COMBINED = 1e-2  # of a variance, by which it may be wrong
@@ -358,25 +359,28 @@ def given(field: Field, free: Array, values: dict, args, kwargs, rng_key, drawn=
     return trace
 
 
-def made_of_responses(field: Field, free: Array, args, kwargs) -> frozenset[str]:
+def made_of_responses(field: Field, free: Array, args, kwargs) -> dict[str, bool]:
     """
-    Deterministic sites that depend on responses which these arguments do not give.
+    Deterministic sites that depend on responses which these arguments do not give, and
+    whether these can be drawn.
 
     :param free: any unconstrained hyperparameters.
     """
-    shapes = {}
+    shapes, can_draw = {}, {}
 
     def run(values):
         trace = given(field, free, values, args, kwargs, jax.random.key(0))
         for name in field.responses:
             if name in trace and not trace[name]["is_observed"]:
-                value = trace[name]["value"]
+                value, fn = trace[name]["value"], trace[name]["fn"]
                 shapes[name] = jax.ShapeDtypeStruct(jnp.shape(value), value.dtype)
+                can_draw[name] = messages.can_draw(fn)
         return numbers_of(trace)
 
     if not jax.eval_shape(run, {}) or not shapes:
-        return frozenset()
-    return frozenset(sites_on_f(run, dict(shapes)))
+        return {}
+    found = origins(run, dict(shapes))
+    return {k: all(can_draw[r] for r in of) for k, of in found.items() if of}
 
 
 def axes_of_rows(field: Field, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:

@@ -290,7 +290,8 @@ class Nested(Plotted):
         """
         Joint draws of all latent and deterministic sites from the posterior, rows of GP
         sites drawn together, at a cost of O(N^3) for each node that is drawn from. Where
-        deterministic sites depend on responses, these are drawn too.
+        deterministic sites depend on responses, these are drawn too; sites of those that
+        cannot be drawn are left out.
 
         The field is drawn from that of a node. Hyperparameters on which predictors depend
         beside it (levels, amplitudes) are those of the node too; others, and all of
@@ -323,6 +324,7 @@ class Nested(Plotted):
                     name: site["value"]
                     for name, site in trace.items()
                     if name in self.field.latents or site["type"] == "deterministic"
+                    if is_open.get(name, True)
                 }
 
             return jax.lax.map(one, (free, values, keys), batch_size=_TOGETHER)

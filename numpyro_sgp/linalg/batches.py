@@ -33,8 +33,9 @@ def _one_by_one(fn: Callable[..., Array], along: int | None = None) -> Callable[
     def of_batch(axis_size, in_batched, *matrices):
         if along is not None and not in_batched[0]:
             A, B = matrices
+            shape = list(B.shape[1:])
+            shape[along] *= axis_size
             B = jnp.moveaxis(B, 0, along)
-            shape = (B.shape[0], -1) if along else (-1, B.shape[-1])
             out = of_one(A, B.reshape(shape)).reshape(B.shape)
             return jnp.moveaxis(out, along, 0), True
         pairs = zip(matrices, in_batched, strict=True)
@@ -47,8 +48,9 @@ def _one_by_one(fn: Callable[..., Array], along: int | None = None) -> Callable[
     @functools.wraps(fn)
     def call(*matrices):
         batch = matrices[0].shape[:-2]
-        each = tuple(m.reshape(-1, *m.shape[-2:]) for m in matrices)
-        if math.prod(batch) == 1:
+        number = math.prod(batch)
+        each = tuple(m.reshape(number, *m.shape[-2:]) for m in matrices)
+        if number == 1:
             out = of_one(*(m[0] for m in each))
         else:
             out = lax.map(lambda given: of_one(*given), each)

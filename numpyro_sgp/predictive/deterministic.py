@@ -26,7 +26,7 @@ from numpyro_sgp.tracing.program import Program, opening
 from numpyro_sgp.tracing.trees import is_number
 
 _ROUNDING = 1e-6  # of a level
-_AGREED = 1e-3  # of a standard deviation
+_AGREED = 1e-4  # of a standard deviation
 _MOST_SORTED = 1e7  # numbers at all points
 
 
@@ -98,7 +98,7 @@ def sites_of_rows(
 
 
 def of_deterministic(
-    parts, points, levels, gaussians=0, others=None, data=None, skip=()
+    parts, points, levels, gaussians=0, others=None, data=None, skip=(), only=None
 ) -> dict[str, OfRows]:
     """
     What is predicted at deterministic sites that are made of rows of GP sites.
@@ -106,10 +106,10 @@ def of_deterministic(
     :param points: weighted ones, for moments, for what is linear, and for quantiles.
     :param gaussians: of how many Gaussians in turn the points are; 0 where they are of
         something else.
-    :param others: points of another rule for moments. Where these disagree (jumps, kinks)
-        those for quantiles have both.
+    :param others: points of another rule for moments, by which jumps and kinks are told.
     :param data: see :func:`sites_of_rows`.
     :param skip: names of sites that are not wanted.
+    :param only: names of those that may be, if not all may.
     """
     for_moments, units, for_quantiles, *_ = points
     middle = parts.middle(for_moments)
@@ -128,8 +128,14 @@ def of_deterministic(
 
     means = {name: q.mean for name, q in parts.posteriors.items()}
     found = sites_of_rows(run, means, parts.last, responses, data)
-    found = {name: site for name, site in found.items() if name not in skip}
+    found = {
+        name: site
+        for name, site in found.items()
+        if name not in skip and (only is None or name in only)
+    }
     linear = {k: site for k, site in found.items() if site.is_linear and gaussians}
+    if gaussians * sum(int(np.prod(site.shape)) for site in linear.values()) > _MOST_SORTED:
+        linear = {}
     curved = {k: site for k, site in found.items() if k not in linear}
 
     def numbers_at(point, sites):
@@ -144,18 +150,22 @@ def of_deterministic(
     if linear:
         made_of = normal_parts(partial(at, sites=linear), units, gaussians)
         weights, locs, variances = made_of
-        variances = jnp.maximum(variances, jnp.finfo(variances.dtype).tiny)
-        out |= split(of_gaussians(weights, locs, variances, levels), linear)
+        least = jnp.finfo(variances.dtype).tiny  # of what is zero times f
+        values = of_gaussians(weights, locs, jnp.maximum(variances, least), levels)
+        is_known = values["sd"] <= 2.0 * jnp.sqrt(least)
+        values["sd"] = jnp.where(is_known, 0.0, values["sd"])
+        out |= split(values, linear)
     if curved:
         some = numbers_at(middle, curved)
         where = partial(at, sites=curved), jnp.where(jnp.isfinite(some), some, 0.0)
         mean, variance = moments(where[0], for_moments, where[1])
         if others is not None:
-            off = differ((mean, variance), moments(where[0], others, where[1]))
-            each = moments(where[0], for_quantiles, where[1])
-            mean, variance = (
-                jnp.where(off, b, a) for a, b in zip((mean, variance), each, strict=True)
-            )
+            again = moments(where[0], others, where[1])
+            halves = [
+                moments(where[0], _part(for_quantiles, outer), where[1])
+                for outer in (True, False)
+            ]
+            mean, variance = chosen((mean, variance), again, *halves)
         sd = jnp.sqrt(jnp.maximum(variance, 0.0))
         of_curved = partial(numbers_at, sites=curved)
         quantiles = _quantiles(of_curved, for_quantiles, levels, mean, sd)
@@ -191,11 +201,39 @@ def split(found: dict, sites: dict[str, Site]) -> dict[str, OfRows]:
     return out
 
 
-def differ(a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
-    """Whether two rules have other means and variances: of jumps and kinks."""
+def _part(points, outer):
+    """
+    Half of weighted points: of each four in a row both ends, or both between them, which
+    have the same mean where points are evenly spaced.
+    """
+    index = np.arange(len(points["weight"]))
+    half = jax.tree.map(lambda v: v[index[np.isin(index % 4, (0, 3)) == outer]], points)
+    return {**half, "weight": half["weight"] / jnp.sum(half["weight"])}
+
+
+def chosen(rule, again, half, other) -> tuple[Array, Array]:
+    """
+    Means and variances by a rule for smooth functions, or where it is off by more than
+    others are, because of a jump or a kink, by those: of smooth ones that have long tails
+    these have less.
+
+    :param rule: means and variances.
+    :param again: those by a rule as good.
+    :param half: by one half of the other points.
+    :param other: by the other one.
+    """
+    mean = 0.5 * (half[0] + other[0])
+    parts = (v + (m - mean) ** 2 for m, v in (half, other))
+    variance = 0.5 * sum(parts)
+    error, of_halves = _apart(rule, again), _apart(half, other)
+    size = jnp.sqrt(jnp.maximum(rule[1], 0.0))
+    off = (error > _AGREED * size) & (error > of_halves)
+    return jnp.where(off, mean, rule[0]), jnp.where(off, variance, rule[1])
+
+
+def _apart(a, b):
     sd, other = (jnp.sqrt(jnp.maximum(variance, 0.0)) for _, variance in (a, b))
-    off = jnp.maximum(jnp.abs(a[0] - b[0]), jnp.abs(sd - other))
-    return off > _AGREED * jnp.maximum(sd, other)
+    return jnp.maximum(jnp.abs(a[0] - b[0]), jnp.abs(sd - other))
 
 
 def of_sorted(weights: Array, values: Array, levels: Array) -> Array:

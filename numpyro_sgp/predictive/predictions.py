@@ -24,7 +24,7 @@ from numpyro_sgp.distributions.arguments import has_no_numbers, refuse_sparse
 from numpyro_sgp.predictive.deterministic import OfRows
 from numpyro_sgp.predictive.marginals import kept_of
 from numpyro_sgp.predictive.responses import predict_rows
-from numpyro_sgp.predictive.row_batches import AS_THEY_ARE, by_batches, rows_of
+from numpyro_sgp.predictive.row_batches import AS_THEY_ARE, by_batches, plan_of
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.state import running
 
@@ -313,13 +313,14 @@ def _is_deterministic(guide, name):
 def _in_batches(guide, params, rng_key, given, options, batch_size, kept, states):
     """By a program of so many rows; None if the model needs known data."""
     arrays, static = split_static(given)
-    rows = None if guide.couples_rows else rows_of(guide, arrays, static, batch_size)
+    plan = None if guide.couples_rows else plan_of(guide, arrays, static, batch_size)
+    rows = None if plan is None else plan.rows(arrays, batch_size)
     several = rows is not None and rows.count(arrays) > batch_size
     briefly = rows is not None and rows.count(arrays) <= _FEW
     axes = {} if rows is None else rows.sites
     sites, levels, parts = guide.approximations, options[0], []
     are_all = rows is None or rows.count(arrays) <= AS_THEY_ARE
-    options = *options, None if are_all else rows.arguments
+    options = *options, None if are_all else (rows.arguments, plan.deterministic(arrays))
     program_of_rows = program(guide, predict_rows)
 
     def run(batch):

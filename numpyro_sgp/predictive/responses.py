@@ -45,9 +45,10 @@ def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
 
     :param kept: of :func:`~numpyro_sgp.predictive.marginals.kept_of`.
     :param static: what of the model's arguments is no array, levels of the quantiles, the
-        number of draws, and the axis of rows in each array where these are some of all.
+        number of draws; and where rows are some of all their axis in each array, and names
+        of deterministic sites that are the same in other company.
     """
-    static, levels, num_draws, axes = static
+    static, levels, num_draws, some = static
     args, kwargs = join_static(arrays, static)
     made_of = guide, params, args, kwargs, rng_key, num_draws, kept
     parts = MixtureParts(*made_of, may_tie=True)
@@ -79,8 +80,9 @@ def predict_rows(guide, params, rng_key, arrays, kept=None, *, static):
     each = sum(1 for _ in components({name: parts.posteriors[name] for name in parts.last}))
     each *= total * (not parts.tied)
     *points, others = points
+    axes, only = some or (None, None)
     data = None if axes is None else list(zip(arrays, axes, strict=True))
-    out |= of_deterministic(parts, points, levels, each, others, data)
+    out |= of_deterministic(parts, points, levels, each, others, data, only=only)
     return out | of_responses(parts, points, rng_key, levels, gaussians=each)
 
 

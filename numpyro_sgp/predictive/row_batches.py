@@ -22,6 +22,7 @@ from numpyro_sgp.distributions.arguments import (
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.row_axes import (
     RowAxes,
+    deterministic_apart,
     inputs_are_untouched,
     row_axes,
     rows_apart,
@@ -116,6 +117,14 @@ class RowPlan:
             if not self._once(_has_others, arrays) and self._apart(arrays):
                 return axes
         return None
+
+    def deterministic(self, arrays: list) -> frozenset[str]:
+        """Those that are at some rows what they are where these are alone."""
+        return self._deterministic(arrays)
+
+    @functools.cached_property
+    def _deterministic(self):
+        return deterministic_apart(self._run, self.axes, self._sites)
 
     @functools.cached_property
     def _apart(self):

@@ -101,8 +101,10 @@ class _Reader:
         for eqn in jaxpr.eqns:
             given = tuple(map(cell_of, eqn.invars))
             inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-            if eqn.primitive.name in _CALLS and hasattr(inner, "consts"):
-                found = self.read(inner.jaxpr, map(self.constant, inner.consts), given)
+            if eqn.primitive.name in _CALLS and inner is not None:
+                consts = getattr(inner, "consts", ())
+                of_call = getattr(inner, "jaxpr", inner)
+                found = self.read(of_call, map(self.constant, consts), given)
             else:
                 shapes = [v.aval.shape for v in eqn.outvars]
                 found = [_Cell(shape, None, eqn, given) for shape in shapes]

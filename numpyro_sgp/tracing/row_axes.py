@@ -176,14 +176,58 @@ def rows_apart(run: Callable[..., dict], axes: RowAxes, gp_sites) -> Callable[[l
     program = shared(agree, briefly=True)
 
     def apart(arrays):
-        if axes.count(arrays) <= 2:
-            return True
-        pairs = zip(arrays, axes.arguments, strict=True)
-        # On the host, where what is known stays so inside of another program.
-        given = [a if axis is None or _is_key(a) else np.asarray(a) for a, axis in pairs]
-        return bool(program(axes.take(given, _largest_first(given, axes))))
+        return axes.count(arrays) <= 2 or bool(program(_some_rows(axes, arrays)))
 
     return apart
+
+
+def _some_rows(axes, arrays) -> list:
+    """Arguments with some of their rows, those with the largest numbers among them."""
+    pairs = zip(arrays, axes.arguments, strict=True)
+    # On the host, where what is known stays so inside of another program.
+    given = [a if axis is None or _is_key(a) else np.asarray(a) for a, axis in pairs]
+    return axes.take(given, _largest_first(given, axes))
+
+
+def deterministic_apart(
+    run: Callable[..., dict], axes: RowAxes, gp_sites
+) -> Callable[[list], frozenset[str]]:
+    """
+    A function of arrays: the names of deterministic sites that have rows, and are at some
+    of these what they are where these are alone, as :func:`rows_apart` asks of others.
+    """
+
+    def values_of(trace):
+        sites = {k: s["value"] for k, s in trace.items() if s["type"] == "deterministic"}
+        return {k: jnp.asarray(v) for k, v in sites.items() if is_number(v)}
+
+    def agree(arrays):
+        N = axes.count(arrays)
+        rows = np.sort(np.random.default_rng(0).permutation(np.arange(N // 2, N))[:_FEW])
+        rows = rows[::-1]
+        whole = values_of(run(arrays, _at_rows_of(N)))
+        with GivenRows(len(rows), N):
+            some = values_of(run(axes.take(arrays, rows), _at_rows_of(N, rows)))
+        found = {}
+        for name in whole.keys() & some.keys():
+            pairs = enumerate(zip(whole[name].shape, some[name].shape, strict=False))
+            places = [i for i, (a, b) in pairs if a != b]
+            same = whole[name].ndim == some[name].ndim and len(places) == 1
+            if same and whole[name].shape[places[0]] == N:
+                found[name] = _agree(jnp.take(whole[name], rows, places[0]), some[name])
+        return found
+
+    program, has_any = shared(agree, briefly=True), []
+
+    def names(arrays):
+        given = _some_rows(axes, arrays)
+        if not has_any:
+            has_any.append(bool(jax.eval_shape(agree, given)))
+        if not has_any[0]:
+            return frozenset()
+        return frozenset(k for k, same in program(given).items() if same)
+
+    return names
 
 
 def _is_key(array) -> bool:

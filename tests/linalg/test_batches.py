@@ -68,6 +68,14 @@ def test_values_and_derivatives_of_solves_are_those_of_jax(
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
 
 
+def test_matrices_without_entries_are_taken(monkeypatch):
+    monkeypatch.setattr(batches, "few_cores", lambda: True)
+    none = jnp.zeros((4, 3, 0))
+    assert solve_lower(jnp.eye(3), none[0]).shape == (3, 0)
+    assert jax.vmap(lambda B: solve_lower(jnp.eye(3), B))(none).shape == (4, 3, 0)
+    assert batches.cholesky(jnp.zeros((0, 0))).shape == (0, 0)
+
+
 def test_derivatives_of_factors_are_those_of_jax(matrices, monkeypatch):
     def value(A):
         return jnp.sum(jnp.sin(batches.cholesky(A)))
