@@ -198,7 +198,7 @@ def test_jumps_and_kinks_have_the_digits_of_many_nodes():
     f = mean[:, None] + sd[:, None] * x
     for name, value in (("kink", np.abs(f)), ("over", np.maximum(f - 0.3, 0.0))):
         exact = value @ w
-        assert_allclose(found[name].mean, exact, atol=1e-3)
+        assert_allclose(found[name].mean, exact, atol=2e-3)  # a hundred nodes, or 512
         assert_allclose(found[name].sd, np.sqrt(value**2 @ w - exact**2), atol=4e-3)
     assert np.all(found["infinite"].quantiles[1] == np.inf)
     assert np.isfinite(found["infinite"].quantiles[0]).all()
