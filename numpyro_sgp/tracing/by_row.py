@@ -31,7 +31,7 @@ _RUNNING = frozenset("cumlogsumexp cummax cummin cumprod cumsum".split())
 #: Calls of programs that compute what they return.
 _CALLS = frozenset(
     "checkpoint closed_call core_call custom_jvp_call custom_vjp_call jit pjit "
-    "remat".split()
+    "remat remat2".split()
 )
 _DRAWING = ("random_", "threefry")
 
