@@ -189,7 +189,8 @@ def test_rows_of_plots_are_put_in_order_where_there_are_any():
 
 
 def test_a_plot_of_what_has_no_rows_is_refused():
-    fitted = SimpleNamespace(guide=SimpleNamespace(approximations={"f": None}))
+    guide = SimpleNamespace(approximations={"f": None}, prototype_trace={})
+    fitted = SimpleNamespace(guide=guide)
     predictions = {"slope": prediction(), "f": prediction(3)}
     assert chosen(fitted, predictions, None, 3) == "f"
     with pytest.raises(ValueError, match=r"'slope' has no number for each row.*\['f'\]"):
