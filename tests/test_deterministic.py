@@ -133,6 +133,10 @@ def test_of_batches_they_are_those_of_all_rows():
     filled = sgp.predict(guide, PARAMS, few, **more)
     assert list(parts) == list(filled) == ["f", "rate", "wide", "shares", "y"]
     assert [parts[k].row_axis for k in ("rate", "wide", "shares")] == [0, 0, 1]
+    small = {"offset": more["offset"][:100]}
+    small = sgp.predict(guide, PARAMS, few[:100], batch_size=40, quantiles=(), **small)
+    # As these are batches too; of a hundred rows the first 130 are all.
+    assert list(small) == ["f", "rate", "wide", "shares", "first", "y"]
     at = [7, 150, 299]
     whole = sgp.predict(guide, PARAMS, few[at], offset=more["offset"][at])
     assert {"scaled", "numbered"} < {*whole}  # of few rows, which are all

@@ -121,7 +121,7 @@ def _wider() -> str:
 
 
 def is_rounded(descent: Descent | None) -> bool:
-    """Whether rounding moves a bound in float32 by more than hardly anything."""
+    """Whether float32 rounding moves a bound by more than hardly anything."""
     moved = 0.0
     if descent is not None and descent.dtype == np.float32:
         with suppress(ValueError):

@@ -319,7 +319,7 @@ def _in_batches(guide, params, rng_key, given, options, batch_size, kept, states
     briefly = rows is not None and rows.count(arrays) <= _FEW
     axes = {} if rows is None else rows.sites
     sites, levels, parts = guide.approximations, options[0], []
-    are_all = rows is None or rows.count(arrays) <= AS_THEY_ARE
+    are_all = rows is None or rows.count(arrays) <= min(batch_size, AS_THEY_ARE)
     options = *options, None if are_all else (rows.arguments, plan.deterministic(arrays))
     program_of_rows = program(guide, predict_rows)
 

@@ -118,12 +118,10 @@ class RowPlan:
                 return axes
         return None
 
-    def deterministic(self, arrays: list) -> frozenset[str]:
-        """Those that are at some rows what they are where these are alone."""
-        return self._deterministic(arrays)
-
     @functools.cached_property
-    def _deterministic(self):
+    def deterministic(self) -> Callable[[list], frozenset[str]]:
+        """Deterministic sites whose rows may be done apart: :func:`deterministic_apart`."""
+        assert self.axes is not None  # as :meth:`rows` tells
         return deterministic_apart(self._run, self.axes, self._sites)
 
     @functools.cached_property
