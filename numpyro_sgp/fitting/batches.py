@@ -28,7 +28,12 @@ _DOWN = 2  # steps with falling rates for each one before
 _BY_ROW = 1e-4  # nats a row that are little beside what a longer training costs
 _SLOW = 0.01  # share of the loss of all rows by which it falls where it goes on falling
 _GROUP = 10  # steps whose mean loss is looked at where there are no epochs
-_POLISH = 8  # natural steps on all rows in the end, at most; one where time is used up
+_POLISH = 8  # natural steps on all rows in the end, at most
+# Of a limit of time: steps between looks at the clock at first, share of what is left that
+# those later on take, and epochs from which on one of all rows is worth its time.
+_FIRST_CHUNKS, _PART, _WORTH = (1, 4), 0.1, 5
+_LOOK = 1.25  # epochs that the loss of all rows with its slopes takes
+_KEY = 0.4  # share of that which the loss alone takes
 _MANY = 200  # natural steps that show what q(u) has to gain, at most
 # Keys for the mean of a random bound: one of all rows for so many epochs of training (which
 # take some times as long, with their slopes), of so many at least and at most.
@@ -76,11 +81,16 @@ def train_batches(stepper: Stepper, free: dict, key, limits: Limits, show) -> Tr
     if problem.random:
         epochs = run.count * run.share
         number = int(np.clip(epochs / _FOR_EPOCHS, _FEWEST_KEYS, _MOST_KEYS))
+        if (left := limits.seconds_left) is not None and run.seconds_a_step:
+            allowed = left / (_KEY * run.seconds_a_look)
+            number = int(np.clip(allowed, _FEWEST_KEYS, number))
         bound, se = _mean_bound(loss, free, key, problem.arrays, number)
     else:
-        late = limits.until is not None and time.monotonic() > limits.until
-        most = np.int32(1 if late else _POLISH)
-        q, value = polish(free, problem.arrays, most)
+        most = _POLISH
+        if (left := limits.seconds_left) is not None and run.seconds_a_step:
+            looks = left / run.seconds_a_look
+            most = int(np.clip(looks - 1.0, 0, _POLISH))
+        q, value = polish(free, problem.arrays, np.int32(most))
         free, bound, se = {**free, **q}, -float(value), 0.0
     losses = run.losses
     first = float(losses[0]) if losses.size else np.nan
@@ -114,18 +124,19 @@ class _Run:
         #: Share of all rows in a batch.
         self.share = 1.0 if self.batch_size is None else self.batch_size / self.num_rows
         self.state, self.count = stepper.start(free, key), 0
-        self._hastens, self._began = False, time.monotonic()
+        self._hastens = False
         self._losses: list[np.ndarray] = []
-        self._ends: list[float] = []
+        self._seconds: list[float] = []
         seed = np.asarray(jax.random.key_data(key)).ravel().tolist()
         self._order = Order(self.num_rows, 1, tuple(seed))
         self._stepper, self._show = stepper, show
 
     def __call__(self, natural, others):
         """A step for each rate of natural steps and of Adam."""
+        began = time.monotonic()
         rows = self._rows(len(natural))
         self.state, losses = self._stepper(self.state, rows, natural, others)
-        self._ends.append(time.monotonic())
+        self._seconds.append(time.monotonic() - began)
         self.count += len(natural)
         self._losses.append(losses)
         believed = losses[np.isfinite(losses)][-10:]
@@ -140,9 +151,34 @@ class _Run:
     @property
     def seconds_a_step(self) -> float:
         """Without what was compiled at first; 0 where that is not known yet."""
-        first, last = self._ends[0], self._ends[-1]
-        later = self.count - len(self._losses[0])
-        return (last - first) / later if later else 0.0
+        later = self.count - len(self._losses[0]) if self._losses else 0
+        return sum(self._seconds[1:]) / later if later else 0.0
+
+    @property
+    def seconds_a_look(self) -> float:
+        """Of the loss of all rows with its slopes: what is kept is made again, in parts."""
+        return _LOOK * self.seconds_a_step / self.share
+
+    @property
+    def seconds_at_end(self) -> float:
+        """
+        About what the loss of all rows takes after the steps, and its slopes, and again
+        after a natural step with them; of random ones a mean.
+        """
+        if self._stepper.problem.random:
+            return _FEWEST_KEYS * _KEY * self.seconds_a_look
+        looks = 2 if self.count * self.share >= _WORTH else 1
+        return looks * self.seconds_a_look
+
+    def chunk(self, limits) -> int:
+        """How many steps are made before the clock is looked at."""
+        number = _period(limits)
+        if limits.until is None:
+            return number
+        if (done := len(self._losses)) < len(_FIRST_CHUNKS):
+            return min(number, _FIRST_CHUNKS[done])
+        some = _PART * limits.seconds_left / max(self.seconds_a_step, 1e-9)
+        return int(np.clip(some, 1, number))
 
     def show(self, more: int, loss: float):
         """Tells of so many more steps than these."""
@@ -171,7 +207,7 @@ class _Run:
 
     def hasten_for(self, limits, number: int) -> None:
         """Takes longer steps if there is no time for so many."""
-        wait = (time.monotonic() - self._began) / self.count * (number - self.count)
+        wait = self.seconds_a_step * (number - self.count) + self.seconds_at_end
         short = bool(limits.reached(number - 1, wait))
         self._hastens = short and self.batch_size is not None
 
@@ -187,23 +223,28 @@ def _keep_rates(run, limits, whole) -> str:
 
     :param whole: gives that loss; NaN where it is not known.
     """
-    fewest, most, group, chunk = _FEWEST, _MOST, _GROUP, _chunk(limits)
+    fewest, most, group = _FEWEST, _MOST, _GROUP
     if run.batch_size is not None:
         group = round(1.0 / run.share)
         fewest, most = max(_FEWEST, _FEW_EPOCHS * group), max(_MOST, _EPOCHS * group)
     before = now = np.inf
+    looked, period = 0, _period(limits)
     little = max(limits.tolerance, _BY_ROW * run.num_rows)
     while not (reason := limits.reached(0)):
+        chunk = run.chunk(limits)
         at = np.arange(run.count, run.count + chunk)
         rates = run.rate + (_FIRST_RATE - run.rate) * np.exp(-at / _EARLY)
         run(np.full(chunk, run.first_rate), rates)
         # Those with falling rates are to be had too.
         ahead = (1 + _DOWN) * (run.count + chunk)
-        wait = run.seconds_a_step * (ahead - run.count)
+        wait = run.seconds_a_step * (ahead - run.count) + run.seconds_at_end
         run.hasten_for(limits, (1 + _DOWN) * fewest)
         if reason := limits.reached(ahead - 1, wait):
             return reason
-        if run.count >= fewest - chunk:
+        if run.count - looked < period:
+            continue
+        looked = run.count
+        if run.count >= fewest - period:
             before, now = now, whole()
         if run.count < fewest:
             continue
@@ -219,14 +260,16 @@ def _keep_rates(run, limits, whole) -> str:
 
 def _lower_rates(run, limits) -> str:
     """Twice as many steps with falling rates; why they ended too early, if they did."""
-    held, chunk = run.count, _chunk(limits)
+    held, done = run.count, 0
     number = _DOWN * held
     if limits.left is not None:
         number = min(number, max(limits.left - held, 0))
-    for begin in range(0, number, chunk):
-        if limits.until is not None and (reason := limits.reached(0)):
+    while done < number:
+        if limits.until is not None and (reason := limits.reached(0, run.seconds_at_end)):
             return reason
-        part = np.arange(begin, min(begin + chunk, number)) / number
+        end = min(done + run.chunk(limits), number)
+        part = np.arange(done, end) / number
+        done = end
         last = min(run.share, _LAST_NATURAL)
         natural = run.first_rate ** (1.0 - part) * last**part
         run(natural, run.rate * 0.5 * (1.0 + np.cos(np.pi * part)))
@@ -281,8 +324,8 @@ class _Finish:
             raise StopIteration
 
 
-def _chunk(limits) -> int:
-    """Steps of one program."""
+def _period(limits) -> int:
+    """Steps between looks at the loss."""
     if limits.left is None:
         return CHUNK
     return max(1, min(CHUNK, limits.left // (1 + _DOWN)))

@@ -142,8 +142,9 @@ def fit(
     :param data: the model's positional arguments with all of the data, such as ``(X, y)``.
     :param rng_key: key of starts, batches and draws; ``jax.random.key(0)`` if None.
     :param steps: steps of the training after the race, at most.
-    :param seconds: time in all after which no step begins; the race between starts, and
-        what comes before and after the training, take theirs all the same.
+    :param seconds: time in all after which no step begins; of batches, less what the
+        bound of all rows takes after them. The race between starts, and what comes before
+        the training, take theirs all the same.
     :param batch_size: rows of a batch; chosen if None.
     :param base_guide: guide for the latents beside f, as AutoSparseGP takes it;
         ``AutoDelta`` if None.

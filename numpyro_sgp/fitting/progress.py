@@ -42,6 +42,11 @@ class Limits:
         """How many steps may be made."""
         return None if self.steps is None else max(self.steps - self.taken, 0)
 
+    @property
+    def seconds_left(self) -> float | None:
+        """How long there is time."""
+        return None if self.until is None else max(self.until - time.monotonic(), 0.0)
+
     def reached(self, steps: int, seconds: float = 0.0) -> str:
         """Which limit is reached after so many steps, so long from now; empty if none."""
         if self.steps is not None and self.taken + steps >= self.steps:

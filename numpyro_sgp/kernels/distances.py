@@ -33,6 +33,10 @@ _NEAR = 0.1
 # Where these are no more, in squared lengthscales, that is no more than what smooth kernels
 # are rounded by, and no pair is too near.
 _SMALL = 4.0
+# Share of the pairs up to which those that are near are differenced by themselves, so many
+# at a time, and columns from which finding them takes less time than differencing all: of
+# 600 points beside 1024 with 784 columns, a step of ``fit`` took .19 s, and takes .05.
+_FEW, _AT_ONCE, _LONG = 1 / 64, 256, 100
 # Of matrix products, the derivative by a lengthscale has an error of some units in the last
 # place of the squared norms, in squared lengthscales: where these are large, more than
 # kernels are rounded by; and more than all of it below the second share of them.
@@ -57,8 +61,9 @@ def squared_distances(
 
         \|x - y\|^2 = \|x\|^2 + \|y\|^2 - 2\, x \cdot y
 
-    for centred points, unless some pair is so near that this has lost a digit (that kernels
-    could see); then all are differenced, which takes three times as long. Lengthscales of a
+    for centred points. Where pairs are so near that this has lost a digit (that kernels
+    could see), all are differenced, which takes some times as long; of more than 100
+    columns, and points without a batch, they alone unless they are many. Lengthscales of a
     batch of kernels scale the distances in the end: these are computed once for all.
     Derivatives by points are those of this
     formula, whose cost is that of matrix products; those by lengthscales are of
@@ -110,7 +115,19 @@ def _squared_distances(same, steep, X1, X2, inverse):
     if same:
         itself = jnp.eye(X1.shape[-2], dtype=bool)
         r2, near = jnp.where(itself, 0.0, r2), near & ~itself
-    return jax.lax.cond(jnp.any(near), lambda: _by_differences(X1, X2, inverse), lambda: r2)
+
+    def differences():
+        return _by_differences(X1, X2, inverse)
+
+    if near.ndim > 2 or X1.shape[-1] < _LONG:
+        return jax.lax.cond(jnp.any(near), differences, lambda: r2)
+    number, most = jnp.sum(near), int(_FEW * near.size)
+
+    def some():
+        return _with_differences(r2, near, number, most, X1, X2, inverse)
+
+    which = jnp.where(number > most, 2, jnp.where(number > 0, 1, 0))
+    return jax.lax.switch(which, [lambda: r2, some, differences])
 
 
 @_squared_distances.defjvp
@@ -178,6 +195,23 @@ def _by_differences(X1, X2, inverse):
         return add(r2, part(X1, -1), part(X2, -2), part(inverse, -1))
 
     return jax.lax.fori_loop(0, D // _COLUMNS - (first == _COLUMNS), step, r2)
+
+
+def _with_differences(r2, near, number, most, X1, X2, inverse):
+    """Squared distances with those of so many pairs, at most ``most``, by differences."""
+    size = -(-most // _AT_ONCE) * _AT_ONCE
+    pairs = jnp.nonzero(near, size=size, fill_value=max(near.shape))  # no rows
+    left, right = (places.astype(jnp.int32) for places in pairs)
+
+    def step(k, r2):
+        i, j = (
+            jax.lax.dynamic_slice_in_dim(places, k * _AT_ONCE, _AT_ONCE)
+            for places in (left, right)
+        )
+        scaled = (X1.at[i].get(mode="clip") - X2.at[j].get(mode="clip")) * inverse
+        return r2.at[i, j].set(jnp.sum(scaled**2, axis=-1), mode="drop")
+
+    return jax.lax.fori_loop(0, -(-number // _AT_ONCE), step, r2)
 
 
 def _slopes_of_differences(X1, X2, change):

@@ -188,6 +188,31 @@ def test_an_outlier_costs_the_others_no_digits_of_their_derivatives():
     assert_allclose(found, -2.0 * (apart**2).sum(-1), atol=1e-4)
 
 
+@pytest.mark.parametrize("number", [0, 2, 300, 2000], ids=str)
+@pytest.mark.parametrize("same", [True, False], ids=["itself", "another"])
+def test_few_near_points_of_many_columns_are_differenced_alone(number, same):
+    """None, some, more than at once and too many pairs 1e-3 apart, of 150 columns."""
+    rng = np.random.default_rng(0)
+    X1, X2 = (rng.normal(size=(size, 150)).astype(np.float32) for size in (200, 180))
+    side = int(np.ceil(np.sqrt(number)))
+    for X in (X1, X2)[: 2 - same]:
+        X[:side] = X1[-1] + 1e-3 * rng.normal(size=(side, 150))
+    X2 = X1 if same else X2
+    length = rng.uniform(0.5, 2.0, 150).astype(np.float32)
+    scaled1, scaled2 = (X.astype(float) / length for X in (X1, X2))
+    expected = ((scaled1[:, None] - scaled2) ** 2).sum(-1)
+
+    def distances(length):
+        given = jnp.asarray(X1), None if same else jnp.asarray(X2), length
+        return squared_distances(*given, steep=True)
+
+    # 150 squares in single precision, and products whose norms are ten times as large.
+    for find in (distances, jax.jit(distances)):
+        assert_allclose(find(jnp.asarray(length)), expected, rtol=1e-5)
+    batch = jnp.stack([jnp.asarray(length), 2 * jnp.asarray(length)])
+    assert_allclose(jax.vmap(distances)(batch)[1], expected / 4, rtol=1e-5)
+
+
 @pytest.mark.parametrize("lengths", [[1.0], [1.0, 1.1]], ids=["one", "each"])
 @pytest.mark.parametrize("spread", [3.0, 1e3])
 def test_slopes_by_lengthscales_keep_their_digits_between_near_points(lengths, spread):
