@@ -6,6 +6,7 @@ from jax import Array
 
 from numpyro_sgp.families import Block
 from numpyro_sgp.linalg import einsum, matmul
+from numpyro_sgp.linalg.batches import cholesky
 
 
 def with_variances(covariance: Array | float, variances: Array) -> Array:
@@ -54,7 +55,7 @@ def place(x: Array, covariance: Array) -> Array:
     :param x: shape ``(*batch, N)``.
     :param covariance: shape ``(N, Q, Q)``.
     """
-    L = jnp.linalg.cholesky(covariance)
+    L = cholesky(covariance)
     return einsum("nqp,pn->qn", L, x.reshape(L.shape[-1], -1)).reshape(x.shape)
 
 

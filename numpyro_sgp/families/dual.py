@@ -11,7 +11,7 @@ from jax import Array, lax
 from numpyro_sgp.families.base import QU, Factors, Family, Param, Start
 from numpyro_sgp.families.blocks import Block, BlockGaussian
 from numpyro_sgp.linalg import matmul, solve_lower
-from numpyro_sgp.linalg.batches import cholesky
+from numpyro_sgp.linalg.batches import cholesky, eigh
 
 _MOST_VARIANCE = 10.0  # of whitened variables, in units of the prior's
 _MOST_GROWTH = 4.0  # of a variance in one step
@@ -124,7 +124,7 @@ def _values(L, linear, precision):
         return C, P, root, jnp.zeros_like(given)
 
     def lift():
-        values, V = jnp.linalg.eigh(given)
+        values, V = eigh(given)
         least = 1.0 / _MOST_VARIANCE
         lifted = matmul(V * jnp.maximum(values, least)[..., None, :], V.mT)
         excess = jnp.where(fits, 0.0, given - _symmetric(lifted))

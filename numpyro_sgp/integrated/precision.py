@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_sgp.linalg import einsum, matmul, solve_lower
+from numpyro_sgp.linalg.batches import cholesky
 
 _HALVINGS = 6
 
@@ -63,7 +64,7 @@ class Dense(NamedTuple):
 
     def root(self) -> DenseRoot:
         """Lower factor; NaN if it has none."""
-        return DenseRoot(jnp.linalg.cholesky(self.matrix, symmetrize_input=False))
+        return DenseRoot(cholesky(self.matrix))
 
 
 class DenseRoot(NamedTuple):
@@ -172,7 +173,7 @@ class Arrow(NamedTuple):
         across = _solve(own, self.across)
         flat = across.reshape(-1, across.shape[-1])
         schur = self.rest - matmul(flat.T, flat)
-        rest = jnp.linalg.cholesky(schur, symmetrize_input=False)
+        rest = cholesky(schur)
         return ArrowRoot(rest, across, own)
 
     def dense(self) -> Array:
@@ -365,7 +366,7 @@ def _root_of(eye, change):
 
     def attempt(state):
         count, rate, _ = state
-        root = jnp.linalg.cholesky(eye + 0.5 * rate * change, symmetrize_input=False)
+        root = cholesky(eye + 0.5 * rate * change)
         return count + 1, 0.5 * rate, root
 
     def go_on(state):

@@ -8,6 +8,7 @@ from jax import Array, lax
 
 from numpyro_sgp.inverse_free.iterations import check_one_matrix, preconditioned, ulisse
 from numpyro_sgp.linalg import matmul
+from numpyro_sgp.linalg.batches import eigh
 
 
 def log_det(
@@ -81,7 +82,7 @@ def _log_det_value(K, L, r, num_lanczos):
     product = partial(matmul, K) if L is None else preconditioned(K, L)
     steps = min(num_lanczos, K.shape[0])
     T = jax.vmap(lambda v: _lanczos(product, v, steps), in_axes=1)(r)
-    ritz, vectors = jnp.linalg.eigh(T)
+    ritz, vectors = eigh(T)
     # A Ritz value is no smaller than the least eigenvalue; what is below the rounding
     # error of the largest has no correct digit, nor a sign.
     eps = jnp.finfo(K.dtype).eps

@@ -90,6 +90,22 @@ def _factor_jvp(primals, tangents):
     return L, matmul(L, phi)
 
 
+def eigh(A: Array) -> tuple[Array, Array]:
+    """Rising eigenvalues and eigenvectors of symmetric matrices; without derivatives."""
+    if not _in_turn():
+        return jnp.linalg.eigh(A)
+    both = _eigen(A)
+    return both[..., 0, :], both[..., 1:, :]
+
+
+def _eigen_of_one(A):
+    values, vectors = jnp.linalg.eigh(A)
+    return jnp.concatenate([values[None], vectors])
+
+
+_eigen = _one_by_one(_eigen_of_one)
+
+
 def triangular_solve(
     A: Array,
     B: Array,

@@ -1,6 +1,7 @@
 """Batches of LAPACK's calls, on few cores and many."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ from numpyro.infer.util import potential_energy
 
 import numpyro_sgp as sgp
 from numpyro_sgp import _programs, _threads
+from numpyro_sgp.distributions import dependent
+from numpyro_sgp.families import dual
 from numpyro_sgp.linalg import batches, jittered_cholesky, solve_lower, whitened_solve
 from numpyro_sgp.linalg.triangular import half_congruence
 
@@ -37,6 +40,31 @@ def test_they_are_those_of_numpy(matrices, few, monkeypatch):
     assert batches.cholesky(matrices[:0]).shape == (0, 3, 5, 5)
     of = jax.vmap(batches.cholesky)(matrices)
     np.testing.assert_allclose(of, L, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_eigenvectors_are_those_of_the_matrices(matrices, few, monkeypatch):
+    monkeypatch.setattr(batches, "few_cores", lambda: few)
+    for find in (batches.eigh, jax.jit(jax.vmap(batches.eigh))):
+        values, V = find(matrices)
+        assert values.shape == (2, 3, 5) and bool((jnp.diff(values) > 0).all())
+        made = np.einsum("...ik,...k,...jk->...ij", V, values, V)
+        np.testing.assert_allclose(made, matrices, rtol=1e-11, atol=1e-12)
+
+
+def test_no_batch_goes_to_lapack_where_several_functions_have_sites(monkeypatch):
+    """Two of them side by side, of functions with one Gaussian, wait for each other."""
+    monkeypatch.setattr(batches, "few_cores", lambda: True)
+    covariance = jnp.eye(3) + jnp.zeros((40, 3, 3))
+    place = jax.jit(partial(dependent.place, covariance=covariance))
+    assert not BATCH.search(place.lower(jnp.ones((3, 40))).as_text())
+    np.testing.assert_allclose(place(jnp.ones((3, 40))), np.ones((3, 40)))
+    L = jnp.linalg.cholesky(jnp.eye(4) + jnp.zeros((2, 4, 4)))
+
+    def mean(linear):
+        return dual._whitened(1.0, L, linear, -2.0 * jnp.eye(4) + 0.0 * L)[0]
+
+    assert not BATCH.search(jax.jit(mean).lower(jnp.ones((2, 4))).as_text())
 
 
 SIDES = [(left, lower, turned) for left in (0, 1) for lower in (0, 1) for turned in (0, 1)]
