@@ -411,7 +411,8 @@ def test_log_det_takes_no_factor_of_its_matrix():
     shapes = {}
     for name, operands in primitives(jaxpr):
         shapes.setdefault(name, []).append(operands)
-    assert shapes.pop("eigh") == [((2, 4, 4),)]
+    # Of Lanczos matrices alone: at once, or one after another on few cores.
+    assert [shape[-2:] for (shape,) in shapes.pop("eigh")] == [(4, 4)]
     forbidden = {"cholesky", "triangular_solve", "lu", "eigh", "svd", "qr"}
     assert not forbidden & set(shapes)
     text = jax.jit(both).lower(K, L).as_text()
