@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_sgp._programs import shared
 from numpyro_sgp.diagnostics.optimality import loss_drop
-from numpyro_sgp.fitting.progress import INTERRUPTED, Limits, Trained
+from numpyro_sgp.fitting.progress import INTERRUPTED, TIME_USED, Limits, Trained
 from numpyro_sgp.fitting.stepper import CHUNK, Stepper
 from numpyro_sgp.fitting.whole import descent_of, remaining
 from numpyro_sgp.training.natural_gradients import natural_descent
@@ -30,8 +30,9 @@ _SLOW = 0.01  # share of the loss of all rows by which it falls where it goes on
 _GROUP = 10  # steps whose mean loss is looked at where there are no epochs
 _POLISH = 8  # natural steps on all rows in the end, at most
 # Of a limit of time: steps between looks at the clock at first, share of what is left that
-# those later on take, and epochs from which on one of all rows is worth its time.
-_FIRST_CHUNKS, _PART, _WORTH = (1, 4), 0.1, 5
+# those later on take, seconds that these take at least, how many of them tell how long a
+# step takes, and epochs from which on a natural step on all rows is worth its time.
+_FIRST_CHUNKS, _PART, _MOMENT, _LATE, _WORTH = (1, 4), 0.03, 0.3, 9, 5
 _LOOK = 1.25  # epochs that the loss of all rows with its slopes takes
 _KEY = 0.4  # share of that which the loss alone takes
 _MANY = 200  # natural steps that show what q(u) has to gain, at most
@@ -42,6 +43,8 @@ _FOR_EPOCHS, _FEWEST_KEYS, _MOST_KEYS = 4.0, 8, 50
 # evaluation is some tenths of a second then, and takes some hundred megabytes.
 _ROWS, _AFFORDABLE = 200_000, 2e9
 _AS_MANY = 1.0  # evaluation for each epoch of batches, at most
+_SOME_LOOKS = 10  # and at least, if time is limited
+_UNLIMITED = 10**9  # steps
 
 
 def train_batches(stepper: Stepper, free: dict, key, limits: Limits, show) -> Trained:
@@ -57,7 +60,7 @@ def train_batches(stepper: Stepper, free: dict, key, limits: Limits, show) -> Tr
     :param show: called with the number of steps and the loss.
     """
     problem, batch_size = stepper.problem, stepper.num_rows
-    run = _Run(stepper, free, key, show)
+    run = _Run(stepper, free, key, limits, show)
     loss = whole_loss(problem, batch_size)
     polish = _polish(problem, loss, key, 0.1 * limits.tolerance)
     if not problem.random:
@@ -70,26 +73,25 @@ def train_batches(stepper: Stepper, free: dict, key, limits: Limits, show) -> Tr
 
     try:
         stopped = _keep_rates(run, limits, whole)
-        stopped = _lower_rates(run, limits) or stopped
+        stopped = _lower_rates(run, limits, stopped == TIME_USED) or stopped
     except KeyboardInterrupt:
         stopped = INTERRUPTED
     free = run.state.good.free
-    if stopped != INTERRUPTED and _Finish.wanted(problem, batch_size, limits):
+    goes_on = stopped not in (INTERRUPTED, TIME_USED)
+    if goes_on and _Finish.wanted(problem, batch_size, limits, run):
         found = _Finish(problem, key, limits, run)(free, stopped)
         if found is not None:
             return found
     if problem.random:
         epochs = run.count * run.share
         number = int(np.clip(epochs / _FOR_EPOCHS, _FEWEST_KEYS, _MOST_KEYS))
-        if (left := limits.seconds_left) is not None and run.seconds_a_step:
-            allowed = left / (_KEY * run.seconds_a_look)
-            number = int(np.clip(allowed, _FEWEST_KEYS, number))
+        if limits.until is not None:
+            number = int(np.clip(run.looks(limits) / _KEY, _FEWEST_KEYS, number))
         bound, se = _mean_bound(loss, free, key, problem.arrays, number)
     else:
         most = _POLISH
-        if (left := limits.seconds_left) is not None and run.seconds_a_step:
-            looks = left / run.seconds_a_look
-            most = int(np.clip(looks - 1.0, 0, _POLISH))
+        if limits.until is not None:
+            most = int(np.clip(run.looks(limits) - 1.0, 0, _POLISH))
         q, value = polish(free, problem.arrays, np.int32(most))
         free, bound, se = {**free, **q}, -float(value), 0.0
     losses = run.losses
@@ -117,16 +119,18 @@ class _Run:
 
     :param stepper: of what is trained.
     :param free: where it starts.
+    :param limits: when to stop.
     """
 
-    def __init__(self, stepper, free, key, show):
+    def __init__(self, stepper, free, key, limits, show):
         self.num_rows, self.batch_size = stepper.problem.num_rows, stepper.num_rows
         #: Share of all rows in a batch.
         self.share = 1.0 if self.batch_size is None else self.batch_size / self.num_rows
         self.state, self.count = stepper.start(free, key), 0
         self._hastens = False
         self._losses: list[np.ndarray] = []
-        self._seconds: list[float] = []
+        self._each: list[float] = []
+        self._left = limits.seconds_left
         seed = np.asarray(jax.random.key_data(key)).ravel().tolist()
         self._order = Order(self.num_rows, 1, tuple(seed))
         self._stepper, self._show = stepper, show
@@ -136,7 +140,8 @@ class _Run:
         began = time.monotonic()
         rows = self._rows(len(natural))
         self.state, losses = self._stepper(self.state, rows, natural, others)
-        self._seconds.append(time.monotonic() - began)
+        if self.count:
+            self._each.append((time.monotonic() - began) / len(natural))
         self.count += len(natural)
         self._losses.append(losses)
         believed = losses[np.isfinite(losses)][-10:]
@@ -150,9 +155,8 @@ class _Run:
 
     @property
     def seconds_a_step(self) -> float:
-        """Without what was compiled at first; 0 where that is not known yet."""
-        later = self.count - len(self._losses[0]) if self._losses else 0
-        return sum(self._seconds[1:]) / later if later else 0.0
+        """Of late, without what was compiled at first; 0 where that is not known yet."""
+        return float(np.median(self._each[-_LATE:])) if self._each else 0.0
 
     @property
     def seconds_a_look(self) -> float:
@@ -163,12 +167,18 @@ class _Run:
     def seconds_at_end(self) -> float:
         """
         About what the loss of all rows takes after the steps, and its slopes, and again
-        after a natural step with them; of random ones a mean.
+        after a natural step with them; of random ones a mean. No more than half of the
+        time is left for it.
         """
+        looks = 2.0 if self.count * self.share >= _WORTH else 1.0
         if self._stepper.problem.random:
-            return _FEWEST_KEYS * _KEY * self.seconds_a_look
-        looks = 2 if self.count * self.share >= _WORTH else 1
-        return looks * self.seconds_a_look
+            looks = _FEWEST_KEYS * _KEY
+        most = np.inf if self._left is None else 0.5 * self._left
+        return min(looks * self.seconds_a_look, most)
+
+    def looks(self, limits) -> float:
+        """How often the loss of all rows can be had with its slopes in the time left."""
+        return limits.seconds_left / self.seconds_a_look if self.seconds_a_step else 0.0
 
     def chunk(self, limits) -> int:
         """How many steps are made before the clock is looked at."""
@@ -177,8 +187,13 @@ class _Run:
             return number
         if (done := len(self._losses)) < len(_FIRST_CHUNKS):
             return min(number, _FIRST_CHUNKS[done])
-        some = _PART * limits.seconds_left / max(self.seconds_a_step, 1e-9)
-        return int(np.clip(some, 1, number))
+        a_moment = _MOMENT / max(self.seconds_a_step, 1e-9)
+        return int(np.clip(max(_PART * self.affordable(limits), a_moment), 1, number))
+
+    def affordable(self, limits) -> int:
+        """Steps, at least one, for which there is time."""
+        left = limits.seconds_left - self.seconds_at_end
+        return max(1, int(left / max(self.seconds_a_step, 1e-9)))
 
     def show(self, more: int, loss: float):
         """Tells of so many more steps than these."""
@@ -258,15 +273,22 @@ def _keep_rates(run, limits, whole) -> str:
     return reason
 
 
-def _lower_rates(run, limits) -> str:
-    """Twice as many steps with falling rates; why they ended too early, if they did."""
+def _lower_rates(run, limits, use_all: bool) -> str:
+    """
+    Twice as many steps with falling rates, if there is time for them; why they ended too
+    early, if they did.
+
+    :param use_all: whether there are as many as there is time for, be it more.
+    """
     held, done = run.count, 0
-    number = _DOWN * held
+    most = number = _UNLIMITED if use_all else _DOWN * held
     if limits.left is not None:
-        number = min(number, max(limits.left - held, 0))
-    while done < number:
-        if limits.until is not None and (reason := limits.reached(0, run.seconds_at_end)):
-            return reason
+        most = number = min(number, max(limits.left - held, 0))
+    while done < most:
+        if limits.until is not None:
+            if reason := limits.reached(0, run.seconds_at_end):
+                return reason
+            number = min(most, done + run.affordable(limits))
         end = min(done + run.chunk(limits), number)
         part = np.arange(done, end) / number
         done = end
@@ -291,12 +313,16 @@ class _Finish:
         self._little = max(limits.tolerance, _BY_ROW * problem.num_rows)
 
     @classmethod
-    def wanted(cls, problem, batch_size, limits) -> bool:
-        """Whether there is one: not of random bounds, or of a number of steps."""
+    def wanted(cls, problem, batch_size, limits, run) -> bool:
+        """
+        Whether there is one: not of random bounds, or of a number of steps, and where
+        there is time for some.
+        """
         if problem.random or batch_size is None or not problem.natural:
             return False
         few = problem.num_rows <= _ROWS and problem.work(problem.num_rows) <= _AFFORDABLE
-        return few and limits.steps is None and not limits.reached(0)
+        some = _SOME_LOOKS * run.seconds_a_look
+        return few and limits.steps is None and not limits.reached(0, some)
 
     def __call__(self, free: dict, stopped: str) -> Trained | None:
         """Where it ends; None if it cannot begin."""

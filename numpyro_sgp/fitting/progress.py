@@ -12,6 +12,9 @@ CONVERGED = "converged"
 #: Why a training ended that the user stopped.
 INTERRUPTED = "the user stopped it (Ctrl-C)"
 
+#: Why one ended that had no more of it.
+TIME_USED = "the time was used up"
+
 #: Why one ended whose line search failed.
 NO_HIGHER = "the bound stopped rising"
 
@@ -52,7 +55,7 @@ class Limits:
         if self.steps is not None and self.taken + steps >= self.steps:
             return f"at the limit of {self.steps} steps"
         if self.until is not None and time.monotonic() + seconds >= self.until:
-            return "the time was used up"
+            return TIME_USED
         return ""
 
     def after(self, steps: int) -> "Limits":

@@ -12,6 +12,7 @@ from scipy.linalg import solve_triangular
 from scipy.spatial import KDTree
 from scipy.special import ndtri
 
+from numpyro_sgp.fitting.progress import TIME_USED
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS
 from numpyro_sgp.integrated.profile import Node
 
@@ -32,8 +33,6 @@ _ROWS_PER_COLUMN = 4  # at least, for a second moment that is far from singular
 _ALIKE = 0.1  # standard deviations, and their logarithm, that draws are from nodes
 #: What :attr:`Nodes.stopped` begins with where nodes are around no mode.
 NO_MODE = "the ascent of hyperparameters ended on a slope, before any mode"
-#: What is in :attr:`Nodes.stopped` where time did not do for more.
-TIME_USED = "the time was used up"
 _LIMITED = "at the limit of"
 #: What is there where there are as many as may be.
 AT_LIMIT = f"{_LIMITED} {{}} nodes"

@@ -13,13 +13,13 @@ from scipy.optimize import minimize
 from scipy.spatial import KDTree
 from scipy.special import gammaincinv, logsumexp, ndtri
 
+from numpyro_sgp.fitting.progress import TIME_USED
 from numpyro_sgp.fitting.scales import MOVES
 from numpyro_sgp.integrated.nodes import (
     AT_LIMIT,
     MIRRORED,
     NO_MODE,
     OTHER_MODE,
-    TIME_USED,
     Drawn,
     Grid,
     Nodes,

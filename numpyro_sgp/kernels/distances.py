@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.custom_batching import custom_vmap
+from jax.sharding import AxisType
 from jax.typing import ArrayLike
 
 from numpyro_sgp.linalg import matmul
@@ -34,9 +36,11 @@ _NEAR = 0.1
 # are rounded by, and no pair is too near.
 _SMALL = 4.0
 # Share of the pairs up to which those that are near are differenced by themselves, so many
-# at a time, and columns from which finding them takes less time than differencing all: of
-# 600 points beside 1024 with 784 columns, a step of ``fit`` took .19 s, and takes .05.
-_FEW, _AT_ONCE, _LONG = 1 / 64, 256, 100
+# at a time, and columns from which finding them takes no more time than differencing all,
+# or a third of it without XLA's fusion emitters: a step of ``fit`` with 600 points beside
+# 1024 of 784 columns took .19 s, and takes .05.
+_FEW, _AT_ONCE, _LONG = 1 / 64, 256, 256
+_MANY = 2**31  # pairs, which are counted in 32 bits
 # Of matrix products, the derivative by a lengthscale has an error of some units in the last
 # place of the squared norms, in squared lengthscales: where these are large, more than
 # kernels are rounded by; and more than all of it below the second share of them.
@@ -62,8 +66,8 @@ def squared_distances(
         \|x - y\|^2 = \|x\|^2 + \|y\|^2 - 2\, x \cdot y
 
     for centred points. Where pairs are so near that this has lost a digit (that kernels
-    could see), all are differenced, which takes some times as long; of more than 100
-    columns, and points without a batch, they alone unless they are many. Lengthscales of a
+    could see), all are differenced, which takes some times as long; of 256 columns and
+    more, and points without a batch, they alone unless they are many. Lengthscales of a
     batch of kernels scale the distances in the end: these are computed once for all.
     Derivatives by points are those of this
     formula, whose cost is that of matrix products; those by lengthscales are of
@@ -115,19 +119,10 @@ def _squared_distances(same, steep, X1, X2, inverse):
     if same:
         itself = jnp.eye(X1.shape[-2], dtype=bool)
         r2, near = jnp.where(itself, 0.0, r2), near & ~itself
-
-    def differences():
-        return _by_differences(X1, X2, inverse)
-
-    if near.ndim > 2 or X1.shape[-1] < _LONG:
-        return jax.lax.cond(jnp.any(near), differences, lambda: r2)
-    number, most = jnp.sum(near), int(_FEW * near.size)
-
-    def some():
-        return _with_differences(r2, near, number, most, X1, X2, inverse)
-
-    which = jnp.where(number > most, 2, jnp.where(number > 0, 1, 0))
-    return jax.lax.switch(which, [lambda: r2, some, differences])
+    types = jax.sharding.get_abstract_mesh().axis_types
+    long = X1.shape[-1] >= _LONG and near.ndim == 2 and AxisType.Explicit not in types
+    few = long and 1 / _FEW <= near.size < _MANY
+    return (_with_some_differences if few else _with_differences)(r2, near, X1, X2, inverse)
 
 
 @_squared_distances.defjvp
@@ -197,21 +192,48 @@ def _by_differences(X1, X2, inverse):
     return jax.lax.fori_loop(0, D // _COLUMNS - (first == _COLUMNS), step, r2)
 
 
-def _with_differences(r2, near, number, most, X1, X2, inverse):
-    """Squared distances with those of so many pairs, at most ``most``, by differences."""
+def _with_differences(r2, near, X1, X2, inverse):
+    """Squared distances, or all by differences if there is a pair that is near."""
+
+    def differences():
+        return _by_differences(X1, X2, inverse)
+
+    return jax.lax.cond(jnp.any(near), differences, lambda: r2)
+
+
+@custom_vmap
+def _with_some_differences(r2, near, X1, X2, inverse):
+    """The same of matrices, but of pairs that are near alone where these are few."""
+    number, most = jnp.sum(near), int(_FEW * near.size)
     size = -(-most // _AT_ONCE) * _AT_ONCE
-    pairs = jnp.nonzero(near, size=size, fill_value=max(near.shape))  # no rows
-    left, right = (places.astype(jnp.int32) for places in pairs)
 
-    def step(k, r2):
-        i, j = (
-            jax.lax.dynamic_slice_in_dim(places, k * _AT_ONCE, _AT_ONCE)
-            for places in (left, right)
-        )
-        scaled = (X1.at[i].get(mode="clip") - X2.at[j].get(mode="clip")) * inverse
-        return r2.at[i, j].set(jnp.sum(scaled**2, axis=-1), mode="drop")
+    def some():
+        pairs = jnp.nonzero(near, size=size, fill_value=max(near.shape))  # no rows
+        left, right = (places.astype(jnp.int32) for places in pairs)
 
-    return jax.lax.fori_loop(0, -(-number // _AT_ONCE), step, r2)
+        def step(k, values):
+            i, j = (
+                jax.lax.dynamic_slice_in_dim(places, k * _AT_ONCE, _AT_ONCE)
+                for places in (left, right)
+            )
+            scaled = (X1.at[i].get(mode="clip") - X2.at[j].get(mode="clip")) * inverse
+            found = jnp.sum(scaled**2, axis=-1)
+            return jax.lax.dynamic_update_slice_in_dim(values, found, k * _AT_ONCE, 0)
+
+        values = jnp.zeros(size, r2.dtype)
+        values = jax.lax.fori_loop(0, -(-number // _AT_ONCE), step, values)
+        return r2.at[left, right].set(values, mode="drop")
+
+    which = jnp.where(number > most, 2, jnp.where(number > 0, 1, 0))
+    ways = [lambda: r2, some, lambda: _by_differences(X1, X2, inverse)]
+    return jax.lax.switch(which, ways)
+
+
+@_with_some_differences.def_vmap
+def _of_batch(axis_size, in_batched, *given):
+    # All ways are gone in a batch: then one fewer.
+    axes = [0 if batched else None for batched in in_batched]
+    return jax.vmap(_with_differences, axes, axis_size=axis_size)(*given), True
 
 
 def _slopes_of_differences(X1, X2, change):

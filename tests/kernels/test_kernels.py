@@ -191,14 +191,14 @@ def test_an_outlier_costs_the_others_no_digits_of_their_derivatives():
 @pytest.mark.parametrize("number", [0, 2, 300, 2000], ids=str)
 @pytest.mark.parametrize("same", [True, False], ids=["itself", "another"])
 def test_few_near_points_of_many_columns_are_differenced_alone(number, same):
-    """None, some, more than at once and too many pairs 1e-3 apart, of 150 columns."""
+    """None, some, more than at once and too many pairs 1e-3 apart, of 260 columns."""
     rng = np.random.default_rng(0)
-    X1, X2 = (rng.normal(size=(size, 150)).astype(np.float32) for size in (200, 180))
+    X1, X2 = (rng.normal(size=(size, 260)).astype(np.float32) for size in (200, 180))
     side = int(np.ceil(np.sqrt(number)))
     for X in (X1, X2)[: 2 - same]:
-        X[:side] = X1[-1] + 1e-3 * rng.normal(size=(side, 150))
+        X[:side] = X1[-1] + 1e-3 * rng.normal(size=(side, 260))
     X2 = X1 if same else X2
-    length = rng.uniform(0.5, 2.0, 150).astype(np.float32)
+    length = rng.uniform(0.5, 2.0, 260).astype(np.float32)
     scaled1, scaled2 = (X.astype(float) / length for X in (X1, X2))
     expected = ((scaled1[:, None] - scaled2) ** 2).sum(-1)
 
@@ -206,11 +206,23 @@ def test_few_near_points_of_many_columns_are_differenced_alone(number, same):
         given = jnp.asarray(X1), None if same else jnp.asarray(X2), length
         return squared_distances(*given, steep=True)
 
-    # 150 squares in single precision, and products whose norms are ten times as large.
+    # 260 squares in single precision, and products whose norms are ten times as large.
     for find in (distances, jax.jit(distances)):
         assert_allclose(find(jnp.asarray(length)), expected, rtol=1e-5)
     batch = jnp.stack([jnp.asarray(length), 2 * jnp.asarray(length)])
     assert_allclose(jax.vmap(distances)(batch)[1], expected / 4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 9), (63, 1), (64, 1), (8, None), (0, 3)])
+def test_few_points_of_many_columns_have_distances(shape):
+    rng = np.random.default_rng(0)
+    X1 = rng.normal(size=(shape[0], 260))
+    X2 = None
+    if shape[1] is not None:
+        X2 = 1e-3 * rng.normal(size=(shape[1], 260)) + X1[:1].sum(axis=0)
+    expected = ((X1[:, None] - (X1 if X2 is None else X2)) ** 2).sum(-1)
+    given = jnp.asarray(X1), None if X2 is None else jnp.asarray(X2)
+    assert_allclose(squared_distances(*given), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("lengths", [[1.0], [1.0, 1.1]], ids=["one", "each"])
