@@ -163,9 +163,10 @@ def test_rates_stay_while_the_loss_of_all_rows_falls(goes_on):
     """Whatever the noise of the batches is, of which one row may have all."""
     stepper = Falling()
     stepper.num_rows = 1_000
-    run = _Run(stepper, (0.0, 0.3), jax.random.key(0), lambda *_: None)
+    limits = Limits(100.0, None, None)
+    run = _Run(stepper, (0.0, 0.3), jax.random.key(0), limits, lambda *_: None)
     looks = iter(np.geomspace(1e6, 1.0, 1000) if goes_on else np.ones(1000))
-    stopped = _keep_rates(run, Limits(100.0, None, None), lambda: next(looks))
+    stopped = _keep_rates(run, limits, lambda: next(looks))
     assert stopped.startswith("the most steps") == goes_on
 
 
@@ -173,8 +174,9 @@ def test_rates_stay_while_the_loss_of_all_rows_falls(goes_on):
 def test_rates_are_higher_where_there_is_time_for_few_steps(most, factor):
     stepper = Falling()
     stepper.num_rows = 1_000
-    run = _Run(stepper, (0.0, 0.3), jax.random.key(0), lambda *_: None)
-    _keep_rates(run, Limits(0.1, most, None), unknown)
+    limits = Limits(0.1, most, None)
+    run = _Run(stepper, (0.0, 0.3), jax.random.key(0), limits, lambda *_: None)
+    _keep_rates(run, limits, unknown)
     natural, others = stepper.rates[-1]
     assert np.allclose(natural, max(_NATURAL * factor, 0.1))
     assert others[-1] == pytest.approx(_RATE * factor, rel=0.5)
@@ -182,12 +184,14 @@ def test_rates_are_higher_where_there_is_time_for_few_steps(most, factor):
 
 
 def test_no_step_begins_where_time_is_up():
-    run = _Run(Falling(), (0.0, 0.3), jax.random.key(0), lambda *_: None)
     over = Limits(0.1, None, time.monotonic())
+    run = _Run(Falling(), (0.0, 0.3), jax.random.key(0), over, lambda *_: None)
     assert _keep_rates(run, over, unknown) == "the time was used up" and run.count == 0
     _keep_rates(run, Limits(0.1, 150, None), unknown)
     held = run.count
-    assert _lower_rates(run, over) == "the time was used up" and run.count == held > 0
+    for use_all in (False, True):
+        assert _lower_rates(run, over, use_all) == "the time was used up"
+        assert run.count == held > 0
 
 
 def test_random_starts_have_other_numbers_for_means_than_for_hyperparameters():
