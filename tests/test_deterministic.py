@@ -116,7 +116,7 @@ def guide_of(sites, Z=Z, **known):
 def test_of_batches_they_are_those_of_all_rows():
     def sites(f, X, offset):
         numpyro.deterministic("rate", jnp.exp(f) * X[:, 0] + offset)
-        numpyro.deterministic("wide", jnp.exp(f)[:, None] * jnp.linspace(0.0, 1.0, 130))
+        numpyro.deterministic("wide", f[:, None] * jnp.linspace(0.0, 1.0, 130))
         numpyro.deterministic("shares", jax.nn.softmax(jnp.stack([f, -f, 0 * f]), axis=0))
         numpyro.deterministic("scaled", f * X.mean())
         numpyro.deterministic("numbered", f * jnp.arange(len(f)))
@@ -274,6 +274,7 @@ def test_minibatches_do_not_mind_them():
     assert np.isfinite(fitted.bound)
 
 
+@pytest.mark.slow
 def test_they_are_differentiated_inside_of_jit(guide):
     def mean(x):
         found = sgp.predict(guide, PARAMS, x.reshape(1, 1), quantiles=())
@@ -288,6 +289,7 @@ def test_they_are_differentiated_inside_of_jit(guide):
     assert_allclose(many, known, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_of_drawn_latents_they_are_mixtures():
     def model(X, y=None):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0))
@@ -315,6 +317,7 @@ def test_of_drawn_latents_they_are_mixtures():
     assert_allclose(np.log(found["rate"].quantiles) / 0.3, expected, atol=0.15)
 
 
+@pytest.mark.slow
 def test_nested_results_have_them_too():
     def model(X, y=None):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0))
@@ -369,6 +372,7 @@ def test_sites_of_responses_that_cannot_be_drawn_are_no_draws():
     assert "rate" in draws and "residual" not in draws
 
 
+@pytest.mark.slow
 def test_a_figure_is_of_the_response_first():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

@@ -41,6 +41,7 @@ def expected(f, y):
     return scipy.stats.norm.logpdf(y, f, 0.1) - inside
 
 
+@pytest.mark.slow
 def test_log_likelihoods_of_arviz_are_those_of_the_bound():
     """NumPyro's is infinite eight sds beyond a limit in float32, and so was LOO."""
     with jax.enable_x64(False):

@@ -382,7 +382,7 @@ def scaled(X, Z, y=None):
         numpyro.sample("y", dist.Normal(f0 + Z[:, 1] * f1, scale), obs=y)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [slow(np.float32), np.float64])
 def test_two_sums_are_integrated_together(dtype):
     with jax.enable_x64(dtype == np.float64):
         guide, params = trained(scaled, SINE)

@@ -127,6 +127,7 @@ def test_few_points_are_near_exact():
         assert np.all(np.abs(found[name].sd / sd - 1.0) < 0.03)
 
 
+@pytest.mark.slow
 def test_hyperparameters_are_integrated_exactly():
     """Beside a dense grid over lengthscale and noise, in NumPy."""
     rng, X = rows(20, 4)

@@ -604,6 +604,7 @@ def test_options_that_are_no_arrays():
     assert np.all(y.mean > 0.0)
 
 
+@pytest.mark.slow
 def test_observed_sites_of_other_rows():
     def model(X, y=None, z=None):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0))
