@@ -107,7 +107,8 @@ def fit(
     * else by natural gradients beside Adam, on batches of 1024 rows where there are more
       than 2048. Their rates go down, over two thirds of all steps, once the loss falls no
       more than its noise (or 1e-4 nats a row), and after 1000 steps (20 epochs, if more) at
-      the latest; up to 2e9 and 200,000 rows as many evaluations of all follow, by L-BFGS.
+      the latest; up to 2e9 and 200,000 rows as many evaluations of all follow, by L-BFGS,
+      and up to eight times as many while the last quarter gains 0.1 % of all.
       What natural gradients do not train (means of ODVGP, inner layers of a deep GP) goes
       with the other parameters.
 
