@@ -601,6 +601,11 @@ REFUSED = {
         TypeError,
         "fit was given num_steps=.*How many steps it takes at most is steps=",
     ),
+    "an option that is misspelt": (
+        lambda: sgp.fit(gaussian_model, sgp.SVGP(3), (X, y), step=300),
+        TypeError,
+        r"fit was given step=.*arguments are X, y, .* Is steps=\.\.\. meant\?",
+    ),
     "an option that nested has not": (
         lambda: sgp.nested(gaussian_model, sgp.SVGP(3), (X, y), steps=3),
         TypeError,

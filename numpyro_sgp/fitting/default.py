@@ -146,7 +146,7 @@ def fit(
     :param seconds: time in all after which no step begins; of batches, less what the
         bound of all rows takes after them. The race between starts, and what comes before
         the training, take theirs all the same.
-    :param batch_size: rows of a batch; chosen if None.
+    :param batch_size: rows of a batch; chosen if None, all if there are no more.
     :param base_guide: guide for the latents beside f, as AutoSparseGP takes it;
         ``AutoDelta`` if None.
     :param expectation: rule for expectations over f, as :class:`~numpyro_sgp.TraceGP_ELBO`
@@ -202,7 +202,7 @@ def fit(
     if joint or is_joint or of_nodes:
         check_joint(approximation, is_joint, expectation, pad)
     check_arguments(model, approximation, data, rng_key, base_guide)
-    check_keywords(model, kwargs, "fit")
+    check_keywords(model, kwargs, fit)
     check_numbers(steps, seconds, batch_size, restarts, tolerance)
     until = None if seconds is None else started + seconds
     data, kwargs = as_plain_arrays(model, tuple(data), kwargs)

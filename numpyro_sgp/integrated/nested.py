@@ -130,7 +130,7 @@ def nested(
     """
     started = time.monotonic()
     check_callable(model)
-    check_keywords(model, kwargs, "nested")
+    check_keywords(model, kwargs, nested)
     check_data(data)
     check_whole(max_nodes, "max_nodes", least=1)
     if seconds is not None:

@@ -1,6 +1,8 @@
 """What a training on minibatches refuses before it begins."""
 
 import inspect
+from collections.abc import Callable
+from difflib import get_close_matches
 
 import jax
 import numpy as np
@@ -99,8 +101,9 @@ _OF_TRAIN = "validation", "checkpoint", "every", "patience", "mesh"
 _AS_STEPS = "num_steps", "num_iters", "epochs", "max_iter"
 
 
-def check_keywords(model, kwargs, caller="train") -> None:
+def check_keywords(model, kwargs, caller: Callable) -> None:
     """
+    :param caller: the function that has been given them beside options of its own.
     :raises TypeError: if a model takes no argument of one of these names.
     """
     try:
@@ -109,24 +112,23 @@ def check_keywords(model, kwargs, caller="train") -> None:
         return
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return
-    for name in kwargs:
-        if name not in parameters:
-            mend = ""
-            if name == "num_rows":
-                mend = (
-                    " Give the model that argument, for the plate of its likelihood: "
-                    "numpyro.plate('data', num_rows, subsample_size=X.shape[0])."
-                )
-            if name in _OF_TRAIN:
-                mend = f" {', '.join(_OF_TRAIN)} are options of sgp.train."
-            if caller == "fit" and name in _AS_STEPS:
-                mend = (
-                    " How many steps it takes at most is steps=...; without, it finds out."
-                )
-            raise TypeError(
-                f"{caller} was given {name}=..., which is no option of its own, so it goes "
-                f"to the model, whose arguments are {', '.join(parameters)}.{mend}"
+    own = inspect.signature(caller).parameters
+    for name in [name for name in kwargs if name not in parameters]:
+        near = get_close_matches(name, [*own, *parameters], 1)
+        mend = f" Is {near[0]}=... meant?" if near else ""
+        if name == "num_rows":
+            mend = (
+                " Give the model that argument, for the plate of its likelihood: "
+                "numpyro.plate('data', num_rows, subsample_size=X.shape[0])."
             )
+        elif name in _OF_TRAIN:
+            mend = f" {', '.join(_OF_TRAIN)} are options of sgp.train."
+        elif "steps" in own and name in _AS_STEPS:
+            mend = " How many steps it takes at most is steps=...; without, it finds out."
+        raise TypeError(
+            f"{caller.__name__} was given {name}=..., which is no option of its own, so it "
+            f"goes to the model, whose arguments are {', '.join(parameters)}.{mend}"
+        )
 
 
 def check_options(svi, num_steps, batch_size, every, patience, chunk):

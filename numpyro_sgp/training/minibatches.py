@@ -468,7 +468,7 @@ def _held_out(svi, params, batch, counts, arrays, *, static):
 
 def _start(svi, rng_key, source, init_params, init_state, init_rows, args, kwargs):
     """The state to start from, of a guide that is set up and a model that scales."""
-    check_keywords(svi.model, kwargs)
+    check_keywords(svi.model, kwargs, train)
     guide, rows = svi.guide, None
     # Of one Gaussian over all sites too, a guide that is none of these.
     if hasattr(guide, "setup") and guide.prototype_trace is None:
