@@ -135,6 +135,16 @@ def of_large(rows):
     return lines
 
 
+def ended_by_time(rows):
+    """The trainings on digits that would have gone on."""
+    return ", ".join(
+        f"{row['experiment']} with {row['inducing']} points (after "
+        f"{row['seconds'] / 60:.0f} minutes at a bound of {row['bound']:.0f})"
+        for row in rows
+        if row["stopped"] == "the time was used up"
+    )
+
+
 def _values(rows, metric, **settings):
     """A value for each split: that in double precision, where there are both."""
     settings = {"epochs": 100, "rate": 0.01} | settings
@@ -210,6 +220,9 @@ what the next column says. The verdict is on "ours": *reached* is at least as go
 paper, *level* within two of our standard errors.
 
 {chr(10).join(table)}
+
+Trainings on digits that their time ended: {ended_by_time(digits)}. A bound below that of
+fewer points tells that a longer training would have a better one.
 
 ## SAVIGP, Fig. 5: coal mining
 
