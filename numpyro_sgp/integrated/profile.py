@@ -45,7 +45,7 @@ from numpyro_sgp.linalg import einsum, gauss_hermite, matmul, tensor_grid, trape
 
 _MAX_STEPS = 100
 _LEAST_RATE = 1e-9
-_NARROW = 100.0  # times the prior's, is the precision that q(w) starts with
+NARROW = 100.0  # times the prior's, is the precision that q(w) starts with
 # Nodes of each predictor, by the number of predictors; and where there are many rows, of
 # which each says little.
 _GRIDS = {1: (24, 12), 2: (16, 10), 3: (9, 7)}
@@ -57,7 +57,7 @@ _SMALL, _MANY_HYPERPARAMETERS = 2e7, 4
 _MOST_WEIGHED = 1e7  # of draws and rows
 _NOTHING = 0.02  # nats that weights gain where a Gaussian is all that there is
 _TOO_FEW = 0.04  # effective share of draws
-_ASTRAY = 1.0  # nats that natural steps leave where they do not arrive
+ASTRAY = 1.0  # nats that natural steps leave where they do not arrive
 _BETTER = 0.01  # nats for which inducing points are moved
 _DRAWS = 256  # of more predictors than that
 #: Nats that may be left at a node, where means are then .014 sds off at most; and where
@@ -392,7 +392,7 @@ class Profile:
         groups = self.field.groups
         apart = None if groups is None else (groups.number, groups.each)
         prior = Gaussian.prior(self.field.size, self.field.dtype, apart)
-        narrow = jax.tree.map(lambda part: _NARROW * part, prior.precision)
+        narrow = jax.tree.map(lambda part: NARROW * part, prior.precision)
         return prior._replace(precision=narrow)
 
     def __call__(
@@ -405,11 +405,11 @@ class Profile:
         :return: :class:`Node` and the slope of its value, zero if not asked for.
         """
         found = self._at(free, start, with_slope, to_weigh and self.weighs)
-        if not to_weigh or found[0].left < _ASTRAY:  # NaN is not
+        if not to_weigh or found[0].left < ASTRAY:  # NaN is not
             return found
         # Of a neighbour far away, from where natural steps have no precision.
         again = self._at(free, self.start(), with_slope, self.weighs)
-        if again[0].left < _ASTRAY:
+        if again[0].left < ASTRAY:
             return again
         best = again if not found[0].value >= again[0].value else found
         return self._at(free, best[0].q, with_slope, False)
@@ -427,7 +427,7 @@ class Profile:
         best, slope, weighed = found
         left = float(best.left)
         # Draws say nothing around what is no optimum.
-        value = float(best.value) + (float(weighed.gain) if left < _ASTRAY else 0.0)
+        value = float(best.value) + (float(weighed.gain) if left < ASTRAY else 0.0)
         node = Node(np.asarray(at, float), value, best.q, left, weighed, float(best.open))
         return node, np.asarray(slope, float)
 

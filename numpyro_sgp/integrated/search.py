@@ -26,6 +26,7 @@ from numpyro_sgp.integrated.nodes import (
     One,
 )
 from numpyro_sgp.integrated.profile import Gaussian, Node, Profile
+from numpyro_sgp.integrated.starts import from_elsewhere
 
 Slopes = Callable[[np.ndarray], np.ndarray]
 Periods = Callable[[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]
@@ -87,9 +88,12 @@ class Search:
 
     def _evaluate(self, free, start: Gaussian, to_weigh=False):
         """A node, of those around the mode, which is found however long that takes."""
-        if self.until is not None and time.monotonic() > self.until:
+        if self._is_late():
             raise Interrupted
         return self.profile(free, start, to_weigh=to_weigh)
+
+    def _is_late(self) -> bool:
+        return self.until is not None and time.monotonic() > self.until
 
     # ---- the mode -------------------------------------------------------------------
 
@@ -118,12 +122,11 @@ class Search:
                 "the scales of the priors (or of the responses: exp(f) may overflow, and "
                 "under a support that depends on f, as of Uniform(f - 1, f + 1), none is)."
             )
+        finite[0] = from_elsewhere(self.profile, finite[0], self.until)
         if not finite[0].free.size:
             return self.profile.choose_points(finite[0]) or finite[0]
         ends = [self._uphill(finite[0])]
-        for start in finite[1:_CLIMBED]:
-            if self.until is None or time.monotonic() < self.until:
-                ends.append(self._uphill(start))
+        ends += [self._uphill(at) for at in finite[1:_CLIMBED] if not self._is_late()]
         best = max(ends, key=lambda node: node.value)
         if periods is not None:
             ends += self._other_periods(best, periods)
@@ -131,6 +134,8 @@ class Search:
         if slopes is not None and best.free.size > 1:
             ends += self._other_scales(best, np.atleast_2d(slopes(best.free)))
             best = max(ends, key=lambda node: node.value)
+        if (other := from_elsewhere(self.profile, best, self.until)) is not best:
+            ends.append(best := self._uphill(other))
         self._ends = [(end.free, best.value - end.value) for end in ends]
         moved = self.profile.choose_points(best)
         return best if moved is None else self._uphill(moved)
@@ -155,11 +160,8 @@ class Search:
 
         :param held: which coordinates stay at first.
         """
-        tried = []
-        for start in starts:
-            if self.until is not None and time.monotonic() > self.until:
-                break
-            tried.append(self.profile(start, self.profile.start())[0])
+        q, timely = self.profile.start(), (at for at in starts if not self._is_late())
+        tried = [self.profile(start, q)[0] for start in timely]
         tried = [node for node in tried if np.isfinite(node.value)]
         tried.sort(key=lambda node: -node.value)
         begun = tried[:_CLIMBED]
@@ -182,7 +184,7 @@ class Search:
         found: list[Node] = []
         for factor, alone in MOVES if len(moving) else ():
             for rows in each if alone else [moving]:
-                if self.until is not None and time.monotonic() > self.until:
+                if self._is_late():
                     return found
                 step = np.linalg.pinv(rows) @ np.full(len(rows), np.log(factor))
                 start = self.profile(best.free + step, self.profile.start())[0]

@@ -1,0 +1,70 @@
+"""Likelihoods that are not log-concave: q(w) is not left where the prior's mean leads."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.optimize
+import scipy.special
+import scipy.stats
+from numpy.testing import assert_allclose
+
+import numpyro_sgp as sgp
+from tests.helpers import rbf
+
+N = 45
+X = np.sort(np.random.default_rng(5).uniform(0.0, 6.0, N))[:, None]
+
+
+def result(likelihood, y, variance=1.0):
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(variance, 1.0), X))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", likelihood(f), obs=y)
+
+    return sgp.nested(model, sgp.SVGP(20), (jnp.asarray(X), y), progress_bar=False)
+
+
+def laplace(f, log_density, slopes, curvatures, K):
+    """Log evidence by Laplace's method at the mode uphill of f, and the mode."""
+    L = np.linalg.cholesky(K + 1e-8 * np.eye(N))
+
+    def loss(z):
+        return 0.5 * z @ z - log_density(L @ z), z - L.T @ slopes(L @ z)
+
+    found = scipy.optimize.minimize(loss, np.linalg.solve(L, f), jac=True, tol=1e-10)
+    f = L @ found.x
+    hessian = np.eye(N) + L.T @ (curvatures(f)[:, None] * L)
+    return -found.fun - 0.5 * np.linalg.slogdet(hessian)[1], f
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_directions_are_not_wound_once_more(seed):
+    """Uphill of zero f goes around the circle somewhere, 32 and 46 nats below."""
+    truth = 2.2 * np.sin(1.5 * X[:, 0])
+    y = truth + np.random.default_rng(seed).vonmises(0.0, 6.0, N)
+    y = (y + np.pi) % (2.0 * np.pi) - np.pi
+    scale = np.log(2.0 * np.pi * scipy.special.i0(6.0))
+    evidence, f = laplace(
+        truth,
+        lambda f: np.sum(6.0 * np.cos(y - f) - scale),
+        lambda f: 6.0 * np.sin(y - f),
+        lambda f: 6.0 * np.cos(y - f),
+        rbf(X, X, 4.0, 1.0),
+    )
+    found = result(lambda f: dist.VonMises(f, 6.0), jnp.asarray(y), 4.0)
+    # Laplace's method and the bound of a Gaussian are off by some hundredths of a nat.
+    assert_allclose(found.log_evidence, evidence, atol=0.2)
+    assert_allclose(found.predict(X)["f"].mean, f, atol=0.2)
+
+
+def test_squares_leave_the_saddle_at_zero():
+    truth = np.sin(1.5 * X[:, 0])
+    y = truth**2 + 0.3 * np.random.default_rng(1).normal(size=N)
+    found = result(lambda f: dist.Normal(f**2, 0.3), jnp.asarray(y))
+    mean = np.asarray(found.predict(X)["f"].mean)
+    assert np.abs(mean).max() > 0.5
+    # That f is zero would have this density, and worse with what q(f) has for its width.
+    at_zero = np.sum(scipy.stats.norm.logpdf(y, 0.0, 0.3))
+    assert found.log_evidence > at_zero + 50.0
