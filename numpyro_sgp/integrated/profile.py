@@ -45,7 +45,8 @@ from numpyro_sgp.linalg import einsum, gauss_hermite, matmul, tensor_grid, trape
 
 _MAX_STEPS = 100
 _LEAST_RATE = 1e-9
-NARROW = 100.0  # times the prior's, is the precision that q(w) starts with
+_NARROW = 100.0  # times the prior's, is the precision that q(w) starts with
+_DRAWN = 3  # other means that it starts with
 # Nodes of each predictor, by the number of predictors; and where there are many rows, of
 # which each says little.
 _GRIDS = {1: (24, 12), 2: (16, 10), 3: (9, 7)}
@@ -392,8 +393,17 @@ class Profile:
         groups = self.field.groups
         apart = None if groups is None else (groups.number, groups.each)
         prior = Gaussian.prior(self.field.size, self.field.dtype, apart)
-        narrow = jax.tree.map(lambda part: NARROW * part, prior.precision)
+        narrow = jax.tree.map(lambda part: _NARROW * part, prior.precision)
         return prior._replace(precision=narrow)
+
+    def other_starts(self) -> list[Gaussian]:
+        """The prior itself, and narrow ones about means drawn from it."""
+        narrow = self.start()
+        wide = jax.tree.map(lambda part: part / _NARROW, narrow.precision)
+        means = np.random.default_rng(0).normal(size=(_DRAWN, self.field.size))
+        shifts = jnp.asarray(_NARROW * means, self.field.dtype)
+        starts = [narrow._replace(shift=shift) for shift in shifts]
+        return [narrow._replace(precision=wide), *starts]
 
     def __call__(
         self, free, start: Gaussian, with_slope: bool = False, to_weigh: bool = False

@@ -13,12 +13,12 @@ from numpyro_sgp._programs import join_static, on_data, shared, split_static
 from numpyro_sgp.fitting.periods import over_waves
 from numpyro_sgp.fitting.starts import length_of, periodic_kernels, scaled_kernels
 from numpyro_sgp.integrated.field import Field
-from numpyro_sgp.integrated.profile import ASTRAY, NARROW, Node, Profile
+from numpyro_sgp.integrated.profile import ASTRAY, Node, Profile
 from numpyro_sgp.tracing import messages
 
 _STARTS, _OF_FEW = 8, 16  # and of one or two hyperparameters
 _DRAWS = 15, 255  # and of one, whose quantiles are even
-_DRAWN, _BETTER = 3, 0.1  # other means of q(w), and nats for which they are taken
+_BETTER = 0.1  # nats, for which another q(w) is taken
 _NEWTON = 8  # steps to a period, of which there is need of one where it is exp
 
 
@@ -132,13 +132,8 @@ def from_elsewhere(profile: Profile, node: Node, until: float | None) -> Node:
 
     :param until: time on the monotonic clock at which to end; None for no limit.
     """
-    narrow, best = profile.start(), node
-    scale = 1.0 / NARROW
-    wide = jax.tree.map(lambda part: scale * part, narrow.precision)
-    means = np.random.default_rng(0).normal(size=(_DRAWN, len(narrow.shift)))
-    shifts = jnp.asarray(NARROW * means, narrow.shift.dtype)
-    starts = [narrow._replace(shift=shift) for shift in shifts]
-    for start in [narrow._replace(precision=wide), *starts]:
+    best = node
+    for start in profile.other_starts():
         if until is not None and time.monotonic() > until:
             break
         found, _ = profile(node.free, start)

@@ -131,6 +131,9 @@ class Known:
     def start(self):
         return None
 
+    def other_starts(self):
+        return []
+
     def choose_points(self, mode):
         return None
 
