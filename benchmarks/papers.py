@@ -23,6 +23,8 @@ import savigp_large
 import travel_times
 from _results import Results
 
+from numpyro_sgp.fitting.progress import TIME_USED
+
 HERE = Path(__file__).parent
 
 # Script, the folder of its data within that of all (None: it needs none), and its options;
@@ -141,7 +143,7 @@ def ended_by_time(rows):
         f"{row['experiment']} with {row['inducing']} points (after "
         f"{row['seconds'] / 60:.0f} minutes at a bound of {row['bound']:.0f})"
         for row in rows
-        if row["stopped"] == "the time was used up"
+        if row["stopped"] == TIME_USED
     )
 
 

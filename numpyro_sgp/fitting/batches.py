@@ -304,7 +304,7 @@ class _Finish:
     """
     L-BFGS on all rows after batches, whose noise hides a part of what is left: of 100,000
     rows (100 points) 120 nats, in twice the time. It goes on for longer where it gains a
-    good part of all: of 10,000 rows of 784 columns (50 points) 110 nats, of 5,000.
+    good part of all: of 10,000 rows of 784 columns (50 points) 100 nats, of 5,000.
 
     :param run: the steps before it.
     """
