@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from copy import copy
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from numpyro_sgp._programs import join_static, shared, split_static
 from numpyro_sgp.diagnostics.khat import NUM_DRAWS, good_k
@@ -17,6 +19,7 @@ from numpyro_sgp.fitting.other_data import inputs_of
 from numpyro_sgp.fitting.verdict import (
     ENOUGH_NATS,
     FLOAT32,
+    OTHER_OPTIMA,
     Cause,
     Verdict,
     held_at_points,
@@ -27,14 +30,19 @@ from numpyro_sgp.guides.points import point_name, points_of
 from numpyro_sgp.integrated.digits import LEAN, of_digits
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
-from numpyro_sgp.integrated.profile import Profile
+from numpyro_sgp.integrated.profile import Node, Profile
 from numpyro_sgp.integrated.row_parts import need_layout, rows_have_one_group
+from numpyro_sgp.integrated.starts import are_apart, ends_elsewhere
 from numpyro_sgp.integrated.weighing import draws
 from numpyro_sgp.tracing import messages
 
 _LOOKED_AT = 5
 _ENDS, _COORDINATES = (0.05, 0.95), 10  # of the mass, of so many coordinates
 _TOLD_BEYOND = 5e-3  # of the mass
+_AS_FAR = 0.1  # nats from the best, is an end that is there
+# Of ends of natural steps, where they are so many, such a share at the best says that there
+# is none better.
+_MANY_ENDS, _SHARE = 40, 0.25
 
 
 def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
@@ -44,22 +52,32 @@ def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
     # As they are without weights, and of a file, which has no q(w).
     places = spread_out(nodes)
     outer = [node for node in at_quantiles(nodes) if not any(node is p for p in places)]
-    found = [profile(node.free, profile.start())[0] for node in places + outer]
+    # Where a likelihood is not log-concave, steps from elsewhere may lead to other optima.
+    means = [node.weighed.mean for node in places + outer]
+    found = [
+        profile(node.free, profile.about(mean))[0]
+        for node, mean in zip(places + outer, means, strict=True)
+    ]
     chosen = found[: len(places)]
     if not all(np.isfinite(node.value) for node in chosen):
         _check_groups(field, nodes, args, kwargs)
     weighed = any(float(node.weighed.effective) < 1.0 for node in nodes.nodes)
-    digits = of_digits(profile, nodes.points, found, args, kwargs)
+    digits = of_digits(profile, nodes.points, found, means, args, kwargs)
     rounded = digits is not None and digits.nats > ENOUGH_NATS
     causes = {
         "q(u)": _of_q(nodes),
         "other parameters": _of_nodes(nodes, rounded),
-        "inducing points": _of_points(profile, nodes.points, found, args, kwargs, rounded),
+        "inducing points": _of_points(
+            profile, nodes.points, found, means, args, kwargs, rounded
+        ),
         "family": _of_family(profile, chosen, args, kwargs, weighed),
         "point estimates": _of_latents(field, nodes),
     }
     if digits is not None:
         causes[FLOAT32] = digits
+    if not rounded:
+        highest = max(chosen, key=lambda node: node.value)
+        causes |= _of_optima(highest, ends_elsewhere(profile, highest))
     return Verdict(causes, None, nodes.log_evidence)
 
 
@@ -138,10 +156,12 @@ def _of_nodes(nodes, rounded=False):
     return Cause("nodes", lost, nodes.error, told, mend)
 
 
-def _of_points(profile, points, chosen, args, kwargs, rounded):
+def _of_points(profile, points, chosen, means, args, kwargs, rounded):
     """
     What up to three times as many inducing points gain.
 
+    :param chosen: nodes.
+    :param means: of q(w) there.
     :param rounded: whether float32 costs so much that they may gain by their jitter alone.
     """
     name = "inducing points"
@@ -150,18 +170,24 @@ def _of_points(profile, points, chosen, args, kwargs, rounded):
         if larger is None:
             return _of_jitter(name, [node.open for node in chosen])
         richer = Profile(larger, args, kwargs)
-        start = richer.start()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = [richer(node.free, start)[0].value - node.value for node in chosen]
+            found = [
+                richer(node.free, richer.about(_with_more(profile.field, larger, mean)))[0]
+                for node, mean in zip(chosen, means, strict=True)
+            ]
     except _NotTried as error:
         mend = "nested with more of them, and its log_evidence"
         return Cause(name, np.nan, told=f"unknown: {error}", mend=mend)
     except Exception as error:
         return Cause(name, np.nan, told=unknown(error))
-    found = [gain for gain in found if np.isfinite(gain)]
+    found = [more.value - node.value for more, node in zip(found, chosen, strict=True)]
+    found = [gain for gain in found if gain > -ENOUGH_NATS]  # NaN is not
     if not found:
-        return Cause(name, np.nan, told="unknown: the bound with more is not finite")
+        told = (
+            "unknown: with more of them the bound has not been found (it cannot be lower)"
+        )
+        return Cause(name, np.nan, told=told)
     low, high = min(found), max(found)
     number = larger.size - larger.num_effects
     told = f"{low:.2g} to {high:.2g} are gained with {number} at {len(found)} nodes"
@@ -223,6 +249,58 @@ def _larger(field, points, args, kwargs) -> Field | None:
     return larger
 
 
+def _of_optima(node: Node, ends: list[Node]) -> dict[str, Cause]:
+    """
+    The row of where natural steps from other means of q(w) end, at the highest node.
+
+    :param ends: of these.
+    """
+    if not are_apart([node, *ends]):
+        return {}
+    best = max(node.value, *(end.value for end in ends))
+    below = np.array([best - end.value for end in ends])
+    there = int(np.sum(below < _AS_FAR))
+    came = (
+        f"from {len(ends)} other means of q(w) natural steps end at the best {there} times"
+    )
+    if (
+        best <= node.value + _AS_FAR
+        and len(ends) >= _MANY_ENDS
+        and there >= _SHARE * len(ends)
+    ):
+        optima = np.unique(below[below > _AS_FAR].round(1))  # distinct ones, once each
+        nats = float(np.log1p(np.exp(-optima).sum()))
+        told = f"{came}, and else {optima[0]:.2g} nats below or more"
+        mend = "MCMC: what is there is left out" if nats > ENOUGH_NATS else ""
+        return {OTHER_OPTIMA: Cause(OTHER_OPTIMA, nats, told=told, mend=mend)}
+    told = (
+        f"the likelihood is not log-concave: {came}, and else up to {max(below):.2g} nats "
+    )
+    told += "below, so that there may be better ones"
+    higher = ""
+    if best > node.value + _AS_FAR:
+        higher = f"another optimum is {best - node.value:.2g} nats higher"
+        told = f"{higher}: {told}"
+    mend = "sgp.fit(..., joint=True, restarts=10) and its bound, or MCMC"
+    cause = Cause(OTHER_OPTIMA, np.nan, told=told, mend=mend, headline=higher)
+    return {OTHER_OPTIMA: cause}
+
+
+def _with_more(field: Field, larger: Field, mean: Array) -> np.ndarray:
+    """
+    The mean of q(w) that is the same process with more inducing points, which come after
+    those that are there.
+    """
+    parts, end, more = [], 0, larger.gp_sizes()
+    for name, size in field.gp_sizes().items():
+        start, end = end, end + size
+        batch = field.gp_shapes[name][:-1]
+        own = np.reshape(mean[start:end], (*batch, -1))
+        number = more[name] // math.prod(batch) - own.shape[-1]
+        parts.append(np.pad(own, [(0, 0)] * len(batch) + [(0, number)]).ravel())
+    return np.concatenate([*parts, mean[end:]])
+
+
 def _at(field, name):
     """The process at a site, at the hyperparameters that the set-up had."""
     prior = copy(messages.unwrap(field.guide.known().trace[name]["fn"])[0])
@@ -265,6 +343,8 @@ def _of_family(profile, chosen, args, kwargs, weighed):
         mend = "compare with MCMC"
     elif high - low > ENOUGH_NATS and not weighed:
         mend = "it differs between nodes, so that their weights are off: compare with MCMC"
+    elif not weighed and any(w.gap > ENOUGH_NATS + 3.0 * w.error for w in each):
+        mend = "by as much intervals may be off: compare with MCMC"
     return Cause(name, max(high, 0.0), told=told, mend=mend)
 
 

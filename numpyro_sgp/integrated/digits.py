@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+from jax import Array
 
 from numpyro_sgp.distributions.arguments import in_float64
 from numpyro_sgp.fitting.float32 import Wide, of_64_bits, wider_numbers
@@ -19,12 +20,18 @@ LEAN = (
 
 
 def of_digits(
-    profile: Profile, points: dict, found: list[Node], args: tuple, kwargs: dict
+    profile: Profile,
+    points: dict,
+    found: list[Node],
+    means: list[Array],
+    args: tuple,
+    kwargs: dict,
 ) -> Cause | None:
     """
     The row of float32; None where JAX has 64 bits.
 
     :param found: nodes, without weights.
+    :param means: of q(w) there.
     """
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return None
@@ -32,8 +39,10 @@ def of_digits(
         with of_64_bits():
             points, args, kwargs = in_float64((points, args, kwargs))
             wide = Profile(_in_float64(profile.field), args, kwargs, points)
-            start = wide.start()
-            gains = [wide(node.free, start)[0].value - node.value for node in found]
+            gains = [
+                wide(node.free, wide.about(mean))[0].value - node.value
+                for node, mean in zip(found, means, strict=True)
+            ]
     except Exception as error:  # a model that knows of 32 bits, or a device
         return Cause(FLOAT32, np.nan, told=unknown(error))
     gains = [gain for gain in gains if np.isfinite(gain)]

@@ -27,13 +27,14 @@ from numpyro_sgp.guides import AutoSparseGP, messengers
 from numpyro_sgp.guides.checks import check_set_up
 from numpyro_sgp.guides.messengers import FirstRows, Params, Plates, WithoutGPs
 from numpyro_sgp.guides.prepared import base_maker
+from numpyro_sgp.integrated.expectation import expected
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.joint_fit import JointFit
 from numpyro_sgp.integrated.marginals import field_values, gp_shapes
 from numpyro_sgp.integrated.nodes import Drawn, One
 from numpyro_sgp.integrated.placing import Constrained, check_likelihood, check_size
 from numpyro_sgp.integrated.precision import Square
-from numpyro_sgp.integrated.profile import Gaussian, Node, expected
+from numpyro_sgp.integrated.profile import Gaussian, Node
 from numpyro_sgp.integrated.row_parts import choose_layout
 from numpyro_sgp.integrated.starts import starting_hyperparameters
 from numpyro_sgp.integrated.weighing import unweighed

@@ -113,7 +113,7 @@ class JointFit(Nested):
         left = []
         for node in spread_out(self.nodes):
             here = profile.value_at(node.free, node.weighed.mean, node.weighed.factor)
-            best = profile(node.free, profile.start())[0]
+            best = profile(node.free, profile.about(node.weighed.mean))[0]
             left.append(best.value - here if np.isfinite(best.left) else np.nan)
         # What natural steps end far below of they say nothing.
         nats = float(np.mean(left))

@@ -17,18 +17,17 @@ length one would gain is close to :math:`KL[q \| N(\hat m, \hat P^{-1})]`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from scipy.special import ndtri
 
 from numpyro_sgp._programs import shared
-from numpyro_sgp.elbo.quadrature import nodes_at_kinks
 from numpyro_sgp.families.blocks import Block
+from numpyro_sgp.integrated.expectation import expected, without_left
 from numpyro_sgp.integrated.field import Field, Terms
 from numpyro_sgp.integrated.precision import (
     Dense,
@@ -38,19 +37,15 @@ from numpyro_sgp.integrated.precision import (
     Square,
     arrow_identity,
 )
-from numpyro_sgp.integrated.predictors import row_factors
 from numpyro_sgp.integrated.row_parts import RowParts
-from numpyro_sgp.integrated.weighing import Weighed, over_left, unweighed, weigh
-from numpyro_sgp.linalg import einsum, gauss_hermite, matmul, tensor_grid, trapezoid
+from numpyro_sgp.integrated.weighing import Weighed, unweighed, weigh
+from numpyro_sgp.linalg import matmul
 
 _MAX_STEPS = 100
 _LEAST_RATE = 1e-9
 _NARROW = 100.0  # times the prior's, is the precision that q(w) starts with
-_DRAWN = 3  # other means that it starts with
-# Nodes of each predictor, by the number of predictors; and where there are many rows, of
-# which each says little.
-_GRIDS = {1: (24, 12), 2: (16, 10), 3: (9, 7)}
-_MANY = 5_000
+_DRAWN = 3, 64  # other means that it starts with at most, by the work of a node
+_WORK_OF_DRAWN = 1e9
 _ONE_NODE, _MANY_NODES = 4096, 256  # draws that are weighed
 # Work at a node, and hyperparameters, which make many nodes: below both all nodes take less
 # time than to compile them well.
@@ -60,7 +55,6 @@ _NOTHING = 0.02  # nats that weights gain where a Gaussian is all that there is
 _TOO_FEW = 0.04  # effective share of draws
 ASTRAY = 1.0  # nats that natural steps leave where they do not arrive
 _BETTER = 0.01  # nats for which inducing points are moved
-_DRAWS = 256  # of more predictors than that
 #: Nats that may be left at a node, where means are then .014 sds off at most; and where
 #: slopes are taken, whose errors are of the order of the root of that, by dtype.
 AT_NODES = 1e-4
@@ -97,72 +91,6 @@ class Gaussian(NamedTuple):
     def mean(self, root: Root) -> Array:
         """m."""
         return root.solve(self.shift)
-
-
-def quadrature(
-    number: int, num_rows: int, dtype, kinked: bool = False
-) -> tuple[Array, Array]:
-    """
-    Nodes for standard normals: a product of Gauss-Hermite rules for up to three, or of
-    trapezoidal ones for up to two where the likelihood has kinks; else Sobol points, moved
-    such that their mean is 0 and their covariance I: expectations of quadratics, and with
-    them Gaussian likelihoods' bounds, are exact.
-
-    :param number: J, of predictors in a row.
-    :param num_rows: N.
-    :param kinked: whether the likelihood has kinks.
-    :return: nodes of shape ``(S, J)``, and weights ``(S,)``.
-    """
-    if kinked and number <= 2:
-        each = nodes_at_kinks(number, num_rows)
-        nodes, weights = tensor_grid(*trapezoid(each), number)
-    elif number in _GRIDS:
-        each = _GRIDS[number][num_rows > _MANY]
-        nodes, weights = tensor_grid(*gauss_hermite(each), number)
-    else:
-        from scipy.stats import qmc  # slow to import
-
-        points = qmc.Sobol(number, rng=0).random(_DRAWS // 2)
-        nodes = ndtri(np.clip(points, 1e-9, 1 - 1e-9))
-        nodes = np.concatenate([nodes, -nodes])
-        nodes = np.linalg.solve(np.linalg.cholesky(nodes.T @ nodes / _DRAWS), nodes.T).T
-        weights = np.full(_DRAWS, 1.0 / _DRAWS)
-    return jnp.asarray(nodes, dtype), jnp.asarray(weights, dtype)
-
-
-def expected(
-    log_likelihood: Callable[[Array], Array],
-    mean: Array,
-    covariance: Array,
-    num_rows: int | None = None,
-    kinked: bool = False,
-) -> Array:
-    """
-    The expected log likelihood.
-
-    :param log_likelihood: of predictors of shape ``(J, N)``.
-    :param mean: shape ``(J, N)``.
-    :param covariance: shape ``(J, J, N)``.
-    :param num_rows: of all rows, of which these are a part.
-    :param kinked: whether the likelihood has kinks.
-    """
-    num_rows = num_rows or mean.shape[-1]
-    nodes, weights = quadrature(len(mean), num_rows, mean.dtype, kinked)
-    root = row_factors(covariance)
-
-    def at(node):
-        return log_likelihood(mean + einsum("rsn,s->rn", root, node))
-
-    return matmul(weights, jax.vmap(at)(nodes))
-
-
-def without_left(
-    log_likelihood, linear, mean: Array, factor: Factor, kinked: bool = False
-) -> Array:
-    """:func:`expected`, where what is left open is averaged over as at draws."""
-    averaged, _ = over_left(log_likelihood, linear)
-    at, covariance = linear.moments(mean, factor)
-    return expected(averaged, at, covariance - linear.left_open(), kinked=kinked)
 
 
 def divergence(mean: Array, root: Root) -> Array:
@@ -396,14 +324,22 @@ class Profile:
         narrow = jax.tree.map(lambda part: _NARROW * part, prior.precision)
         return prior._replace(precision=narrow)
 
-    def other_starts(self) -> list[Gaussian]:
-        """The prior itself, and narrow ones about means drawn from it."""
+    def other_starts(self) -> Iterator[Gaussian]:
+        """
+        The prior itself, and narrow ones about means drawn from it: more of these where
+        steps from each take little time.
+        """
         narrow = self.start()
         wide = jax.tree.map(lambda part: part / _NARROW, narrow.precision)
-        means = np.random.default_rng(0).normal(size=(_DRAWN, self.field.size))
-        shifts = jnp.asarray(_NARROW * means, self.field.dtype)
-        starts = [narrow._replace(shift=shift) for shift in shifts]
-        return [narrow._replace(precision=wide), *starts]
+        yield narrow._replace(precision=wide)
+        rng, (few, many) = np.random.default_rng(0), _DRAWN
+        for _ in range(int(np.clip(_WORK_OF_DRAWN / self.work, few, many))):
+            yield self.about(rng.normal(size=self.field.size))
+
+    def about(self, mean) -> Gaussian:
+        """As :meth:`start`, about a mean ``(m,)``: steps lead to what is near."""
+        shift = _NARROW * jnp.asarray(mean, self.field.dtype)
+        return self.start()._replace(shift=shift)
 
     def __call__(
         self, free, start: Gaussian, with_slope: bool = False, to_weigh: bool = False

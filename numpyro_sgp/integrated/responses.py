@@ -14,13 +14,13 @@ from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import join_static, mapped, shared, split_static
 from numpyro_sgp.guides.row_latents import row_plates
+from numpyro_sgp.integrated.expectation import quadrature
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.groups import limit
 from numpyro_sgp.integrated.in_turn import in_turn, q_of
 from numpyro_sgp.integrated.marginals import given, gp_shapes, kept_nodes, marginals
 from numpyro_sgp.integrated.nodes import Nodes, systematic
 from numpyro_sgp.integrated.predictors import NotByRow, row_factors
-from numpyro_sgp.integrated.profile import quadrature
 from numpyro_sgp.integrated.views import Parts
 from numpyro_sgp.linalg import einsum
 from numpyro_sgp.predictive.densities import (

@@ -275,7 +275,9 @@ class Nested(Plotted):
         inducing points would gain (at five nodes, and two more at the ends of each of the
         first ten coordinates) and of what importance weights see between q(w) and the
         field's posterior (at up to five). What is the same at all leaves nodes' weights
-        right. Of one node the hyperparameters are at a point, which is told too.
+        right. Of one node the hyperparameters are at a point, which is told too; and, where
+        a likelihood is not log-concave, optima of q(w) beside the one that was found, to
+        which natural steps lead from other means.
 
         :param args: arguments of the model; those of the inference if left out.
         :return: a :class:`~numpyro_sgp.fitting.verdict.Verdict`, which prints as a table.

@@ -19,6 +19,7 @@ from numpyro_sgp.tracing import messages
 _STARTS, _OF_FEW = 8, 16  # and of one or two hyperparameters
 _DRAWS = 15, 255  # and of one, whose quantiles are even
 _BETTER = 0.1  # nats, for which another q(w) is taken
+_FEW = 3  # means of it that all end together are enough
 _NEWTON = 8  # steps to a period, of which there is need of one where it is exp
 
 
@@ -124,19 +125,34 @@ def other_periods(
     return out
 
 
-def from_elsewhere(profile: Profile, node: Node, until: float | None) -> Node:
+def ends_elsewhere(profile: Profile, node: Node, until: float | None = None) -> list[Node]:
     """
-    A node's hyperparameters with another q(w), where that is better: from the prior itself,
-    or from about means drawn from it. Of likelihoods that are not log-concave what is
-    uphill of the prior's mean may be a poor optimum, or a saddle, as where they are even.
+    What natural steps come to from other q(w), at a node's hyperparameters: from the prior
+    itself, and from about some means drawn from it; from about many where ends differ. Of
+    likelihoods that are not log-concave what is uphill of the prior's mean may be a poor
+    optimum, or a saddle, as where they are even.
 
     :param until: time on the monotonic clock at which to end; None for no limit.
     """
-    best = node
-    for start in profile.other_starts():
-        if until is not None and time.monotonic() > until:
+    ends: list[Node] = []
+    for count, start in enumerate(profile.other_starts()):
+        late = until is not None and time.monotonic() > until
+        if late or (count > _FEW and not are_apart([node, *ends])):
             break
         found, _ = profile(node.free, start)
-        if found.value > best.value + _BETTER and found.left < ASTRAY:
-            best = found
-    return best
+        if np.isfinite(found.value) and found.left < ASTRAY:
+            ends.append(found)
+    return ends
+
+
+def are_apart(ends: list[Node]) -> bool:
+    """Whether nodes with the same hyperparameters are of several optima."""
+    return float(np.ptp([end.value for end in ends])) > _BETTER
+
+
+def from_elsewhere(profile: Profile, node: Node, until: float | None) -> Node:
+    """A node, or the best of :func:`ends_elsewhere` where that is better."""
+    best = max(
+        ends_elsewhere(profile, node, until), key=lambda end: end.value, default=node
+    )
+    return best if best.value > node.value + _BETTER else node

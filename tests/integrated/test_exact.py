@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import numpyro_sgp as sgp
-from numpyro_sgp.integrated.profile import quadrature
+from numpyro_sgp.integrated.expectation import quadrature
 from tests.integrated.dense import (
     assert_is,
     conditional,

@@ -1,5 +1,7 @@
 """Likelihoods that are not log-concave: q(w) is not left where the prior's mean leads."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -17,13 +19,13 @@ N = 45
 X = np.sort(np.random.default_rng(5).uniform(0.0, 6.0, N))[:, None]
 
 
-def result(likelihood, y, variance=1.0):
+def result(likelihood, y, variance=1.0, rows=X):
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(variance, 1.0), X))
         with numpyro.plate("rows", X.shape[0]):
             numpyro.sample("y", likelihood(f), obs=y)
 
-    return sgp.nested(model, sgp.SVGP(20), (jnp.asarray(X), y), progress_bar=False)
+    return sgp.nested(model, sgp.SVGP(20), (jnp.asarray(rows), y), progress_bar=False)
 
 
 def laplace(f, log_density, slopes, curvatures, K):
@@ -68,3 +70,57 @@ def test_squares_leave_the_saddle_at_zero():
     # That f is zero would have this density, and worse with what q(f) has for its width.
     at_zero = np.sum(scipy.stats.norm.logpdf(y, 0.0, 0.3))
     assert found.log_evidence > at_zero + 50.0
+
+
+def test_the_best_of_many_optima_is_found_and_others_are_told():
+    """Of |f| each piece between zeros may have either sign: as many optima as patterns."""
+    rng = np.random.default_rng(2)
+    rows = np.sort(rng.uniform(0.0, 6.0, N))
+    truth = np.sin(1.5 * rows)
+    y = np.abs(truth) + 0.2 * rng.normal(size=N)
+    piece = np.searchsorted([np.pi / 1.5, 2.0 * np.pi / 1.5], rows)
+    K = rbf(rows[:, None], rows[:, None], 1.0, 1.0)
+    scale = 0.5 * np.log(2.0 * np.pi) + np.log(0.2)
+    each = [
+        laplace(
+            np.array([1.0, *signs])[piece] * np.abs(truth),
+            lambda f: np.sum(-0.5 * ((y - np.abs(f)) / 0.2) ** 2 - scale),
+            lambda f: np.sign(f) * (y - np.abs(f)) / 0.04,
+            lambda f: np.full(N, 25.0),
+            K,
+        )[0]
+        for signs in itertools.product([1.0, -1.0], repeat=2)
+    ]
+    where = dict(y=jnp.asarray(y), rows=jnp.asarray(rows)[:, None])
+    found = result(lambda f: dist.Normal(jnp.abs(f), 0.2), **where)
+    # Which takes the kink for none: a few tenths of a nat at rows whose sign is open.
+    assert_allclose(found.log_evidence, max(each), atol=0.7)
+    assert found.log_evidence > sorted(each)[-2] + 0.5
+    told = found.check()
+    assert "several optima" in told.summary and not told.converged
+    assert told.causes["inducing points"].nats < 0.05  # not of another optimum
+
+
+def test_one_optimum_is_told_as_such():
+    rng = np.random.default_rng(0)
+    counts = rng.poisson(np.exp(np.sin(X[:, 0])))
+    told = result(lambda f: dist.Poisson(jnp.exp(f)), jnp.asarray(counts)).check()
+    assert "other optima" not in told.causes and told.converged
+
+
+def test_a_joint_fit_is_compared_with_its_own_optimum():
+    """Directions: from the prior's mean what is compared would be 40 nats below."""
+    y = 2.2 * np.sin(1.5 * X[:, 0]) + np.random.default_rng(0).vonmises(0.0, 6.0, N)
+    y = jnp.asarray((y + np.pi) % (2.0 * np.pi) - np.pi)
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(4.0, 1.0), X))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.VonMises(f, 6.0), obs=y)
+
+    options = {"joint": True, "progress_bar": False}
+    told = sgp.fit(model, sgp.SVGP(20), (jnp.asarray(X), y), **options).check()
+    # A good part of all starts lead to it, and what others lead to is far below.
+    assert told.converged and told.causes["other optima"].nats < 0.01
+    assert told.causes["q(u)"].nats < 0.01
+    assert told.causes["inducing points"].nats < 0.05
