@@ -540,6 +540,30 @@ def test_observations_without_a_finite_density_are_told():
         guide.setup(X, np.full(N, np.inf))
 
 
+@pytest.mark.filterwarnings("ignore:.*Out-of-support")
+@pytest.mark.parametrize("infer", [sgp.fit, sgp.nested])
+@pytest.mark.parametrize(
+    "likelihood, told",
+    [
+        (lambda f: dist.Poisson(jnp.exp(f)), "Poisson in 1 rows .first: .2.., as 0.5"),
+        (lambda f: dist.TruncatedNormal(f, 1.0, low=0.7), "in 1 rows .first: .2.., as 0.5"),
+    ],
+    ids=["count", "truncated"],
+)
+def test_rows_without_density_are_told(infer, likelihood, told):
+    """What no check of known values sees: parts of counts, bounds of what is of f."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("counts", likelihood(f), obs=y)
+
+    y = np.ones(N)
+    y[2] = 0.5
+    with pytest.raises(ValueError, match=f"'counts' has no finite log density.*{told}"):
+        infer(model, sgp.SVGP(3), (X, y), progress_bar=False)
+
+
 # ---- what is of another kind ------------------------------------------------------------
 
 

@@ -74,7 +74,6 @@ class Search:
     Looks for the mode and lays nodes around it.
 
     :param profile: log density and best q(w) at hyperparameters.
-    :param starts: hyperparameters to begin from, ``(S, p)``.
     :param max_nodes: most nodes.
     :param until: time on the monotonic clock at which to end; None for no limit.
     :param progress: called with a text and the number of nodes after each.
@@ -107,6 +106,7 @@ class Search:
         The highest of what is uphill of the best of some starts, and then of other periods
         and lengthscales with all else where it suits these.
 
+        :param starts: hyperparameters to begin from, ``(S, p)``.
         :param slopes: derivatives of log lengthscales, see :meth:`nodes`.
         :param periods: see :meth:`nodes`.
         :raises ValueError: if no start has a finite density.
@@ -118,9 +118,9 @@ class Search:
         if not finite:
             raise ValueError(
                 "The bound is not finite at any of the starting values of the "
-                "hyperparameters, at their prior's medians and draws. Look at the data and "
-                "the scales of the priors (or of the responses: exp(f) may overflow, and "
-                "under a support that depends on f, as of Uniform(f - 1, f + 1), none is)."
+                "hyperparameters, at their prior's medians and draws. "
+                f"{self.profile.without_density()}Look at data and scales of priors (or "
+                "of responses: exp(f) may overflow; with Uniform(f - 1, f + 1) none is)."
             )
         finite[0] = from_elsewhere(self.profile, finite[0], self.until)
         if not finite[0].free.size:

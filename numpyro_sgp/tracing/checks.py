@@ -1,6 +1,8 @@
 """What the trace of a model is checked for."""
 
 import inspect
+import warnings
+from contextlib import suppress
 
 import jax
 import jax.numpy as jnp
@@ -286,6 +288,32 @@ def check_support(name, site) -> None:
             f"be ({told}), in {_places(np.atleast_1d(outside))}, as {first:g}. {from_zero} "
             "for other units, and for codes of missing values."
         )
+
+
+def without_density(model, args: tuple, kwargs: dict) -> str:
+    """
+    Which observations have no finite density with functions at their prior means, as what
+    is to be said of them beside another error; empty if all have, or if that is not known.
+    """
+    with suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPyro's, of a support
+        trace = messages.trace_of(model, args, kwargs, at_site=messages.at_prior_mean)
+        for name, site in trace.items():
+            if not messages.is_response(site):
+                continue
+            density = np.asarray(messages.log_prob(site, scaled=False))
+            bad = ~np.isfinite(density) & np.asarray(messages.counted(site))
+            if not bad.any():
+                continue
+            fn, value = messages.innermost(site["fn"]), np.asarray(site["value"])
+            told = ""
+            if value.ndim <= density.ndim:  # of numbers, not events
+                told = f", as {np.broadcast_to(value, bad.shape)[bad][0]:g}"
+            return (
+                f"With functions at their prior means '{name}' has no finite log density "
+                f"under its {type(fn).__name__} in {_places(np.atleast_1d(bad))}{told}. "
+            )
+    return ""
 
 
 def check_imputed(trace) -> None:

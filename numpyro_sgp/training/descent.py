@@ -229,6 +229,7 @@ class Descent:
             raise ValueError(
                 f"L-BFGS cannot start: the loss is {value:g} at the starting parameters"
                 + (f", and its gradient is not finite for {bad}. " if bad else ". ")
+                + checks.without_density(self.svi.model, self.args, self.kwargs)
                 + f"{LOOK_FOR}. Or start elsewhere (init_params of svi.init, init_loc_fn "
                 "of the guide), or, in float32, try numpyro.enable_x64()."
             )
