@@ -564,6 +564,29 @@ def test_rows_without_density_are_told(infer, likelihood, told):
         infer(model, sgp.SVGP(3), (X, y), progress_bar=False)
 
 
+@pytest.mark.parametrize("infer", [sgp.fit, sgp.nested])
+def test_supports_that_leave_observations_outside_are_refused(infer):
+    """The bound is minus infinity, and quadrature would be of the nodes inside."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Uniform(f - 1.0, f + 1.0), obs=y)
+
+    with pytest.raises(ValueError, match="support of observed site 'y' .Uniform. moves"):
+        infer(model, sgp.SVGP(3), (X, np.zeros(N)), progress_bar=False)
+
+
+def test_supports_that_keep_them_inside_are_not():
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Uniform(-jnp.exp(f) - 1.0, 1.0), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    guide.setup(X, np.linspace(-0.9, 0.9, N))
+
+
 # ---- what is of another kind ------------------------------------------------------------
 
 

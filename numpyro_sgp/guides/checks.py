@@ -3,6 +3,8 @@
 import copy
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import jax
@@ -11,7 +13,7 @@ import numpy as np
 from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import find_stack_level, not_jax_tracer
 
-from numpyro_sgp._programs import on_data
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, on_data
 from numpyro_sgp.guides.messengers import (
     FirstRows,
     OnePlateEach,
@@ -24,6 +26,7 @@ from numpyro_sgp.tracing.coupling import Coupling, find_coupling, log_likelihood
 from numpyro_sgp.tracing.curvature import check_gaussian
 
 _Setup = TypeVar("_Setup")
+_FAR = 4.0  # prior sds of f, at which supports are looked at
 
 
 def check_set_up(setup: _Setup | None) -> _Setup:
@@ -48,8 +51,9 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
     :raises ValueError: if no guide can be made for it.
     """
 
+    model_here = ProperPriors(OnePlateEach(FirstRows(PutInside(model))), start)
+
     def run(args, kwargs):
-        model_here = ProperPriors(OnePlateEach(FirstRows(PutInside(model))), start)
         at_mean = messages.at_prior_mean
         trace = messages.trace_of(model_here, args, kwargs, at_site=at_mean)
         checks.check_kernels(trace)
@@ -105,7 +109,42 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
         )
     for name in given:
         checks.check_support(name, trace[name])
+    _check_support_stays(model_here, args, kwargs, trace)
     return trace
+
+
+def _check_support_stays(model, args, kwargs, trace) -> None:
+    """
+    :raises ValueError: if observations have no density at some values of GP sites.
+    """
+    moving = [
+        name
+        for name, site in trace.items()
+        if messages.is_response(site) and checks.may_move(site)
+    ]
+    if not moving:
+        return
+
+    def at(site, away):
+        prior, _ = messages.unwrap(site["fn"])
+        sd = jnp.reshape(jnp.sqrt(prior.variance), site["fn"].shape())
+        return site["fn"], messages.prior_mean(site) + away * sd
+
+    inside: list[list] = []
+    with suppress(*NEEDS_KNOWN_DATA), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPyro's, of what is outside
+        for away in (-_FAR, 0.0, _FAR):
+            there = messages.trace_of(model, args, kwargs, at_site=partial(at, away=away))
+            inside.append([checks.is_inside(there[name]) for name in moving])
+    for name, *seen in zip(moving, *inside, strict=True):
+        if any(np.any(each != seen[0]) for each in seen):
+            kind = type(messages.innermost(trace[name]["fn"])).__name__
+            raise ValueError(
+                f"The support of observed site '{name}' ({kind}) moves with a GP site, "
+                "which may leave observations outside: under any Gaussian q the bound is "
+                "minus infinity. Give it tails (dist.Normal, dist.StudentT), or use "
+                "NUTS(sgp.whiten(model))."
+            )
 
 
 def put_inside(trace) -> str:

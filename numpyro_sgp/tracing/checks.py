@@ -290,6 +290,18 @@ def check_support(name, site) -> None:
         )
 
 
+def may_move(site) -> bool:
+    """Whether a site's support, of numbers that are not counted, has ends of its own."""
+    fn = messages.innermost(site["fn"])
+    return bool(constraints.is_dependent(type(fn).support) and not fn.support.is_discrete)
+
+
+def is_inside(site) -> np.ndarray:
+    """Which known values are inside of a support, or masked."""
+    inside = messages.support_of(messages.innermost(site["fn"]))(site["value"])
+    return np.asarray(inside) | ~np.asarray(messages.counted(site))
+
+
 def without_density(model, args: tuple, kwargs: dict) -> str:
     """
     Which observations have no finite density with functions at their prior means, as what
