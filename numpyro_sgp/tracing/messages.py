@@ -2,6 +2,7 @@
 
 import re
 from contextlib import contextmanager, nullcontext
+from difflib import get_close_matches
 
 import jax
 import jax.numpy as jnp
@@ -329,6 +330,10 @@ class _Improper(Messenger):
 
 _BY_NAME = "string indexing", "only integers, slices"
 _NO_INDEX = "Indexer must have integer", "non-tuple sequence"
+# Of results' methods: numbers of draws, other options, and what these are called elsewhere.
+_NUMBERS = "num_samples", "num_draws", "shape"
+_OPTIONS = "quantiles", "rng_key", "sample_shape", "batch_size"
+_ALIASES = {"key": ["rng_key"], "seed": ["rng_key"], "levels": ["quantiles"]}
 _OF_FRAMES = (
     r"(Tracer|_Matrix'? object|ArrayImpl'? object|ndarray'? object) has no attribute"
 )
@@ -369,8 +374,14 @@ def telling_arguments(args, kwargs):
         told = str(error)
         found = re.search("unexpected keyword argument '(.*)'", told)
         if found and found[1] in kwargs:
-            is_number = found[1] in ("num_samples", "num_draws", "shape")
-            more = " The number of joint draws is sample_shape=(100,)." * is_number
+            if found[1] in _NUMBERS:
+                more = (
+                    " How many draws there are is sample_shape=(100,) of sample, "
+                    "num_draws=100 of predict and log_score, num_samples=100 of to_arviz."
+                )
+            else:
+                near = _ALIASES.get(found[1]) or get_close_matches(found[1], _OPTIONS, 1)
+                more = f" Is {near[0]}=... meant?" if near else ""
             raise TypeError(
                 f"'{found[1]}' is no option here, so it was given to the model, which does "
                 f"not take it.{more} ({told})"
