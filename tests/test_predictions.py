@@ -652,7 +652,7 @@ def test_options_of_others_are_told():
     with pytest.raises(TypeError, match=r"'num_samples' is no option.*sample_shape"):
         guide.sample_posterior(key, params, X_NEW, num_samples=3)
     for wrong, near in ("key", "rng_key"), ("quantile", "quantiles"):
-        with pytest.raises(TypeError, match=f"'{wrong}' is no option.* Is {near}=... meant"):
+        with pytest.raises(TypeError, match=f"'{wrong}' is no option.*Is {near}=..."):
             sgp.predict(guide, params, X_NEW, **{wrong: 0})
     draws = guide.sample_posterior(key, params, X_NEW, sample_shape=(3,))
     assert draws["rate"].shape == (3, len(X_NEW))
