@@ -6,7 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from numpyro.infer import Predictive
 
 from numpyro_sgp import GaussianProcess, GPPredictive, whiten
@@ -295,6 +295,21 @@ def test_hyperparameters_grouped_by_chain_are_refused(chains):
     told = r"'scale' have shape \(3,\), but the site has \(\).*without group_by_chain"
     with pytest.raises(ValueError, match=told):
         predictive(KEY, X_NEW)
+
+
+def test_axes_of_chains_are_kept():
+    """As numpyro.infer.Predictive has it: the numbers are those of all in one axis."""
+    samples = {"f": np.random.default_rng(0).normal(size=(2, 3, N))}
+    given = {"train_args": (X, Y)}
+    found = GPPredictive(model, samples, **given, batch_ndims=2)(KEY, X_NEW)
+    flat = GPPredictive(model, {"f": samples["f"].reshape(6, N)}, **given)(KEY, X_NEW)
+    for name, value in found.items():
+        assert value.shape == (2, 3, *flat[name].shape[1:])
+        assert_array_equal(value.reshape(flat[name].shape), flat[name])
+    one = GPPredictive(model, {"f": samples["f"][0, 0]}, **given, batch_ndims=0)(KEY, X_NEW)
+    assert {k: v.shape for k, v in one.items()} == {k: v.shape[1:] for k, v in flat.items()}
+    with pytest.raises(ValueError, match="2 leading axes of the same length"):
+        GPPredictive(model, {**samples, "level": np.zeros((3, 2))}, **given, batch_ndims=2)
 
 
 def test_samples_of_other_inputs_are_refused():

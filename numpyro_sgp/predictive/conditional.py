@@ -1,6 +1,7 @@
 """Predictions from posterior samples of MCMC."""
 
 import inspect
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from numpyro_sgp.distributions.arguments import as_arrays, named_arguments
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.row_indices import check_codes
 
-_GROUPED = " (Of chains, use mcmc.get_samples() without group_by_chain.)"
+_GROUPED = " (Of chains, use mcmc.get_samples() without group_by_chain, or batch_ndims=2.)"
 
 
 class GPPredictive:
@@ -29,14 +30,17 @@ class GPPredictive:
     ``Predictive(model, guide=guide, ...)`` for them.
 
     :param model: the model (not whitened).
-    :param posterior_samples: samples by site with one leading axis, those of
-        ``mcmc.get_samples()``; each GP site must be there.
+    :param posterior_samples: samples by site with leading axes as ``batch_ndims`` says,
+        those of ``mcmc.get_samples()``; each GP site must be there.
     :param train_args: the positional arguments the samples were drawn with.
     :param train_kwargs: the keyword arguments.
     :param return_sites: names of sites to return; None for all unobserved and
         deterministic ones but the hyperparameters in ``posterior_samples``.
     :param batch_size: number of samples done at a time; by default so many that their
         covariance matrices hold about 3e7 numbers.
+    :param batch_ndims: number of leading axes of the samples, and of what is returned: one
+        for draws, two for chains and draws (``mcmc.get_samples(group_by_chain=True)``),
+        none for one sample.
     :raises ValueError: if a GP site has no samples, samples do not fit the training inputs,
         or (but for those of rows) the new arguments, inputs are not finite, codes of groups
         are none of the model's, or a site of ``return_sites`` is not in the model.
@@ -65,8 +69,10 @@ class GPPredictive:
         train_kwargs: dict | None = None,
         return_sites=None,
         batch_size: int | None = None,
+        batch_ndims: int = 1,
     ):
         check_model(model)
+        check_whole(batch_ndims, "batch_ndims", least=0)
         if batch_size is not None:
             check_whole(batch_size, "batch_size", least=1)
         if not isinstance(posterior_samples, dict):
@@ -80,21 +86,26 @@ class GPPredictive:
                 f"(X, y), got {type(train_args).__name__}."
             )
         self.model = model
-        self.posterior_samples = dict(posterior_samples)
         train = as_arrays(model, train_args, train_kwargs or {})
         self.train_args, self.train_kwargs = train
         self.return_sites = (
             [return_sites] if isinstance(return_sites, str) else return_sites
         )
         self.batch_size = batch_size
-        shapes = {k: jnp.shape(v) for k, v in self.posterior_samples.items()}
-        sizes = {shape[:1] for shape in shapes.values()}
-        if len(sizes) != 1:
+        shapes = {k: jnp.shape(v) for k, v in posterior_samples.items()}
+        sizes = {shape[:batch_ndims] for shape in shapes.values()}
+        if len(sizes) != 1 or any(len(shape) != batch_ndims for shape in sizes):
+            axes = "one leading axis" if batch_ndims == 1 else f"{batch_ndims} leading axes"
             raise ValueError(
-                "posterior_samples must be arrays with one leading axis of the same "
-                f"length, got {shapes}.{_GROUPED}"
+                f"posterior_samples must be arrays with {axes} of the same length, got "
+                f"{shapes}.{_GROUPED}"
             )
-        (self.num_samples,) = sizes.pop()
+        (self._batch_shape,) = sizes
+        self.num_samples = math.prod(self._batch_shape)
+        self.posterior_samples = {
+            name: jnp.reshape(value, (self.num_samples, *shapes[name][batch_ndims:]))
+            for name, value in posterior_samples.items()
+        }
         check_codes(model, self.train_args, self.train_kwargs)
 
     def __call__(self, rng_key, *args, **kwargs) -> dict:
@@ -103,7 +114,7 @@ class GPPredictive:
 
         :param rng_key: random key.
         :param args: arguments of the model at the new inputs, such as ``X_new``.
-        :return: values by site, with a leading axis of the samples.
+        :return: values by site, with the leading axes of the samples.
         """
         check_key(rng_key)
         args, kwargs = as_arrays(self.model, args, kwargs)
@@ -117,7 +128,9 @@ class GPPredictive:
             return self._draw(key, sample, others, args, kwargs)
 
         keys = jax.random.split(rng_key, self.num_samples)
-        return jax.lax.map(draw, (keys, self.posterior_samples), batch_size=chunk)
+        drawn = jax.lax.map(draw, (keys, self.posterior_samples), batch_size=chunk)
+        batch = self._batch_shape
+        return jax.tree.map(lambda x: jnp.reshape(x, (*batch, *jnp.shape(x)[1:])), drawn)
 
     def _check(self, sample, args, kwargs) -> tuple[int, set[str]]:
         """
