@@ -104,12 +104,20 @@ class Verdict:
     @property
     def _has_trained(self) -> bool:
         """Whether training has converged, as far as its precision sees."""
-        for name in (*_LEFT, OTHER_OPTIMA):
+        for name in _LEFT:
             cause = self.causes.get(name)
             if cause is not None and np.isnan(cause.nats) and cause.mend:
                 return False
+        if self._has_other_optima:
+            return False
         left = sum(cause.nats for cause in self._left)
         return bool(left <= max(ENOUGH_NATS, self._noise)) and not self._is_lost_in_noise
+
+    @property
+    def _has_other_optima(self) -> bool:
+        """Whether there may be better ones, or others of much mass."""
+        cause = self.causes.get(OTHER_OPTIMA)
+        return cause is not None and not cause.nats < ENOUGH_NATS
 
     @property
     def _left(self) -> list[Cause]:
@@ -130,13 +138,12 @@ class Verdict:
     def summary(self) -> str:
         """One sentence."""
         told = " and ".join(f"{c.number} nats for {c.name}" for c in self._left)
-        optima = self.causes.get(OTHER_OPTIMA)
         text = "converged" if self._has_trained else "not converged"
         if not self._has_trained and not self._left:
             text = "not known to have converged"
         if self._is_lost_in_noise and sum(c.nats for c in self._left) <= self._noise:
             text = "not known to have converged"
-        if optima is not None and np.isnan(optima.nats):
+        if self._has_other_optima:
             text = "at one of several optima"
         if self._is_rounded and self._has_trained:
             text += " in float32 alone"

@@ -32,7 +32,7 @@ from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.profile import Node, Profile
 from numpyro_sgp.integrated.row_parts import need_layout, rows_have_one_group
-from numpyro_sgp.integrated.starts import are_apart, ends_elsewhere
+from numpyro_sgp.integrated.starts import distinct, ends_elsewhere
 from numpyro_sgp.integrated.weighing import draws
 from numpyro_sgp.tracing import messages
 
@@ -173,7 +173,7 @@ def _of_points(profile, points, chosen, means, args, kwargs, rounded):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = [
-                richer(node.free, richer.about(_with_more(profile.field, larger, mean)))[0]
+                _gain(profile, richer, node, mean)
                 for node, mean in zip(chosen, means, strict=True)
             ]
     except _NotTried as error:
@@ -181,7 +181,6 @@ def _of_points(profile, points, chosen, means, args, kwargs, rounded):
         return Cause(name, np.nan, told=f"unknown: {error}", mend=mend)
     except Exception as error:
         return Cause(name, np.nan, told=unknown(error))
-    found = [more.value - node.value for more, node in zip(found, chosen, strict=True)]
     found = [gain for gain in found if gain > -ENOUGH_NATS]  # NaN is not
     if not found:
         told = (
@@ -255,30 +254,32 @@ def _of_optima(node: Node, ends: list[Node]) -> dict[str, Cause]:
 
     :param ends: of these.
     """
-    if not are_apart([node, *ends]):
+    optima = distinct([node, *ends])
+    if len(optima) == 1:
         return {}
-    best = max(node.value, *(end.value for end in ends))
-    below = np.array([best - end.value for end in ends])
-    there = int(np.sum(below < _AS_FAR))
+    best = optima[0].value
+    there = len([end for end in ends if end.value > best - _AS_FAR])
+    as_high = len([end for end in optima if end.value > best - _AS_FAR])
     came = (
-        f"from {len(ends)} other means of q(w) natural steps end at the best {there} times"
+        f"from {len(ends)} other means of q(w) natural steps end {there} times at the best"
     )
-    if (
-        best <= node.value + _AS_FAR
-        and len(ends) >= _MANY_ENDS
-        and there >= _SHARE * len(ends)
-    ):
-        optima = np.unique(below[below > _AS_FAR].round(1))  # distinct ones, once each
-        nats = float(np.log1p(np.exp(-optima).sum()))
-        told = f"{came}, and else {optima[0]:.2g} nats below or more"
-        mend = "MCMC: what is there is left out" if nats > ENOUGH_NATS else ""
+    if as_high > 1:
+        came += (
+            f" of {as_high} optima as high (signs, or an order, that make no difference?)"
+        )
+    lower = [best - end.value for end in optima[as_high:]]
+    is_it = best <= node.value + _AS_FAR
+    if is_it and there >= _SHARE * max(len(ends), _MANY_ENDS):
+        nats = float(np.log(sum(np.exp(end.value - best) for end in optima)))
+        told = f"{came}, and else {lower[0]:.2g} nats below or more" if lower else came
+        mend = "MCMC: q(w) is about one of them" if nats > ENOUGH_NATS else ""
         return {OTHER_OPTIMA: Cause(OTHER_OPTIMA, nats, told=told, mend=mend)}
-    told = (
-        f"the likelihood is not log-concave: {came}, and else up to {max(below):.2g} nats "
-    )
-    told += "below, so that there may be better ones"
+    told = f"the likelihood is not log-concave: {came}"
+    if lower:
+        told += f", and else up to {lower[-1]:.2g} nats below"
+    told += ", so that there may be better ones"
     higher = ""
-    if best > node.value + _AS_FAR:
+    if not is_it:
         higher = f"another optimum is {best - node.value:.2g} nats higher"
         told = f"{higher}: {told}"
     mend = "sgp.fit(..., joint=True, restarts=10) and its bound, or MCMC"
@@ -286,18 +287,32 @@ def _of_optima(node: Node, ends: list[Node]) -> dict[str, Cause]:
     return {OTHER_OPTIMA: cause}
 
 
-def _with_more(field: Field, larger: Field, mean: Array) -> np.ndarray:
+def _gain(profile: Profile, richer: Profile, node: Node, mean: Array) -> float:
+    """What more inducing points gain at a node, of one optimum."""
+    at = _resized(profile.field, richer.field, mean)
+    best = richer(node.free, richer.about(at))[0]
+    if best.value - node.value < _AS_FAR:
+        return best.value - node.value
+    # Much: maybe of another optimum, which there is without them too.
+    back = _resized(richer.field, profile.field, best.weighed.mean)
+    again = profile(node.free, profile.about(back))[0].value
+    return best.value - max(node.value, again)
+
+
+def _resized(field: Field, other: Field, mean: Array) -> np.ndarray:
     """
-    The mean of q(w) that is the same process with more inducing points, which come after
-    those that are there.
+    The mean of q(w) with other numbers of inducing points, of which those that there are
+    in both come first: where there are more, of the same process.
     """
-    parts, end, more = [], 0, larger.gp_sizes()
+    parts, end, sizes = [], 0, other.gp_sizes()
     for name, size in field.gp_sizes().items():
         start, end = end, end + size
         batch = field.gp_shapes[name][:-1]
         own = np.reshape(mean[start:end], (*batch, -1))
-        number = more[name] // math.prod(batch) - own.shape[-1]
-        parts.append(np.pad(own, [(0, 0)] * len(batch) + [(0, number)]).ravel())
+        number = sizes[name] // math.prod(batch)
+        more = max(number - own.shape[-1], 0)
+        own = np.pad(own, [(0, 0)] * len(batch) + [(0, more)])
+        parts.append(own[..., :number].ravel())
     return np.concatenate([*parts, mean[end:]])
 
 

@@ -39,12 +39,19 @@ def of_digits(
         with of_64_bits():
             points, args, kwargs = in_float64((points, args, kwargs))
             wide = Profile(_in_float64(profile.field), args, kwargs, points)
-            gains = [
-                wide(node.free, wide.about(mean))[0].value - node.value
+            ends = [
+                wide(node.free, wide.about(mean))[0]
                 for node, mean in zip(found, means, strict=True)
             ]
+            ends = [(end.value, np.asarray(end.weighed.mean)) for end in ends]
     except Exception as error:  # a model that knows of 32 bits, or a device
         return Cause(FLOAT32, np.nan, told=unknown(error))
+    gains = []
+    for node, (value, mean) in zip(found, ends, strict=True):
+        base = node.value
+        if value > base + ENOUGH_NATS:  # maybe of another optimum
+            base = max(base, profile(node.free, profile.about(mean))[0].value)
+        gains.append(value - base)
     gains = [gain for gain in gains if np.isfinite(gain)]
     if not gains:
         return Cause(FLOAT32, np.nan, told="unknown: the bound is not finite in float64")

@@ -20,6 +20,8 @@ from numpyro_sgp.linalg import einsum, gauss_hermite, matmul, tensor_grid, trape
 # which each says little.
 _GRIDS = {1: (24, 12), 2: (16, 10), 3: (9, 7)}
 _MANY = 5_000
+_OTHERS = {1: 33, 2: 19, 3: 11}  # of the rule that tells whether those are enough
+_MAY_DIFFER = 3.0  # nats, from where on one rule is not believed
 _DRAWS = 256  # of more predictors than that
 
 
@@ -60,6 +62,7 @@ def expected(
     covariance: Array,
     num_rows: int | None = None,
     kinked: bool = False,
+    other: bool = False,
 ) -> Array:
     """
     The expected log likelihood.
@@ -69,15 +72,43 @@ def expected(
     :param covariance: shape ``(J, J, N)``.
     :param num_rows: of all rows, of which these are a part.
     :param kinked: whether the likelihood has kinks.
+    :param other: whether by another Gauss-Hermite rule, of up to three predictors.
     """
     num_rows = num_rows or mean.shape[-1]
-    nodes, weights = quadrature(len(mean), num_rows, mean.dtype, kinked)
+    if other:
+        rule = tensor_grid(*gauss_hermite(_OTHERS[len(mean)]), len(mean))
+        nodes, weights = (jnp.asarray(part, mean.dtype) for part in rule)
+    else:
+        nodes, weights = quadrature(len(mean), num_rows, mean.dtype, kinked)
     root = row_factors(covariance)
 
     def at(node):
         return log_likelihood(mean + einsum("rsn,s->rn", root, node))
 
     return matmul(weights, jax.vmap(at)(nodes))
+
+
+def not_seen(
+    log_likelihood: Callable[[Array], Array],
+    mean: Array,
+    covariance: Array,
+    found: Array,
+    kinked: bool = False,
+) -> Array:
+    """
+    By how many nats more than a few an expected log likelihood is above what another rule
+    gives: of a q that is far wider than the likelihood's waves, as of directions, where
+    all nodes may be on crests.
+
+    :param mean: shape ``(J, N)``.
+    :param covariance: shape ``(J, J, N)``.
+    :param found: what :func:`expected` gave.
+    :param kinked: whether that was by its rule of many nodes, for kinks.
+    """
+    if kinked or len(mean) not in _OTHERS:
+        return jnp.zeros_like(found)
+    again = expected(log_likelihood, mean, covariance, other=True)
+    return jnp.maximum(found - again - _MAY_DIFFER, 0.0)
 
 
 def without_left(

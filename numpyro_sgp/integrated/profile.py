@@ -27,7 +27,7 @@ from jax import Array
 
 from numpyro_sgp._programs import shared
 from numpyro_sgp.families.blocks import Block
-from numpyro_sgp.integrated.expectation import expected, without_left
+from numpyro_sgp.integrated.expectation import expected, not_seen, without_left
 from numpyro_sgp.integrated.field import Field, Terms
 from numpyro_sgp.integrated.precision import (
     Dense,
@@ -288,6 +288,10 @@ class Profile:
                     slope,
                     unweighed(mean, factor),
                 )
+
+            found = value + divergence(mean, root)
+            moments = here.linear.moments(mean, factor)
+            value = value - not_seen(here.log_likelihood, *moments, found, kinked)
 
             def weighed_here():
                 rows = here.log_likelihood, here.linear

@@ -19,6 +19,7 @@ from numpyro_sgp.tracing import messages
 _STARTS, _OF_FEW = 8, 16  # and of one or two hyperparameters
 _DRAWS = 15, 255  # and of one, whose quantiles are even
 _BETTER = 0.1  # nats, for which another q(w) is taken
+_NEAR = 0.5  # prior standard deviations between means of one optimum
 _FEW = 3  # means of it that all end together are enough
 _NEWTON = 8  # steps to a period, of which there is need of one where it is exp
 
@@ -137,7 +138,7 @@ def ends_elsewhere(profile: Profile, node: Node, until: float | None = None) -> 
     ends: list[Node] = []
     for count, start in enumerate(profile.other_starts()):
         late = until is not None and time.monotonic() > until
-        if late or (count > _FEW and not are_apart([node, *ends])):
+        if late or (count > _FEW and len(distinct([node, *ends])) == 1):
             break
         found, _ = profile(node.free, start)
         if np.isfinite(found.value) and found.left < ASTRAY:
@@ -145,9 +146,22 @@ def ends_elsewhere(profile: Profile, node: Node, until: float | None = None) -> 
     return ends
 
 
-def are_apart(ends: list[Node]) -> bool:
-    """Whether nodes with the same hyperparameters are of several optima."""
-    return float(np.ptp([end.value for end in ends])) > _BETTER
+def distinct(ends: list[Node]) -> list[Node]:
+    """
+    Of nodes with the same hyperparameters one of each optimum, by its value and mean (of
+    functions whose sign makes no difference values are the same), the highest first.
+    """
+    found: list[Node] = []
+    for end in sorted(ends, key=lambda end: -end.value):
+        if not any(_are_one(end, other) for other in found):
+            found.append(end)
+    return found
+
+
+def _are_one(a: Node, b: Node) -> bool:
+    way = np.asarray(a.weighed.mean, float) - np.asarray(b.weighed.mean, float)
+    limit = _NEAR + 2.0 * np.sqrt(max(a.left, 0.0) + max(b.left, 0.0))
+    return abs(a.value - b.value) < _BETTER and float(np.linalg.norm(way)) < limit
 
 
 def from_elsewhere(profile: Profile, node: Node, until: float | None) -> Node:

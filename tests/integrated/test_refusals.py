@@ -140,7 +140,7 @@ def test_a_support_that_depends_on_f():
         f = site("f", X)
         observe(dist.Uniform(f - 1.0, f + 1.0), y)
 
-    with pytest.raises(ValueError, match="not finite at any of .*a support that depends"):
+    with pytest.raises(ValueError, match="support of observed site .y. .Uniform. moves"):
         sgp.nested(model, sgp.SVGP(4), (X, 3.0 * Y), progress_bar=False)
 
 
