@@ -547,8 +547,9 @@ def test_observations_without_a_finite_density_are_told():
     [
         (lambda f: dist.Poisson(jnp.exp(f)), "Poisson in 1 rows .first: .2.., as 0.5"),
         (lambda f: dist.TruncatedNormal(f, 1.0, low=0.7), "in 1 rows .first: .2.., as 0.5"),
+        (lambda f: dist.Beta(jnp.exp(f), 2.0), "Beta in 1 rows .first: .2.., as 0"),
     ],
-    ids=["count", "truncated"],
+    ids=["count", "truncated", "end"],
 )
 def test_rows_without_density_are_told(infer, likelihood, told):
     """What no check of known values sees: parts of counts, bounds of what is of f."""
@@ -558,8 +559,8 @@ def test_rows_without_density_are_told(infer, likelihood, told):
         with numpyro.plate("data", len(X)):
             numpyro.sample("counts", likelihood(f), obs=y)
 
-    y = np.ones(N)
-    y[2] = 0.5
+    y = np.full(N, 0.5) if told.startswith("Beta") else np.ones(N)
+    y[2] -= 0.5
     with pytest.raises(ValueError, match=f"'counts' has no finite log density.*{told}"):
         infer(model, sgp.SVGP(3), (X, y), progress_bar=False)
 

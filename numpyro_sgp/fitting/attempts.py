@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from numpyro_sgp.diagnostics.optimality import believed, loss_drop
-from numpyro_sgp.fitting.progress import INTERRUPTED, Limits, Trained
+from numpyro_sgp.fitting.progress import CONVERGED, INTERRUPTED, Limits, Trained
 from numpyro_sgp.fitting.stepper import CHUNK, Stepper
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, OTHER_OPTIMA, Cause, unknown
 from numpyro_sgp.fitting.whole import AGAIN, remaining, train_whole
@@ -106,7 +106,8 @@ class Attempts:
             gained, se = problem.gain(found.free, self._for_gain, 2 * _DRAWS)
         told = f"{gained:.2g} were gained by {len(found.losses)} more iterations"
         nats = max(gained, 0.0)
-        if gained > 2.0 * se and len(found.losses) >= self.steps:
+        has_ended = found.stopped.startswith(CONVERGED)  # of several trainings, maybe
+        if gained > 2.0 * se and len(found.losses) >= self.steps and not has_ended:
             more = remaining(losses)
             if np.isfinite(more):
                 nats += min(more, nats)  # of a series that is cut short there is no more

@@ -20,6 +20,17 @@ from numpyro_sgp.kernels.base import InputKernel, broadcasts_to
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.tracing import messages
 
+# What has values in a range, of a function f that has all real ones.
+_IN_RANGE = (
+    (constraints.positive, " Take jnp.exp(f), or jax.nn.softplus(f), of a GP site."),
+    (constraints.unit_interval, " Take jax.nn.sigmoid(f) of a GP site, or logits=f."),
+    (
+        constraints.real,
+        " It is NaN or infinite there: look for logs and roots of what may be negative, "
+        "and for exp(f) of large f.",
+    ),
+)
+
 
 def check_whole_plates(trace, why: str) -> None:
     """
@@ -82,9 +93,11 @@ def check_arguments(trace, valid) -> None:
         for argument, is_valid in of_site.items():
             if not_jax_tracer(is_valid) and not np.asarray(is_valid).all():
                 fn = messages.innermost(trace[name]["fn"])
+                constraint = fn.arg_constraints[argument]
                 raise ValueError(
                     f"Site '{name}': the {argument} of {type(fn).__name__} is not in its "
-                    f"range ({fn.arg_constraints[argument]}) at the starting values."
+                    f"range ({constraint}) at the starting values."
+                    + next((m for c, m in _IN_RANGE if constraint is c), "")
                 )
 
 
@@ -304,28 +317,33 @@ def is_inside(site) -> np.ndarray:
 
 def without_density(model, args: tuple, kwargs: dict) -> str:
     """
-    Which observations have no finite density with functions at their prior means, as what
-    is to be said of them beside another error; empty if all have, or if that is not known.
+    Which observations have no finite density with functions at their prior means, or one
+    above them, as what is to be said of them beside another error; empty if all have, or
+    if that is not known.
     """
     with suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPyro's, of a support
-        trace = messages.trace_of(model, args, kwargs, at_site=messages.at_prior_mean)
-        for name, site in trace.items():
-            if not messages.is_response(site):
-                continue
-            density = np.asarray(messages.log_prob(site, scaled=False))
-            bad = ~np.isfinite(density) & np.asarray(messages.counted(site))
-            if not bad.any():
-                continue
-            fn, value = messages.innermost(site["fn"]), np.asarray(site["value"])
-            told = ""
-            if value.ndim <= density.ndim:  # of numbers, not events
-                told = f", as {np.broadcast_to(value, bad.shape)[bad][0]:g}"
-            return (
-                f"With functions at their prior means '{name}' has no finite log density "
-                f"under its {type(fn).__name__} in {_places(np.atleast_1d(bad))}{told}. "
-            )
+        for at_site in (messages.at_prior_mean, messages.above_prior_mean):
+            for name, site in messages.trace_of(
+                model, args, kwargs, at_site=at_site
+            ).items():
+                if messages.is_response(site) and (told := _without_density(site)):
+                    near = "near" if at_site is messages.above_prior_mean else "at"
+                    return f"With functions {near} their prior means '{name}' has {told}. "
     return ""
+
+
+def _without_density(site) -> str:
+    density = np.asarray(messages.log_prob(site, scaled=False))
+    bad = ~np.isfinite(density) & np.asarray(messages.counted(site))
+    if not bad.any():
+        return ""
+    kind, value = type(messages.innermost(site["fn"])).__name__, np.asarray(site["value"])
+    told = ""
+    if value.ndim <= density.ndim:  # of numbers, not events
+        told = f", as {np.broadcast_to(value, bad.shape)[bad][0]:g}"
+    places = _places(np.atleast_1d(bad))
+    return f"no finite log density under its {kind} in {places}{told}"
 
 
 def check_imputed(trace) -> None:

@@ -16,7 +16,7 @@ from numpyro_sgp.diagnostics.sparsity import SparsityCurve
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.check import _of_points
 from numpyro_sgp.fitting.grow import grow
-from numpyro_sgp.fitting.progress import CONVERGED, INTERRUPTED, Limits
+from numpyro_sgp.fitting.progress import CONVERGED, INTERRUPTED, Limits, Trained
 from numpyro_sgp.fitting.verdict import Cause, Verdict
 
 X = np.linspace(0.0, 6.0, 20)[:, None]
@@ -239,3 +239,19 @@ def test_a_function_as_base_guide_has_no_quantiles():
     guide.setup(X, jnp.asarray(Y))
     with pytest.raises(NotImplementedError, match="guide has no quantiles .* draw them"):
         guide.quantiles(guide.known().starts, [0.5], X)
+
+
+@pytest.mark.parametrize(
+    "stopped, is_more", [("converged", False), ("at the limit of 500 steps", True)]
+)
+def test_what_an_attempt_gains_that_has_ended_is_all(stopped, is_more):
+    """
+    Of several trainings in turn, with more iterations together than one may have, the last
+    of which converged, nothing is to come.
+    """
+    losses = np.linspace(1.0, -1.0, 700)  # as if it went on falling, by a nat or more
+    found = Trained({}, 1.0, losses, 1.0, 0.0, stopped)
+    attempts = object.__new__(Attempts)
+    attempts.problem = SimpleNamespace(random=False, all_natural=True, free={})
+    attempts.steps, attempts._train = 500, lambda *_, **__: found
+    assert (attempts._gain()[0] > 2.0 + 1e-9) == is_more
