@@ -102,9 +102,9 @@ def nested(
         ``check``, ...
     :raises TypeError: if ``data`` is no tuple.
     :raises ValueError: if the model is none of one Gaussian field (a deep GP, a mixture, a
-        black box, a likelihood that ties rows together but by sums), has discrete latents, improper
-        priors, more hyperparameters than nodes can cover (15), or no finite bound at the
-        start.
+        black box, a likelihood that ties rows together but by sums), has discrete latents,
+        improper priors, more hyperparameters than nodes can cover (15), or no finite bound
+        at the start.
 
     **References:**
 
