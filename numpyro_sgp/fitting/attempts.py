@@ -1,5 +1,6 @@
 """Trainings that try to better a fit, and what they tell of it."""
 
+import itertools
 import warnings
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +21,10 @@ _FEWEST, _MOST = 5, 500  # iterations
 _DRAWS = 20  # keys over which a random bound is averaged
 _RATE = 0.03  # of Adam
 _APART = 1.0  # nats between two optima
+_MOST_SIGNS = 3  # functions whose signs are tried, in all combinations
+# Prior sds between means of mirror images, and as a share of that from where natural steps
+# began; nats between bounds.
+_FAR, _NEAR, _SAME = 2.0, 0.1, 0.1
 _LONGER = "train longer: more steps, or seconds, of sgp.fit"
 _ELSEWHERE = "sgp.fit(..., restarts=10), other keys, or more inducing points"
 _SAID = "what it says, and a check again"
@@ -149,6 +154,55 @@ class Attempts:
             mend = "sgp.fit(..., restarts=10), the best of ten starts"
         elif best is not None and best.expected >= _APART:
             told, mend = AGAIN.format(best.expected), _ELSEWHERE
+        elif number := self._mirrored():
+            told = (
+                f"{number + 1} optima as high, of f and -f: the sign makes no difference "
+                "to the likelihood, and q(u) is about one of them"
+            )
+            nats, mend = float(np.log(number + 1.0)), "a prior that chooses it, or MCMC"
+            return [Cause(OTHER_OPTIMA, nats, told=told, mend=mend)]
         else:
             return []
         return [Cause(OTHER_OPTIMA, np.nan, told=told, mend=mend)]
+
+    def _mirrored(self) -> int:
+        """
+        How many mirror images the optimum has: where natural steps from q(u) with means of
+        other signs, of some functions, stay there at the same bound.
+        """
+        best, problem = self._best, self.problem
+        if best is None or best.descent is None or not problem.all_natural:
+            return 0
+        means = {k: np.asarray(best.free[k]) for k in problem.profiled if k.endswith("_mu")}
+        functions = {(_site(k), i) for k in means for i in np.ndindex(means[k].shape[:-1])}
+        if not 0 < len(functions) <= _MOST_SIGNS:
+            return 0
+        number = 0
+        for signs in itertools.product((1.0, -1.0), repeat=len(functions)):
+            sign = dict(zip(sorted(functions), signs, strict=True))
+            moved = {
+                name: np.stack([sign[_site(name), i] for i in np.ndindex(mu.shape[:-1])])
+                .reshape(*mu.shape[:-1], 1)
+                .astype(mu.dtype)
+                * mu
+                for name, mu in means.items()
+            }
+            if _distance(moved, means) < _FAR:
+                continue
+            with suppress(ValueError):
+                best.descent.start_at({**best.free, **moved})
+                ended = best.descent.free_now()
+                stayed = _distance(ended, moved) < _NEAR * _distance(moved, means)
+                number += stayed and abs(best.descent.loss + best.bound) < _SAME
+        return number
+
+
+def _site(name: str) -> str:
+    """The GP site of a parameter."""
+    return name.partition("_auto_")[0]
+
+
+def _distance(a: dict, b: dict) -> float:
+    """Between means by name, those that both have."""
+    ways = [np.ravel(np.asarray(a[k]) - np.asarray(b[k])) for k in a.keys() & b.keys()]
+    return float(np.linalg.norm(np.concatenate(ways)))

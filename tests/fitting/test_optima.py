@@ -52,3 +52,22 @@ def test_a_fit_and_its_check_tell_of_many_optima():
     assert not found.converged
     told = found.causes["other parameters"], found.causes.get("other optima")
     assert any(cause is not None and "restarts=10" in cause.mend for cause in told)
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_mirror_images_are_told(even):
+    """Of f**2 there is -f as well, far from f where that is nowhere near zero."""
+    X = np.linspace(0.0, 6.0, 40)[:, None]
+    f = 1.0 + 0.3 * np.sin(X[:, 0])
+    y = (f**2 if even else f) + 0.1 * np.random.default_rng(0).normal(size=40)
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(2.0, 2.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f**2 if even else f, 0.1), obs=y)
+
+    found = sgp.fit(model, sgp.SVGP(8), (X, y), progress_bar=False).check()
+    assert found.converged != even and ("other optima" in found.causes) == even
+    if even:
+        assert np.isclose(found.causes["other optima"].nats, np.log(2.0))
+        assert "several optima" in found.summary
