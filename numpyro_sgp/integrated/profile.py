@@ -47,7 +47,10 @@ _LEAST_RATE = 1e-9
 _NARROW = 100.0  # times the prior's, is the precision that q(w) starts with
 _DRAWN = 3, 64  # other means that it starts with at most, by the work of a node
 _WORK_OF_DRAWN = 1e9
-_ONE_NODE, _MANY_NODES = 4096, 256  # draws that are weighed
+# Draws that are weighed: at one node, at some twenty, as of one hyperparameter (where rows
+# are few), and at many.
+_ONE_NODE, _SOME_NODES, _MANY_NODES = 4096, 2048, 256
+_FEW_ROWS = 500
 # Work at a node, and hyperparameters, which make many nodes: below both all nodes take less
 # time than to compile them well.
 _SMALL, _MANY_HYPERPARAMETERS = 2e7, 4
@@ -305,7 +308,8 @@ class Profile:
 
         #: Draws that are weighed at a node.
         one_node = one_node or field.num_hyperparameters == 0
-        self.draws = _ONE_NODE if one_node else _MANY_NODES
+        is_few = field.num_hyperparameters == 1 and N <= _FEW_ROWS
+        self.draws = _ONE_NODE if one_node else _SOME_NODES if is_few else _MANY_NODES
         #: Whether the field is more than its best Gaussian, so that draws are weighed.
         self.weighs = self.draws * N * field.layout.number**2 < _MOST_WEIGHED
         self.weighs = self.weighs and not rows.size
