@@ -43,6 +43,7 @@ _AS_FAR = 0.1  # nats from the best, is an end that is there
 # Of ends of natural steps, where they are so many, such a share at the best says that there
 # is none better.
 _MANY_ENDS, _SHARE = 40, 0.25
+_SHARE_LOST = 0.05  # of the mass, with which sds are far larger than those of one optimum
 
 
 def check(field: Field, nodes: Nodes, args: tuple, kwargs: dict) -> Verdict:
@@ -272,8 +273,12 @@ def _of_optima(node: Node, ends: list[Node]) -> dict[str, Cause]:
     if is_it and there >= _SHARE * max(len(ends), _MANY_ENDS):
         nats = float(np.log(sum(np.exp(end.value - best) for end in optima)))
         told = f"{came}, and else {lower[0]:.2g} nats below or more" if lower else came
-        mend = "MCMC: q(w) is about one of them" if nats > ENOUGH_NATS else ""
-        return {OTHER_OPTIMA: Cause(OTHER_OPTIMA, nats, told=told, mend=mend)}
+        mend, headline, share = "", "", -np.expm1(-nats)
+        if share > _SHARE_LOST:
+            mend = "MCMC: q(w) is about one of them"
+            headline = f"about {share:.0%} of the mass of f is about other optima"
+        cause = Cause(OTHER_OPTIMA, nats, told=told, mend=mend, headline=headline)
+        return {OTHER_OPTIMA: cause}
     told = f"the likelihood is not log-concave: {came}"
     if lower:
         told += f", and else up to {lower[-1]:.2g} nats below"
