@@ -14,8 +14,8 @@ from numpy.testing import assert_allclose
 from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
-from scipy.special import logsumexp
-from scipy.stats import gamma, laplace, norm, poisson, t
+from scipy.special import expit, logsumexp
+from scipy.stats import binom, gamma, laplace, nbinom, norm, poisson, t
 
 import numpyro_sgp as sgp
 from tests.helpers import rbf, slow
@@ -531,3 +531,36 @@ def test_observed_rows_without_a_density_are_told(level):
     else:
         (warning,) = told
         assert "4 observed rows of site 'y' (first: 2) is NaN" in str(warning.message)
+
+
+@pytest.mark.slow  # with all optimisations
+@pytest.mark.parametrize(
+    "likelihood, log_pmf",
+    [
+        (
+            lambda f: dist.Binomial(6, logits=f),
+            lambda f, y: binom.logpmf(y, 6, expit(f)),
+        ),
+        (
+            lambda f: dist.NegativeBinomial2(jnp.exp(f), 3.0),
+            lambda f, y: nbinom.logpmf(y, 3.0, 3.0 / (3.0 + np.exp(f))),
+        ),
+    ],
+    ids=["binomial", "negative-binomial"],
+)
+def test_rounding_is_taken_for_no_other_row(likelihood, log_pmf):
+    """Of 16 rows and up a loop's first turn may round what is not moved otherwise."""
+    X = np.linspace(0.0, 6.0, 50)[:, None]
+    y = np.random.default_rng(0).binomial(6, expit(np.sin(2.0 * X[:, 0])))
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.Matern32(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", likelihood(f), obs=y)
+
+    fitted = sgp.fit(model, sgp.SVGP(12), (X, y), progress_bar=False)
+    q = fitted.posterior(X)["f"]
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    f = np.asarray(q.mean) + np.sqrt(np.asarray(q.variance)) * nodes[:, None]
+    exact = logsumexp(log_pmf(f, y), b=weights[:, None] / np.sqrt(2.0 * np.pi), axis=0)
+    assert_allclose(fitted.log_score()["y"].rows, exact, atol=1e-6)

@@ -304,3 +304,21 @@ def test_inside_of_jit_there_has_to_be_one_for_each_row():
 
     with pytest.raises(ValueError, match="Inside of jax.jit"):
         score(Y)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rounding_is_no_change(dtype):
+    """Compiled with all optimisations a loop's turns round the same numbers otherwise."""
+    eps = np.finfo(dtype).eps
+    a = np.array([-2.0, -2.0, -1e4, np.nan, -np.inf, 0.0, -3.0, -3.0], dtype)
+    rounded = a + np.array([2, 0, 2e4, 0, 0, 0, 3, 0]) * eps
+    # The last two: of one row, and of another one less, as a sum of rows may be.
+    moved = np.array([-2.5, -2.0, -1e4, np.nan, -1.0, np.nan, -2.9, -2.9], dtype)
+    less = np.array([-2.0, -2.0, -1e4, np.nan, -np.inf, 0.0, -3.0, -2.99], dtype)
+    with np.errstate(invalid="ignore"):
+        found = np.asarray(
+            entries._differ(jnp.asarray(a), jnp.asarray([rounded, moved, less], dtype))
+        )
+    expected = np.zeros((3, 8), bool)
+    expected[1, [0, 4, 5, 6, 7]] = expected[2, 7] = True
+    np.testing.assert_array_equal(found, expected)

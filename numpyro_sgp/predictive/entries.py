@@ -14,6 +14,7 @@ from jax import Array
 #: Standard deviations from the mean, where rows are moved, and by how much: entries may be
 #: flat at most places, as what is clipped.
 PLACES, STEP = tuple(np.linspace(-3.0, 3.0, 13).tolist()), 0.25
+_ULPS = 8  # of a log density, by which it may be rounded otherwise
 _MOST_TURNS = 256  # entries of a row, with nodes of their own
 _NONE, _SEVERAL = -1, -2  # rows of an entry that changes with none, or with several
 
@@ -92,7 +93,20 @@ def changed(
 
 
 def _differ(a, b):
-    return ~((a == b) | (jnp.isnan(a) & jnp.isnan(b)))
+    """
+    Which of several arrays differ from another by more than its rounding, and than that of
+    the largest change that an entry has among them: compiled loops round the first turn
+    otherwise than later ones.
+
+    :param b: with one axis more, the first.
+    """
+    is_same = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
+    finite = jnp.isfinite(a) & jnp.isfinite(b)
+    change = jnp.where(finite & ~is_same, jnp.abs(b - a), 0.0)
+    eps = jnp.finfo(change.dtype).eps
+    rounding = jnp.where(jnp.isfinite(a), _ULPS * eps * jnp.abs(a), 0.0)
+    least = jnp.maximum(jnp.sqrt(eps) * jnp.max(change, axis=0), rounding)
+    return ~is_same & (~finite | (change > least))
 
 
 def of_functions(log_prob: Callable[[dict], dict], f: dict, scales: dict) -> dict:
