@@ -191,8 +191,8 @@ def predict(
     Deterministic sites that are linear in f are exact too. Of others moments are by the
     same nodes, and where a rule with one node more has others, because of a jump or a kink,
     by those of quantiles: a probability ``f > c`` is right to about 0.001. Their quantiles
-    are between the values at these, to about 0.001 of a level, and none beyond the
-    outermost.
+    are between the values at these, to about 0.001 of a level (0.005 at single rows of
+    what is made of several functions), and none beyond the outermost.
 
     What q(f) is given is drawn ``num_draws`` times, as in
     :func:`~numpyro_sgp.log_predictive_density`: other latents where the base guide is a
