@@ -51,9 +51,8 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
     :raises ValueError: if no guide can be made for it.
     """
 
-    model_here = ProperPriors(OnePlateEach(FirstRows(PutInside(model))), start)
-
     def run(args, kwargs):
+        model_here = ProperPriors(OnePlateEach(FirstRows(PutInside(model))), start)
         at_mean = messages.at_prior_mean
         trace = messages.trace_of(model_here, args, kwargs, at_site=at_mean)
         checks.check_kernels(trace)
@@ -109,14 +108,17 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
         )
     for name in given:
         checks.check_support(name, trace[name])
-    _check_support_stays(model_here, args, kwargs, trace)
     return trace
 
 
-def _check_support_stays(model, args, kwargs, trace) -> None:
+def check_support_stays(guide, args, kwargs) -> None:
     """
-    :raises ValueError: if observations have no density at some values of GP sites.
+    :param guide: one that is to be trained.
+    :raises ValueError: if observations have no density at some values of GP sites, with
+        which a guide may predict, but has no bound to be trained by.
     """
+    trace = guide.known().trace
+    model = OnePlateEach(FirstRows(PutInside(guide.model)))
     moving = [
         name
         for name, site in trace.items()

@@ -20,6 +20,7 @@ from numpyro_sgp.distributions.arguments import warn_of_rounded_arguments
 from numpyro_sgp.fitting.arguments import check_data
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides import AutoSparseGP
+from numpyro_sgp.guides.checks import check_support_stays
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.placing import (
     check_hyperparameters,
@@ -142,6 +143,7 @@ def nested(
     check_model(model, args, kwargs)
     guide = AutoSparseGP(model, approximation)
     guide.setup(*args, **kwargs)
+    check_support_stays(guide, args, kwargs)
     check_likelihood(guide, args, kwargs)
     field = Field(guide, args, kwargs)
     check_hyperparameters(field)
