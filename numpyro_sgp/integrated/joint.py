@@ -24,7 +24,7 @@ from numpyro_sgp.families.blocks import Block
 from numpyro_sgp.families.constraint import lower_triangular
 from numpyro_sgp.fitting.arguments import JOINT_GUIDES
 from numpyro_sgp.guides import AutoSparseGP, messengers
-from numpyro_sgp.guides.checks import check_set_up
+from numpyro_sgp.guides.checks import check_set_up, check_support_stays
 from numpyro_sgp.guides.messengers import FirstRows, Params, Plates, WithoutGPs
 from numpyro_sgp.guides.prepared import base_maker
 from numpyro_sgp.integrated.expectation import expected
@@ -195,6 +195,7 @@ class AutoJointGP(autoguide.AutoGuide):
         guide = AutoSparseGP(self.model, self._sparse.approximation, prefix=self.prefix)
         guide.setup(*args, **kwargs)
         self._sparse = guide
+        check_support_stays(guide, args, kwargs)
         check_likelihood(guide, args, kwargs)
         field = Field(guide, args, kwargs)
         starts = starting_hyperparameters(field, rng_key, args, kwargs)
