@@ -180,13 +180,10 @@ class Attempts:
         number = 0
         for signs in itertools.product((1.0, -1.0), repeat=len(functions)):
             sign = dict(zip(sorted(functions), signs, strict=True))
-            moved = {
-                name: np.stack([sign[_site(name), i] for i in np.ndindex(mu.shape[:-1])])
-                .reshape(*mu.shape[:-1], 1)
-                .astype(mu.dtype)
-                * mu
-                for name, mu in means.items()
-            }
+            moved = {}
+            for name, mu in means.items():
+                each = [sign[_site(name), i] for i in np.ndindex(mu.shape[:-1])]
+                moved[name] = mu * np.reshape(each, (*mu.shape[:-1], 1)).astype(mu.dtype)
             if _distance(moved, means) < _FAR:
                 continue
             with suppress(ValueError):

@@ -49,6 +49,7 @@ FAR_MEAN, FAR_LOG_SD = 0.2, 0.15
 _NO_MEAN = 1.0  # k-hat above which weights have no mean
 _ROUNDED = 20.0  # nats: sd of weights above which those of float32 are not believed
 _NUM_ERRORS = 3  # at least, that such a difference is one
+_MAY_DIFFER = 0.05  # share of the nats of one natural step, from which on more tell
 _LARGEST = 2e8  # rows times inducing points of one pass over all data
 _OTHER = (
     "The model computes something else than when it was fitted: a number or an object that "
@@ -57,7 +58,6 @@ _OTHER = (
 #: Further causes, from the guide, its parameters and the model's arguments; None where one
 #: does not apply.
 MORE_CAUSES: list[Callable[..., Cause | None]] = []
-_MAY_DIFFER = 0.05  # share of the nats of a natural step, from which on steps tell
 
 
 def check(

@@ -108,7 +108,10 @@ def not_seen(
     if kinked or len(mean) not in _OTHERS:
         return jnp.zeros_like(found)
     again = expected(log_likelihood, mean, covariance, other=True)
-    return jnp.maximum(found - again - _MAY_DIFFER, 0.0)
+    # Its outermost nodes are farther out, where a likelihood may have no value.
+    return jnp.where(
+        jnp.isfinite(again), jnp.maximum(found - again - _MAY_DIFFER, 0.0), 0.0
+    )
 
 
 def without_left(

@@ -166,7 +166,6 @@ def _are_one(a: Node, b: Node) -> bool:
 
 def from_elsewhere(profile: Profile, node: Node, until: float | None) -> Node:
     """A node, or the best of :func:`ends_elsewhere` where that is better."""
-    best = max(
-        ends_elsewhere(profile, node, until), key=lambda end: end.value, default=node
-    )
+    ends = ends_elsewhere(profile, node, until)
+    best = max(ends, key=lambda end: end.value, default=node)
     return best if best.value > node.value + _BETTER else node

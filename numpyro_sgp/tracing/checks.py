@@ -324,9 +324,8 @@ def without_density(model, args: tuple, kwargs: dict) -> str:
     with suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPyro's, of a support
         for at_site in (messages.at_prior_mean, messages.above_prior_mean):
-            for name, site in messages.trace_of(
-                model, args, kwargs, at_site=at_site
-            ).items():
+            trace = messages.trace_of(model, args, kwargs, at_site=at_site)
+            for name, site in trace.items():
                 if messages.is_response(site) and (told := _without_density(site)):
                     near = "near" if at_site is messages.above_prior_mean else "at"
                     return f"With functions {near} their prior means '{name}' has {told}. "

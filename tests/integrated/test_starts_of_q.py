@@ -13,6 +13,8 @@ import scipy.stats
 from numpy.testing import assert_allclose
 
 import numpyro_sgp as sgp
+from numpyro_sgp.integrated.expectation import expected, not_seen
+from numpyro_sgp.linalg import gauss_hermite
 from tests.helpers import rbf
 
 N = 45
@@ -158,3 +160,26 @@ def test_a_bound_that_quadrature_makes_up_is_not_believed(seed):
     found = sgp.nested(model, sgp.SVGP(12), (jnp.asarray(rows), y), progress_bar=False)
     sd = np.asarray(found.posterior(rows)["f"].sd)
     assert found.log_evidence < -15.0 and sd.max() < 1.0
+
+
+def test_another_rule_tells_only_where_it_has_a_value():
+    """Of a wide q, waves whose crests are at all nodes; of sqrt(f), nodes below zero."""
+    nodes, _ = gauss_hermite(24)
+    step = float(np.diff(np.sort(np.asarray(nodes)))[11])  # of the innermost ones
+    wide = jnp.zeros((1, 5)), 9.0 * jnp.ones((1, 1, 5))
+
+    def waves(f):
+        return jnp.sum(20.0 * jnp.cos(2.0 * np.pi * f / (3.0 * step) - np.pi))
+
+    found = expected(waves, *wide)
+    # The exact expectation is zero, as the wave is far narrower than q.
+    assert found > 10.0 and found - not_seen(waves, *wide, found) < 10.0
+
+    near = 9.3 * jnp.ones((1, 5)), jnp.ones((1, 1, 5))
+
+    def root(f):
+        return jnp.sum(jnp.sqrt(f))
+
+    found = expected(root, *near)
+    assert np.isfinite(found) and not np.isfinite(expected(root, *near, other=True))
+    assert not_seen(root, *near, found) == 0.0
