@@ -12,6 +12,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array
 from numpyro.infer.autoguide import AutoDelta
 
@@ -24,8 +25,8 @@ from numpyro_sgp.tracing.rows import origins, union
 _NEXT_TO_ZERO, _AT_MEANS = 0.1, 0.5
 #: What is to be done about it.
 MEND = (
-    "sgp.nested, or sgp.fit with joint=True, which integrate over normal effects, or "
-    "base_guide=AutoNormal"
+    "sgp.nested, or base_guide=AutoNormal, or sgp.fit with joint=True for effects beside f, "
+    "which it integrates over"
 )
 
 
@@ -84,7 +85,7 @@ def vanished(guide, params: dict, args: tuple, kwargs: dict) -> dict[str, float]
     # With parameters of the model, as LocScaleReparam has them.
     known = on_data(looked_at, args, kwargs, {**params, **now})
     before = on_data(looked_at, args, kwargs, {**params, **starts, **now, **first})
-    left = {name: _left(now[name], known[name], before[name]) for name in others}
+    left = {name: _left(known[name], before[name]) for name in others}
     return {name: share for name, share in left.items() if share is not None}
 
 
@@ -103,22 +104,40 @@ def at_points(guide, params: dict) -> dict[str, Array]:
 
 
 def _moments(fn, value):
-    """Mean and standard deviation of a prior of real numbers, for each value."""
+    """
+    Values, and mean and standard deviation of their prior, where it is of real numbers or
+    of such that are transformed, as a log-normal one.
+    """
+    base = messages.innermost(fn)
+    affine: list[dist.transforms.AffineTransform] = []
+    while isinstance(base, dist.TransformedDistribution):
+        fn, outer = base.base_dist, list(base.transforms)
+        while outer and not jax.tree.leaves(outer[-1]):  # neither location nor scale
+            value = outer.pop().inv(value)
+        if not all(isinstance(each, dist.transforms.AffineTransform) for each in outer):
+            return None
+        affine, base = outer + affine, messages.innermost(fn)
     if not messages.is_real(fn):
         return None
     try:
-        return tuple(jnp.broadcast_to(m, value.shape) for m in (fn.mean, fn.variance**0.5))
+        mean, sd = fn.mean, fn.variance**0.5
     except (AttributeError, NotImplementedError, ValueError):
-        return None  # of no number, or of other rows than those of a minibatch
+        return None  # of no number
+    for each in affine:
+        mean, sd = each(mean), jnp.abs(each.scale) * sd
+    try:
+        return tuple(jnp.broadcast_to(part, value.shape) for part in (value, mean, sd))
+    except ValueError:
+        return None  # of other rows than those of a minibatch
 
 
-def _left(value, known, before) -> float | None:
+def _left(known, before) -> float | None:
     """Of scales that shrank the least share; None where values are not at their means."""
     if known is None:
         return None
-    (mean, sd), (_, wide) = (map(np.asarray, moments) for moments in (known, before))
+    (value, mean, sd), (*_, wide) = (map(np.asarray, found) for found in (known, before))
     shrunk = sd < _NEXT_TO_ZERO * wide
-    away, scale = (np.asarray(value) - mean)[shrunk], sd[shrunk]
+    away, scale = (value - mean)[shrunk], sd[shrunk]
     if not away.size or np.sqrt(np.mean(away**2)) > _AT_MEANS * scale.max():
         return None
     return float(np.min(scale / wide[shrunk]))

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpyro import handlers
-from numpyro.distributions import biject_to
 
 from numpyro_sgp._programs import join_static, on_data, shared, split_static, without_leaks
 from numpyro_sgp.guides import VGP, AutoSparseGP
 from numpyro_sgp.guides.points import MeanKernel, point_name, points_of
 from numpyro_sgp.inducing.exchange import exchanged
+from numpyro_sgp.integrated.coordinates import coordinates
 from numpyro_sgp.integrated.effects import is_gaussian
 from numpyro_sgp.integrated.groups import Groups
 from numpyro_sgp.integrated.maps import combined, linear_maps
@@ -51,6 +51,9 @@ class Field:
     :param effects: names of the latents that are part of the field, where they are known.
     :raises ValueError: if the model's likelihood is not one of linear predictors by row.
     """
+
+    #: Hyperparameters whose coordinates are standardised, see :mod:`.coordinates`.
+    standardised: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -97,10 +100,7 @@ class Field:
         #: Names of the hyperparameters.
         self.thetas = tuple(name for name in fns if name not in self.effects)
         #: Their shapes in unconstrained space.
-        self.free_shapes: dict[str, tuple[int, ...]] = {
-            name: tuple(biject_to(fns[name].support).inverse_shape(self.shapes[name]))
-            for name in self.thetas
-        }
+        self.free_shapes = {name: tuple(free_shape(fns[name])) for name in self.thetas}
 
     # ---- sizes --------------------------------------------------------------------
 
@@ -155,7 +155,8 @@ class Field:
         found = [jnp.zeros(0)]
         for name in self.thetas:
             site = trace[name]
-            found.append(jnp.ravel(biject_to(site["fn"].support).inv(site["value"])))
+            free = coordinates(self, name, site["fn"]).inv(site["value"])
+            found.append(jnp.ravel(free))
         return jnp.concatenate(found).astype(self.dtype)
 
     def _trace_at(self, free: dict, values: dict, args, kwargs) -> dict:

@@ -21,6 +21,7 @@ def _read(kind: Any, fitted: Fitted, more: dict, **options) -> Any:
     field = Field(fitted.guide, args, kwargs, tuple(more["effects"]))
     if axes := dict(more.get("groups", [])):  # files of former versions have none
         field.groups = Groups(axes, {name: field.shapes[name] for name in axes})
+    field.standardised = frozenset(more.get("standardised", ()))
     field.kinked = bool(more.get("kinked", False))
     nodes = unpacked(more, field.dtype)
     found = kind(field, nodes, args, kwargs, fitted.seconds, **options)

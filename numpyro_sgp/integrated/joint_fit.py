@@ -14,6 +14,7 @@ from numpyro_sgp.diagnostics.arviz import Found
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.check import problem_at
+from numpyro_sgp.fitting.hierarchies import MEND, told_of, vanished
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
 from numpyro_sgp.integrated.check import check, no_digits, spread_out
 from numpyro_sgp.integrated.field import Field
@@ -131,6 +132,8 @@ class JointFit(Nested):
         if self.svi is None:
             told = "unknown: the training is not here (a file has none of it)"
             return Cause("other parameters", np.nan, told=told)
+        if gone := vanished(self.guide, self.params, args, kwargs):
+            return Cause("other parameters", np.nan, told=told_of(gone), mend=MEND)
         problem = problem_at(self.svi, self.params, args, kwargs)
         descent = self.descent if own else None
         return Attempts(problem, rng_key, descent).of_others(self.losses)

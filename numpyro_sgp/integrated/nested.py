@@ -6,10 +6,12 @@ import functools
 import time
 import warnings
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from tqdm import tqdm
 
@@ -21,7 +23,9 @@ from numpyro_sgp.fitting.arguments import check_data
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.checks import check_support_stays
+from numpyro_sgp.integrated.coordinates import hierarchical, informed
 from numpyro_sgp.integrated.field import Field
+from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.placing import (
     check_hyperparameters,
     check_likelihood,
@@ -33,10 +37,15 @@ from numpyro_sgp.integrated.row_parts import choose_layout
 from numpyro_sgp.integrated.search import Search
 from numpyro_sgp.integrated.starts import (
     lengthscale_slopes,
+    moved,
     other_periods,
     starting_hyperparameters,
 )
 from numpyro_sgp.training.checks import check_keywords
+
+# Of the prior's variance is left by the data, of hyperparameters that are not standardised,
+# and of those of which both are tried, if the log evidence has a larger error than that.
+_KNOWN, _NEARLY_KNOWN, _EXACT = 0.01, 0.05, 0.03
 
 
 @alone
@@ -147,10 +156,10 @@ def nested(
     check_likelihood(guide, args, kwargs)
     field = Field(guide, args, kwargs)
     check_hyperparameters(field)
+    field.standardised = hierarchical(field, args, kwargs)
     starts = starting_hyperparameters(field, rng_key, args, kwargs)
     free = jnp.asarray(starts[0], field.dtype)
     choose_layout(field, free, args, kwargs, grouped=True)
-    profile = Profile(field, args, kwargs, one_node=max_nodes == 1)
     until = None if seconds is None else started + seconds
     with tqdm(disable=not progress_bar, bar_format="{desc} {elapsed}") as bar:
 
@@ -159,10 +168,41 @@ def nested(
             bar.set_description_str(f"{what}: {shown}", refresh=False)
             bar.update()
 
-        slopes = functools.partial(lengthscale_slopes, field, args, kwargs)
-        periods = functools.partial(other_periods, field, args, kwargs)
-        nodes = Search(profile, max_nodes, until, progress).nodes(starts, slopes, periods)
+        limits = max_nodes, until, progress
+        field, nodes = _in_best_coordinates(field, args, kwargs, starts, limits)
     if message := nodes.warning():
         warnings.warn(message, stacklevel=3)  # one is of the lock
     took = time.monotonic() - started
     return Nested(field, nodes, args, kwargs, seconds=took)
+
+
+def _in_best_coordinates(
+    field: Field, args: tuple, kwargs: dict, starts: np.ndarray, limits: tuple
+) -> tuple[Field, Nodes]:
+    """
+    Nodes, and the field with the coordinates that they are in: hierarchies standardised, or
+    not where the data say so much of them that the others would bend. Where that is not
+    clear and standardised ones leave few nodes that count, both are tried.
+
+    :param starts: hyperparameters to begin from, ``(S, p)``.
+    :param limits: on nodes and time, and a function that is told of progress.
+    """
+    one_node = limits[0] == 1
+    slopes = functools.partial(lengthscale_slopes, field, args, kwargs)
+    periods = functools.partial(other_periods, field, args, kwargs)
+    search = Search(Profile(field, args, kwargs, one_node=one_node), *limits)
+    mode, axes = search.around(starts, slopes, periods)
+    nodes, known = None, informed(field, axes, _KNOWN)
+    if not known:
+        nodes, known = search.nodes(mode, axes), informed(field, axes, _NEARLY_KNOWN)
+        if not known or nodes.error < _EXACT:
+            return field, nodes
+    other, points = copy(field), search.profile.points
+    other.standardised = field.standardised - known
+    starts = np.stack([mode.free, *(free for free, _ in search.ends)])
+    starts = moved(field, other, starts, args, kwargs)
+    search = Search(Profile(other, args, kwargs, points, one_node=one_node), *limits)
+    found = search.nodes(*search.around(starts))
+    if nodes is None or found.effective > nodes.effective:
+        return other, found
+    return field, nodes

@@ -16,7 +16,7 @@ from numpyro_sgp.fitting.progress import TIME_USED
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS
 from numpyro_sgp.integrated.profile import Node
 
-_SMOOTH = 0.2  # how far draws are from nodes that were drawn, in standard deviations
+_SMOOTH = 0.05  # how far draws are from nodes that were drawn, in standard deviations
 _CANDIDATES = 20_000
 _BORDER, _MUCH = 0.01, 0.2  # of the mass
 _FEW = 100.0  # effective nodes of those that were drawn

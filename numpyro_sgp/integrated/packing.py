@@ -27,6 +27,7 @@ def packed(field: Field, nodes: Nodes) -> dict[str, Any]:
     groups = field.groups
     return {
         "effects": list(field.effects),
+        "standardised": sorted(field.standardised),
         "kinked": bool(field.kinked),
         "groups": [] if groups is None else [list(pair) for pair in groups.axes.items()],
         "kind": nodes.kind,

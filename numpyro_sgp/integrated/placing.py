@@ -24,6 +24,7 @@ from numpyro_sgp.distributions.columns import (
 )
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides.row_latents import DRAW_ANEW, check_row_latents
+from numpyro_sgp.integrated.coordinates import coordinates
 from numpyro_sgp.integrated.effects import of_standardised
 from numpyro_sgp.integrated.units_of_data import check_units
 from numpyro_sgp.kernels.base import broadcasts_to
@@ -58,9 +59,10 @@ NOT_FINITE = (
 class Unconstrained(dict):
     """Hyperparameters by name in unconstrained space, where their density is."""
 
-    def place(self, msg):
+    def place(self, msg, field):
         """The value at a site, and its log density."""
-        transform, free = biject_to(msg["fn"].support), self[msg["name"]]
+        free = self[msg["name"]]
+        transform = coordinates(field, msg["name"], msg["fn"])
         value = transform(free)
         slope = jnp.sum(transform.log_abs_det_jacobian(free, value))
         return value, _density(msg, value) + slope
@@ -69,7 +71,7 @@ class Unconstrained(dict):
 class Constrained(dict):
     """Hyperparameters by name, where the model has them."""
 
-    def place(self, msg):
+    def place(self, msg, field):
         """The value at a site, and its log density."""
         value = self[msg["name"]]
         return value, _density(msg, value)
@@ -148,7 +150,7 @@ class Placed(Messenger):
             e = opening(("effect", name), msg["fn"].shape(), field.dtype)
             msg["value"], self.known[name] = of_standardised(msg["fn"], e)
         elif name in self.thetas:
-            msg["value"], density = self.thetas.place(msg)
+            msg["value"], density = self.thetas.place(msg, field)
             self.log_prior = self.log_prior + density
             self.known[name] = density
         elif name in field.responses:
@@ -191,7 +193,7 @@ class AtValues(Messenger):
             return
         name = msg["name"]
         if name in self.free:
-            msg["value"] = biject_to(msg["fn"].support)(self.free[name])
+            msg["value"] = coordinates(self.field, name, msg["fn"])(self.free[name])
         elif name in self.values:
             msg["value"] = jnp.reshape(self.values[name], msg["fn"].shape())
         elif name in self.drawn and messages.can_draw(msg["fn"]):

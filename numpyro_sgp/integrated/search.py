@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 from scipy.spatial import KDTree
-from scipy.special import gammaincinv, logsumexp, ndtri
+from scipy.special import logsumexp
 
 from numpyro_sgp.fitting.progress import TIME_USED
 from numpyro_sgp.fitting.scales import MOVES
@@ -26,6 +26,13 @@ from numpyro_sgp.integrated.nodes import (
     One,
 )
 from numpyro_sgp.integrated.profile import Gaussian, Node, Profile
+from numpyro_sgp.integrated.proposals import (
+    ROUND,
+    WIDER,
+    next_proposal,
+    student_draws,
+    weights_of,
+)
 from numpyro_sgp.integrated.starts import from_elsewhere
 
 Slopes = Callable[[np.ndarray], np.ndarray]
@@ -40,12 +47,7 @@ _AS_LOW = 6.0  # nats below the highest, are modes that are told
 # problems that take long.
 _SPACING = {1: (0.5, 1.0), 2: (0.75, 1.2), 3: (1.0, 1.4)}
 _LONG = 5e8  # rows times numbers of the field squared
-_FREEDOM = 5.0  # of the Student t that nodes are drawn from
-_ROUND = 128  # nodes of a round
 _ENOUGH = 1000.0, 300.0  # effective number of nodes; of problems that take long
-_WIDER = 1.2  # than what was found, are standard deviations of the next round
-_HELD = 4  # nodes for each hyperparameter hold a covariance
-_LEAST_POWER = 1e-2  # of weights
 _FAR = 12.0  # from where an ascent begins it goes in each coordinate
 _NEAR = 0.2  # nearer it does not begin again
 _ASCENTS = 6
@@ -82,7 +84,8 @@ class Search:
     def __init__(self, profile: Profile, max_nodes: int, until: float | None, progress):
         self.profile, self.max_nodes, self.until = profile, max_nodes, until
         self._progress = progress
-        self._ends: list[tuple[np.ndarray, float]] = []  # of ascents, nats below the best
+        #: Of ascents, with nats below the best.
+        self.ends: list[tuple[np.ndarray, float]] = []
         self._single = np.dtype(profile.field.dtype).itemsize < 8
 
     def _evaluate(self, free, start: Gaussian, to_weigh=False):
@@ -96,6 +99,23 @@ class Search:
 
     # ---- the mode -------------------------------------------------------------------
 
+    def around(
+        self,
+        starts: np.ndarray,
+        slopes: Slopes | None = None,
+        periods: Periods | None = None,
+    ) -> tuple[Node, np.ndarray]:
+        """
+        The mode, and its axes: standard deviations, the columns of an array ``(p, p)``.
+
+        :param slopes: from hyperparameters to slopes of log lengthscales, ``(kernels, p)``.
+        :param periods: from hyperparameters to the same with other periods, ``(K, p)``, of
+            each kernel whose period is open, and which of them a period is made of,
+            ``(p,)``.
+        """
+        mode = self.mode(starts, slopes, periods)
+        return mode, self.axes(mode) if len(mode.free) else np.eye(0)
+
     def mode(
         self,
         starts: np.ndarray,
@@ -107,8 +127,8 @@ class Search:
         and lengthscales with all else where it suits these.
 
         :param starts: hyperparameters to begin from, ``(S, p)``.
-        :param slopes: derivatives of log lengthscales, see :meth:`nodes`.
-        :param periods: see :meth:`nodes`.
+        :param slopes: derivatives of log lengthscales, see :meth:`around`.
+        :param periods: see :meth:`around`.
         :raises ValueError: if no start has a finite density.
         """
         q = self.profile.start()
@@ -136,7 +156,7 @@ class Search:
             best = max(ends, key=lambda node: node.value)
         if (other := from_elsewhere(self.profile, best, self.until)) is not best:
             ends.append(best := self._uphill(other))
-        self._ends = [(end.free, best.value - end.value) for end in ends]
+        self.ends = [(end.free, best.value - end.value) for end in ends]
         moved = self.profile.choose_points(best)
         return best if moved is None else self._uphill(moved)
 
@@ -164,9 +184,7 @@ class Search:
         tried = [self.profile(start, q)[0] for start in timely]
         tried = [node for node in tried if np.isfinite(node.value)]
         tried.sort(key=lambda node: -node.value)
-        begun = tried[:_CLIMBED]
-        if not held.all():
-            begun = [self._ascent(node, _FAR, held)[0] for node in begun]
+        begun = [self._ascent(node, _FAR, held)[0] for node in tried[:_CLIMBED]]
         return [self._uphill(node) for node in begun]
 
     def _other_scales(self, best: Node, slopes: np.ndarray) -> list[Node]:
@@ -235,6 +253,8 @@ class Search:
         limits = {"gtol": tolerance, "ftol": 1e-10, "maxiter": 200}
         reach = np.full(best.free.shape, far)
         if held is not None:
+            if held.all():
+                return best, False
             reach[held], limits["maxiter"] = 0.0, _HELD_STEPS
         bounds = [*zip(best.free - reach, best.free + reach, strict=True)]
         found = minimize(
@@ -308,23 +328,13 @@ class Search:
 
     # ---- nodes ----------------------------------------------------------------------
 
-    def nodes(
-        self,
-        starts: np.ndarray,
-        slopes: Slopes | None = None,
-        periods: Periods | None = None,
-    ) -> Nodes:
+    def nodes(self, mode: Node, axes: np.ndarray) -> Nodes:
         """
-        Mode, axes and nodes.
+        Nodes around the mode.
 
-        :param slopes: from hyperparameters to slopes of log lengthscales, ``(kernels, p)``.
-        :param periods: from hyperparameters to the same with other periods, ``(K, p)``, of
-            each kernel whose period is open, and which of them a period is made of,
-            ``(p,)``.
+        :param axes: as :meth:`around` has them.
         """
-        mode = self.mode(starts, slopes, periods)
         dim = len(mode.free)
-        axes = self.axes(mode) if dim else np.eye(0)
         astray = self._on_slope(mode, axes) if dim else ""
         ways = [sign * axis for axis in axes.T[::-1] for sign in (-1.0, 1.0)]
         places = [mode.free + _LOOK * way for way in ways if self.max_nodes > 1]
@@ -336,7 +346,7 @@ class Search:
         else:
             found = self._drawn(mode, axes)
         told = [astray, found.stopped]
-        for free, below in self._ends:
+        for free, below in self.ends:
             if not (below < _AS_LOW and found.is_beside(free)):
                 continue
             if below < _AS_HIGH:
@@ -414,17 +424,17 @@ class Search:
         """
         dim = len(mode.free)
         nodes, z, proposals, stopped = [], np.zeros((0, dim)), [], ""
-        centre, root = np.zeros(dim), _WIDER * np.eye(dim)
+        centre, root = np.zeros(dim), WIDER * np.eye(dim)
         enough = _ENOUGH[self.profile.work > _LONG]
         weights, log_mean = np.zeros(0), -np.inf
         try:
             while True:
-                number = min(_ROUND, self.max_nodes - len(nodes))
+                number = min(ROUND, self.max_nodes - len(nodes))
                 if number < 1:
                     stopped = AT_LIMIT.format(self.max_nodes)
                     break
                 proposals.append((centre, root))
-                new = _student_draws(centre, root, number, seed=len(proposals))
+                new = student_draws(centre, root, number, seed=len(proposals))
                 tree = KDTree(z) if len(z) else None
                 for point in new:
                     near = mode if tree is None else nodes[tree.query(point)[1]]
@@ -435,66 +445,18 @@ class Search:
                     nodes.append(node)
                     z = np.concatenate([z, point[None]])
                     self._progress("nodes", len(nodes))
-                weights, log_mean = _weights(z, nodes, proposals, mode.value)
+                weights, log_mean = weights_of(z, nodes, proposals, mode.value)
                 effective = 1.0 / np.sum(weights**2)
                 if effective > enough:
                     break
-                centre, root = _next_proposal(z, weights, root)
+                centre, root = next_proposal(z, weights, root)
         except Interrupted:
             stopped = TIME_USED
             if not nodes:
                 return self._one(mode, axes, stopped)
-            weights, log_mean = _weights(z[: len(nodes)], nodes, proposals, mode.value)
+            weights, log_mean = weights_of(z[: len(nodes)], nodes, proposals, mode.value)
         kept = [i for i in range(len(nodes)) if np.isfinite(nodes[i].value)]
         weights = weights[kept] / weights[kept].sum()
         log_evidence = float(mode.value + log_mean + np.linalg.slogdet(axes)[1])
         found = tuple(nodes[i] for i in kept), weights, log_evidence, 0.0
         return Drawn(*found, mode.free, axes, self.profile.points, stopped)
-
-
-def _next_proposal(z, weights, root):
-    """
-    Mean and root of the covariance of nodes, by their weights; by a power of these where so
-    few count that they would hold no covariance.
-
-    :param root: of the proposal before.
-    """
-    dim = z.shape[1]
-    if not np.all(np.isfinite(weights)):  # no node has a density
-        return np.zeros(dim), 0.5 * root
-    power, tempered = 1.0, weights
-    while np.sum(tempered**2) * _HELD * dim > 1.0 and power > _LEAST_POWER:
-        power *= 0.8
-        tempered = weights**power / np.sum(weights**power)
-    centre = tempered @ z
-    spread = (z - centre).T * tempered @ (z - centre)
-    return centre, _WIDER * np.linalg.cholesky(spread + 1e-3 * np.eye(dim))
-
-
-def _student_draws(centre, root, number, seed):
-    """Quasi-random draws from a Student t."""
-    from scipy.stats import qmc  # slow to import
-
-    power = (number - 1).bit_length()  # of two: SciPy warns of other numbers of points
-    points = qmc.Sobol(len(root) + 1, rng=seed).random_base2(power)[:number]
-    points = np.clip(points, 1e-9, 1 - 1e-9)
-    chi2 = 2.0 * gammaincinv(0.5 * _FREEDOM, points[:, 0])
-    return centre + np.sqrt(_FREEDOM / chi2)[:, None] * (ndtri(points[:, 1:]) @ root.T)
-
-
-def _weights(z, nodes, proposals, top):
-    """Weights of nodes drawn from several proposals, and the log of their mean."""
-    from scipy.stats import multivariate_t  # slow to import
-
-    log_q = np.full(len(z), -np.inf)
-    counts = [_ROUND] * len(proposals)
-    counts[-1] = len(z) - sum(counts[:-1])  # the last one may have ended early
-    for (centre, root), count in zip(proposals, counts, strict=True):
-        if count == 0:
-            continue
-        density = multivariate_t(centre, root @ root.T, df=_FREEDOM)
-        log_q = np.logaddexp(log_q, np.log(count / len(z)) + density.logpdf(z))
-    values = np.array([node.value for node in nodes]) - top
-    log_weights = values - log_q
-    total = logsumexp(log_weights)
-    return np.exp(log_weights - total), total - np.log(len(z))

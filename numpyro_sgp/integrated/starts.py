@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpyro.distributions import biject_to
 
 from numpyro_sgp._checks import deviations
 from numpyro_sgp._programs import join_static, on_data, shared, split_static
 from numpyro_sgp.fitting.periods import over_waves
 from numpyro_sgp.fitting.starts import length_of, periodic_kernels, scaled_kernels
+from numpyro_sgp.integrated.coordinates import coordinates
 from numpyro_sgp.integrated.field import Field
+from numpyro_sgp.integrated.marginals import given
 from numpyro_sgp.integrated.profile import ASTRAY, Node, Profile
 from numpyro_sgp.tracing import messages
 
@@ -41,7 +42,7 @@ def starting_hyperparameters(field: Field, rng_key: Array, args, kwargs) -> np.n
             values = []
             for name in field.thetas:
                 site = trace[name]
-                free = biject_to(site["fn"].support).inv(site["value"])
+                free = coordinates(field, name, site["fn"]).inv(site["value"])
                 values.append(jnp.ravel(free))
             return jnp.concatenate([jnp.zeros(0), *values])
 
@@ -57,6 +58,27 @@ def starting_hyperparameters(field: Field, rng_key: Array, args, kwargs) -> np.n
         return np.concatenate([median, np.quantile(draws, levels, axis=0)])
     more = (_OF_FEW if number == 2 else _STARTS) - 1
     return np.concatenate([median, draws[:more]])
+
+
+def moved(
+    field: Field, other: Field, free: np.ndarray, args: tuple, kwargs: dict
+) -> np.ndarray:
+    """
+    Hyperparameters in the coordinates of another field, which has the same model.
+
+    :param free: ``(S, p)``.
+    """
+
+    def move(args, kwargs, free):
+        def one(free):
+            trace = given(field, free, {}, args, kwargs, jax.random.key(0))
+            values = {name: trace[name]["value"] for name in field.thetas}
+            return other.ravel(values, args, kwargs)
+
+        return jax.lax.map(one, free)
+
+    found = on_data(move, args, kwargs, jnp.asarray(free, field.dtype))
+    return np.asarray(found, float)
 
 
 def _logs(field, numbers_of):

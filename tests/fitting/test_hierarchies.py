@@ -79,6 +79,35 @@ def test_effects_of_a_learned_centring_are_told_too():
     assert not vanished(guide, params | {"b_centered": jnp.zeros(())}, (X, GROUP, Y), {})
 
 
+@pytest.mark.parametrize("transformed", [False, True])
+def test_positive_latents_are_seen_by_their_logarithms(transformed):
+    """Noise sds of groups, of which nothing was told: their prior is not of all reals."""
+
+    def noise_of(tau):
+        if not transformed:
+            return dist.LogNormal(-1.0, tau)
+        to_log = dist.transforms.AffineTransform(-1.0, tau)
+        to_noise = [to_log, dist.transforms.ExpTransform()]
+        return dist.TransformedDistribution(dist.Normal(0.0, 1.0), to_noise)
+
+    def model(X, group, y=None):
+        tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("groups", 4):
+            noise = numpyro.sample("noise", noise_of(tau))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, noise[group]), obs=y)
+
+    data = X, GROUP % 4, Y
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(5))
+    guide.setup(*data)
+    params = guide.known().starts | {"tau_auto_loc": jnp.asarray(1e-8)}
+    at_mean = params | {"noise_auto_loc": jnp.full(4, np.exp(-1.0))}
+    assert set(vanished(guide, at_mean, data, {})) == {"noise"}
+    away = params | {"noise_auto_loc": jnp.exp(-1.0 + 2e-8 * jnp.arange(4.0))}
+    assert not vanished(guide, away, data, {})
+
+
 def test_effects_of_a_fixed_scale_are_left_alone():
     guide = sgp.AutoSparseGP(model, sgp.SVGP(5))
     guide.setup(X, GROUP, Y, fixed=1e-8)

@@ -14,7 +14,7 @@ from numpyro_sgp.diagnostics.khat import Weighed
 from numpyro_sgp.integrated.check import _of_nodes
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.profile import Profile
-from numpyro_sgp.integrated.search import _student_draws
+from numpyro_sgp.integrated.proposals import student_draws
 
 RNG = np.random.default_rng(0)
 X = np.sort(RNG.uniform(0.0, 5.0, (30, 1)), axis=0)
@@ -360,9 +360,9 @@ def test_draws_of_which_few_count_have_not_converged():
 
 
 def test_the_number_of_draws_does_not_change_the_first_ones():
-    few, more = (_student_draws(np.zeros(2), np.eye(2), n, seed=1) for n in (5, 8))
+    few, more = (student_draws(np.zeros(2), np.eye(2), n, seed=1) for n in (5, 8))
     np.testing.assert_array_equal(few, more[:5])
-    assert _student_draws(np.zeros(2), np.eye(2), 1, seed=1).shape == (1, 2)
+    assert student_draws(np.zeros(2), np.eye(2), 1, seed=1).shape == (1, 2)
 
 
 @pytest.mark.slow

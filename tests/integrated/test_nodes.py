@@ -12,7 +12,8 @@ from scipy.stats import beta, expon, multivariate_t
 from numpyro_sgp.integrated import nodes
 from numpyro_sgp.integrated.check import _of_nodes
 from numpyro_sgp.integrated.profile import Node
-from numpyro_sgp.integrated.search import Search, _next_proposal
+from numpyro_sgp.integrated.proposals import next_proposal
+from numpyro_sgp.integrated.search import Search
 
 X = np.linspace(0.0, 4.0, 15)
 Y = np.array([-0.428, 0.5, 0.679, 0.563, 0.833, 0.11, -0.592, -1.07, -0.91, -0.801])
@@ -147,7 +148,7 @@ class Known:
 
 def search(value, slope, *starts, max_nodes=200, until=None, dtype=np.float64):
     found = Search(Known(value, slope, dtype), max_nodes, until, lambda *_: None)
-    return found.nodes(np.array(starts).reshape(len(starts), -1))
+    return found.nodes(*found.around(np.array(starts).reshape(len(starts), -1)))
 
 
 def test_a_mode_is_found_however_far_from_the_starts():
@@ -312,11 +313,11 @@ def test_the_next_proposal_is_as_wide_as_what_counts():
     z = np.random.default_rng(0).normal(size=(128, 6))
     z[0] = 10.0
     weights = np.append(0.9, np.full(127, 0.1 / 127))
-    centre, root = _next_proposal(z, weights, np.eye(6))
+    centre, root = next_proposal(z, weights, np.eye(6))
     sds = np.sqrt(np.diag(root @ root.T))
     assert np.all(centre < 5.0) and np.all((sds > 1.0) & (sds < 8.0))
     even = np.full(128, 1 / 128)
-    centre, root = _next_proposal(z, even, np.eye(6))
+    centre, root = next_proposal(z, even, np.eye(6))
     spread = np.cov(z.T, bias=True) + 1e-3 * np.eye(6)
     np.testing.assert_allclose(centre, z.mean(axis=0), atol=1e-12)
     np.testing.assert_allclose(root @ root.T, 1.2**2 * spread, rtol=1e-9)
@@ -324,7 +325,7 @@ def test_the_next_proposal_is_as_wide_as_what_counts():
 
 def test_proposals_are_narrower_where_no_draw_had_a_density():
     nothing = np.full(128, np.nan)
-    centre, root = _next_proposal(np.ones((128, 2)), nothing, np.eye(2))
+    centre, root = next_proposal(np.ones((128, 2)), nothing, np.eye(2))
     np.testing.assert_array_equal(centre, np.zeros(2))
     np.testing.assert_array_equal(root, 0.5 * np.eye(2))
 

@@ -1,0 +1,92 @@
+"""Coordinates of hyperparameters: unconstrained, or standardised by their priors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to
+from numpyro.distributions.transforms import (
+    AffineTransform,
+    ComposeTransform,
+    LowerCholeskyAffine,
+)
+
+from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.rows import origins
+
+if TYPE_CHECKING:
+    from numpyro_sgp.integrated.field import Field
+
+_LOCATED = dist.Normal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel
+
+
+def coordinates(field: Field, name: str, fn):
+    """
+    The transform from coordinates, all real, to values of a hyperparameter.
+
+    :param field: knows which coordinates are standardised.
+    :param fn: the hyperparameter's prior.
+    """
+    parts = _parts(fn) if name in field.standardised else None
+    return biject_to(fn.support) if parts is None else parts[0]
+
+
+def hierarchical(field: Field, args: tuple, kwargs: dict) -> frozenset[str]:
+    r"""
+    Names of hyperparameters with a location and a scale of which the scale is made of other
+    hyperparameters.
+
+    Of :math:`\log l_k \sim N(\mu, \tau^2)` the density grows as :math:`\tau^{-K}` where
+    :math:`\tau` and :math:`\log l_k - \mu` go to zero together, which is a funnel without a
+    mode. That of :math:`(\mu, \tau, (\log l_k - \mu) / \tau)` has no such end.
+
+    :param args: the model's arguments.
+    :param kwargs: its keyword arguments.
+    """
+    trace = field.guide.known().trace
+    values = {name: trace[name]["value"] for name in field.thetas}
+
+    def scales(values):
+        at_mean = messages.at_prior_mean
+        trace = messages.trace_of(field.model, args, kwargs, data=values, at_site=at_mean)
+        found = {name: _parts(trace[name]["fn"]) for name in values}
+        return {name: parts[1] for name, parts in found.items() if parts is not None}
+
+    return frozenset(name for name, others in origins(scales, values).items() if others)
+
+
+def informed(field: Field, axes: np.ndarray, share: float) -> frozenset[str]:
+    r"""
+    Of the hyperparameters that are standardised, those that the data say so much of, by
+    the posterior at its mode, that the others may bend with them: of what is known,
+    :math:`(\log l_k - \mu) / \tau` goes as the inverse of the scale.
+
+    :param axes: columns are standard deviations at the mode, ``(p, p)``.
+    :param share: of the prior's variance the data leave less, on average.
+    """
+    left = 1.0 / np.diag(np.linalg.inv(axes @ axes.T))  # the prior's variances are one
+    parts = field.unravel(jnp.asarray(left)).items()
+    known = {name: np.mean(np.asarray(part)) for name, part in parts}
+    return frozenset(name for name in field.standardised if known[name] < share)
+
+
+def _parts(fn):
+    """
+    The transform from a standardised latent to its values and what the scale of these is
+    made of; None for priors of other kinds.
+    """
+    base, outer = messages.innermost(fn), []
+    while isinstance(base, dist.TransformedDistribution):
+        outer = [*base.transforms, *outer]
+        base = messages.innermost(base.base_dist)
+    if isinstance(base, _LOCATED):
+        inner, scale = AffineTransform(base.loc, base.scale), base.scale
+    elif isinstance(base, dist.MultivariateNormal):
+        inner, scale = LowerCholeskyAffine(base.loc, base.scale_tril), base.scale_tril
+    else:
+        return None
+    return ComposeTransform([inner, *outer]), [scale, *jax.tree.leaves(outer)]
