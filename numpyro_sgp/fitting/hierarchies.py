@@ -25,8 +25,8 @@ from numpyro_sgp.tracing.rows import origins, union
 _NEXT_TO_ZERO, _AT_MEANS = 0.1, 0.5
 #: What is to be done about it.
 MEND = (
-    "sgp.nested, or base_guide=AutoNormal, or sgp.fit with joint=True for effects beside f, "
-    "which it integrates over"
+    "sgp.nested, or base_guide=AutoNormal, or sgp.fit with joint=True, which integrates "
+    "over effects beside f"
 )
 
 
@@ -112,7 +112,7 @@ def _moments(fn, value):
     affine: list[dist.transforms.AffineTransform] = []
     while isinstance(base, dist.TransformedDistribution):
         fn, outer = base.base_dist, list(base.transforms)
-        while outer and not jax.tree.leaves(outer[-1]):  # neither location nor scale
+        while outer and not affine and not jax.tree.leaves(outer[-1]):
             value = outer.pop().inv(value)
         if not all(isinstance(each, dist.transforms.AffineTransform) for each in outer):
             return None
