@@ -1,5 +1,7 @@
 """What users pass to models: kinds of arrays, and data of other lengths than plates."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from scipy.sparse import csr_array, csr_matrix
 import numpyro_sgp as sgp
 from numpyro_sgp.distributions.arguments import as_arrays, as_numbers
 from numpyro_sgp.fitting.problem import as_plain_arrays
+from numpyro_sgp.guides.checks import check_support_stays
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.training.rows import make_source
 from tests.helpers import gaussian_model, regression_data
@@ -586,6 +589,23 @@ def test_supports_that_keep_them_inside_are_not():
 
     fitted = sgp.fit(model, sgp.SVGP(3), (X, np.linspace(-0.9, 0.9, N)), progress_bar=False)
     assert np.isfinite(fitted.bound)
+
+
+@pytest.mark.parametrize("link", ["none", "logistic"])
+def test_probabilities_that_are_a_function_are_told(link):
+    """NumPyro takes the nearest one: `fit` said "converged"."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        probs = f if link == "none" else jax.nn.sigmoid(f)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Binomial(3, probs=probs), obs=y)
+
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    guide.setup(X, np.ones(N))
+    warns = pytest.warns(UserWarning, match="'y': the probs of BinomialProbs are outside")
+    with warns if link == "none" else contextlib.nullcontext():
+        check_support_stays(guide, (X, np.ones(N)), {})
 
 
 # ---- what is of another kind ------------------------------------------------------------

@@ -53,7 +53,7 @@ class Limits:
     def reached(self, steps: int, seconds: float = 0.0) -> str:
         """Which limit is reached after so many steps, so long from now; empty if none."""
         if self.steps is not None and self.taken + steps >= self.steps:
-            return f"at the limit of {self.steps} steps"
+            return f"at the limit of {self.steps} steps in all"
         if self.until is not None and time.monotonic() + seconds >= self.until:
             return TIME_USED
         return ""

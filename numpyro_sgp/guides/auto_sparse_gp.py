@@ -459,7 +459,8 @@ class AutoSparseGP(PreparedGuide):
                 f"With these arguments the model takes a minibatch of plate '{name}' "
                 f"({number} of {size} rows), but predictions are of every row that is "
                 "given. Pass all of the data and no batch size (batch_size=None, or what "
-                "the model calls it)."
+                "the model calls it); where it draws a minibatch because y is given, leave "
+                "subsample_size out: sgp.fit(..., batch_size=256) draws them itself."
             )
 
     def others_at(self, params: dict, args, kwargs, rng_key=None) -> dict:

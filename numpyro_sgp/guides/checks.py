@@ -124,19 +124,14 @@ def check_support_stays(guide, args, kwargs) -> None:
         for name, site in trace.items()
         if messages.is_response(site) and checks.may_move(site)
     ]
+    _warn_of_probabilities(model, trace, args, kwargs)
     if not moving:
         return
-
-    def at(site, away):
-        prior, _ = messages.unwrap(site["fn"])
-        sd = jnp.reshape(jnp.sqrt(prior.variance), site["fn"].shape())
-        return site["fn"], messages.prior_mean(site) + away * sd
-
     inside: list[list] = []
     with suppress(*NEEDS_KNOWN_DATA), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPyro's, of what is outside
         for away in (-_FAR, 0.0, _FAR):
-            there = messages.trace_of(model, args, kwargs, at_site=partial(at, away=away))
+            there = messages.trace_of(model, args, kwargs, at_site=partial(_away, by=away))
             inside.append([checks.is_inside(there[name]) for name in moving])
     for name, *seen in zip(moving, *inside, strict=True):
         if any(np.any(each != seen[0]) for each in seen):
@@ -147,6 +142,40 @@ def check_support_stays(guide, args, kwargs) -> None:
                 "minus infinity. Give it tails (dist.Normal, dist.StudentT), or use "
                 "NUTS(sgp.whiten(model))."
             )
+
+
+def _away(site, by):
+    """For :class:`messages.AtGPSites`: the process at so many sds from its mean."""
+    prior, _ = messages.unwrap(site["fn"])
+    sd = jnp.reshape(jnp.sqrt(prior.variance), site["fn"].shape())
+    return site["fn"], messages.prior_mean(site) + by * sd
+
+
+def _warn_of_probabilities(model, trace, args, kwargs) -> None:
+    """Warns of probabilities that are f itself, of which NumPyro takes the nearest."""
+    named = [name for name, site in trace.items() if checks.has_probabilities(site)]
+    if not named:
+        return
+
+    def run(args, kwargs):
+        found: dict[str, list] = {name: [] for name in named}
+        for by in (-_FAR, _FAR):
+            there = messages.trace_of(model, args, kwargs, at_site=partial(_away, by=by))
+            valid = checks.valid_arguments(there)
+            for name, each in found.items():
+                each.append(valid.get(name, {}).get("probs", True))
+        return found
+
+    with suppress(*NEEDS_KNOWN_DATA):
+        for name, seen in on_data(run, args, kwargs).items():
+            if not np.all(seen):
+                warnings.warn(
+                    f"Site '{name}': the probs of "
+                    f"{type(messages.innermost(trace[name]['fn'])).__name__} are outside "
+                    "of 0 to 1 at values of f, where NumPyro takes what is nearest inside. "
+                    "Is logits=f meant, or jax.nn.sigmoid(f)?",
+                    stacklevel=find_stack_level(),
+                )
 
 
 def put_inside(trace) -> str:

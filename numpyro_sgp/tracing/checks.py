@@ -309,6 +309,14 @@ def may_move(site) -> bool:
     return bool(constraints.is_dependent(type(fn).support) and not fn.support.is_discrete)
 
 
+def has_probabilities(site) -> bool:
+    """Whether a site is a response with a probability for each of its entries."""
+    if not messages.is_response(site):
+        return False
+    ranges = messages.innermost(site["fn"]).arg_constraints
+    return ranges.get("probs") is constraints.unit_interval
+
+
 def is_inside(site) -> np.ndarray:
     """Which known values are inside of a support, or masked."""
     inside = messages.support_of(messages.innermost(site["fn"]))(site["value"])

@@ -554,7 +554,7 @@ def test_random_bounds_have_an_error():
 @pytest.mark.slow
 def test_limits_are_kept_and_told():
     fitted = fit(poisson, sgp.SVGP(8), (X, COUNTS), steps=3, tolerance=1e-6)
-    assert len(fitted.losses) <= 3 and fitted.stopped == "at the limit of 3 steps"
+    assert len(fitted.losses) <= 3 and fitted.stopped == "at the limit of 3 steps in all"
     on_batches = fit(poisson, sgp.SVGP(8), (X, COUNTS), steps=7, batch_size=20)
     assert len(on_batches.losses) <= 7
     fitted = fit(poisson, sgp.SVGP(8), (X, COUNTS), seconds=1e-3)

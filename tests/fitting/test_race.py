@@ -289,7 +289,7 @@ def test_where_there_is_no_race_each_start_is_trained(monkeypatch):
 
 def test_limits_are_of_all_trainings_together_or_of_each():
     limits = Limits(0.1, 10, None).after(6)
-    assert not limits.reached(3) and limits.reached(4) == "at the limit of 10 steps"
+    assert not limits.reached(3) and limits.reached(4) == "at the limit of 10 steps in all"
     assert not Limits(0.1, 10, None, in_all=False).after(6).reached(9)
 
 

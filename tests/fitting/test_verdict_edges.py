@@ -120,7 +120,7 @@ def test_a_verdict_says_where_q_was_not_looked_at():
     assert "looked" not in Verdict({"q(u)": with_others} | known).summary
 
 
-def fake_fit(steps=0, bound=0.0, stopped="at the limit of 60 steps"):
+def fake_fit(steps=0, bound=0.0, stopped="at the limit of 60 steps in all"):
     guide = SimpleNamespace(approximations={"f": 0}, roles=dict)
     return SimpleNamespace(
         stopped=stopped,
@@ -163,7 +163,7 @@ def test_limits_are_those_of_all_trainings_together(monkeypatch):
     grown(150)
     assert asked == [60, 60, 30]
     fitted = grown(100)
-    assert asked == [60, 40] and fitted.stopped == "at the limit of 100 steps"
+    assert asked == [60, 40] and fitted.stopped == "at the limit of 100 steps in all"
 
 
 @pytest.mark.parametrize("lost, tried", [(0.5, [32, 64, 128]), (0.05, [32])])
@@ -197,7 +197,9 @@ def test_a_trial_of_more_points_loses_nothing(ends, monkeypatch):
     def begin(number, start, limits):
         if number > 32 and ends != INTERRUPTED:
             raise ends
-        return fake_fit(60, stopped=ends if number > 32 else "at the limit of 60 steps")
+        return fake_fit(
+            60, stopped=ends if number > 32 else "at the limit of 60 steps in all"
+        )
 
     limits = Limits(0.1, None, None)
     done = fake_fit(10, 7.0, CONVERGED)
@@ -242,7 +244,7 @@ def test_a_function_as_base_guide_has_no_quantiles():
 
 
 @pytest.mark.parametrize(
-    "stopped, is_more", [("converged", False), ("at the limit of 500 steps", True)]
+    "stopped, is_more", [("converged", False), ("at the limit of 500 steps in all", True)]
 )
 def test_what_an_attempt_gains_that_has_ended_is_all(stopped, is_more):
     """
