@@ -14,6 +14,7 @@ import numpyro_sgp as sgp
 from numpyro_sgp._programs import split_static
 from numpyro_sgp.predictive import deterministic
 from numpyro_sgp.predictive.row_batches import rows_of
+from tests.helpers import slow
 
 LEVELS = (0.05, 0.3, 0.95)
 X = jnp.array([-1.5, -0.4, 0.7, 1.6])[:, None]
@@ -113,6 +114,7 @@ def guide_of(sites, Z=Z, **known):
     return guide
 
 
+@pytest.mark.slow
 def test_of_batches_they_are_those_of_all_rows():
     def sites(f, X, offset):
         numpyro.deterministic("rate", jnp.exp(f) * X[:, 0] + offset)
@@ -174,7 +176,7 @@ def test_values_of_several_rows_are_left_out_wherever_rows_are(gap):
     assert list(found) == ["f", "table", "y"] and found["table"].row_axis == 0
 
 
-@pytest.mark.parametrize("number", [2, 3, 4])
+@pytest.mark.parametrize("number", [2, slow(3), slow(4)])
 def test_weights_of_as_many_rows_are_none(number):
     def sites(f, X, W):
         numpyro.deterministic("F", W @ jnp.stack([f, jnp.sin(f)]))
@@ -229,6 +231,7 @@ def test_smooth_functions_with_long_tails_keep_the_rule_that_has_them():
     assert_allclose(np.sqrt(found[1]), exact * np.sqrt(np.expm1(sd**2)), rtol=0.01)
 
 
+@pytest.mark.slow
 def test_quantiles_by_sorting_and_by_looking_are_the_same(monkeypatch):
     def sites(f, X, offset):
         numpyro.deterministic("rate", jnp.exp(f))

@@ -21,6 +21,7 @@ from numpyro_sgp.kernels import RBF, White
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.predictive import cumulative
 from numpyro_sgp.predictive.mixture import NoMarginals
+from tests.helpers import slow
 
 X = np.linspace(0.0, 6.0, 8)[:, None]
 Y = np.linspace(0.05, 0.95, 8)
@@ -83,7 +84,7 @@ def test_moments_of_cauchy_responses_between_limits(limits):
     np.testing.assert_allclose(variance, second / total - mean**2, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [sgp.MarginalGP, sgp.CollapsedSVGP])
+@pytest.mark.parametrize("kind", [sgp.MarginalGP, slow(sgp.CollapsedSVGP)])
 def test_functions_with_one_prior_and_a_noise_each(kind):
     points = () if kind is sgp.MarginalGP else (X[::2],)
     y, noise = np.stack([Y, np.cos(X[:, 0])]), np.array([[0.1], [0.3]])

@@ -21,7 +21,7 @@ from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.guides.checks import check_support_stays
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.training.rows import make_source
-from tests.helpers import gaussian_model, regression_data
+from tests.helpers import gaussian_model, regression_data, slow
 
 N = 12
 X, y = (np.asarray(a) for a in regression_data(N))
@@ -106,7 +106,7 @@ ENTRIES = [
     predictive_density,
     whitened_density,
     predictions,
-    steps_of_lbfgs,
+    slow(steps_of_lbfgs),
 ]
 
 
@@ -549,8 +549,11 @@ def test_observations_without_a_finite_density_are_told():
     "likelihood, told",
     [
         (lambda f: dist.Poisson(jnp.exp(f)), "Poisson in 1 rows .first: .2.., as 0.5"),
-        (lambda f: dist.TruncatedNormal(f, 1.0, low=0.7), "in 1 rows .first: .2.., as 0.5"),
-        (lambda f: dist.Beta(jnp.exp(f), 2.0), "Beta in 1 rows .first: .2.., as 0"),
+        slow(
+            lambda f: dist.TruncatedNormal(f, 1.0, low=0.7),
+            "in 1 rows .first: .2.., as 0.5",
+        ),
+        slow(lambda f: dist.Beta(jnp.exp(f), 2.0), "Beta in 1 rows .first: .2.., as 0"),
     ],
     ids=["count", "truncated", "end"],
 )

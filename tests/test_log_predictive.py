@@ -277,6 +277,7 @@ def test_two_latent_functions_are_integrated_on_a_grid():
     assert_allclose(got, expected, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_coupled_functions_are_integrated_with_their_covariance():
     guide = set_up(two_latents, sgp.SVGP(inducing=Z, covariance="coupled"))
     sqrt = np.eye(4) * 0.5

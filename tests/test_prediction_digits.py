@@ -253,6 +253,7 @@ def test_gamma_responses_of_next_to_no_noise_in_float32():
     np.testing.assert_allclose(found.quantiles[:, 0], known, rtol=0.05 * scale)
 
 
+@pytest.mark.slow
 def test_censored_responses_are_predicted_without_draws():
     """As what would be seen without a limit, which is what NumPyro draws."""
 

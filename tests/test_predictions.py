@@ -102,9 +102,9 @@ def test_a_gaussian_response_is_its_closed_form():
 @pytest.mark.parametrize(
     "likelihood",
     [
-        lambda f: dist.Normal(jnp.abs(f), 0.1),
+        slow(lambda f: dist.Normal(jnp.abs(f), 0.1)),
         lambda f: dist.Normal(jnp.where(f > 1.0, 1.0, f), 0.3),
-        lambda f: dist.Normal(f, 0.1 + 0.01 * f**2),
+        slow(lambda f: dist.Normal(f, 0.1 + 0.01 * f**2)),
         lambda f: dist.Normal(f + 0.1 * jnp.sin(f), 0.2),
     ],
     ids=["abs", "kink", "scale", "sine"],
@@ -165,6 +165,7 @@ def three_functions(is_scale):
     return guide, params
 
 
+@pytest.mark.slow
 def test_a_sum_of_functions_is_normal_however_many_there_are():
     guide, params = three_functions(is_scale=False)
     q = guide.posterior(params, X_NEW)

@@ -311,6 +311,7 @@ def test_sizes_of_drawn_functions_are_whole_numbers_of_any_kind():
         q.sample_functions(3, (2,), 16)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::DeprecationWarning")
 def test_functions_with_a_mean_that_has_a_function_in_it():
     mean = jax.tree_util.Partial(lambda f, X: f(X[:, 0]), jax.tree_util.Partial(jnp.sin))

@@ -16,7 +16,7 @@ from scipy.stats import multivariate_normal
 import numpyro_sgp as sgp
 from numpyro_sgp.distributions.relaxation import Blocks
 from numpyro_sgp.families import Block
-from tests.helpers import exact_gp, rbf, regression_data
+from tests.helpers import exact_gp, rbf, regression_data, slow
 
 JITTER = 1e-10  # below the differences that the order of bounds is tested to
 KERNEL = sgp.kernels.RBF(1.3, 0.7)
@@ -437,7 +437,7 @@ def with_white_noise(seed=3, N=60, s=0.3, w=0.5):
     return (kernel, X, Z, s), y, K, Q, s**2 * np.eye(N)
 
 
-@pytest.mark.parametrize("tight", ["diagonal", "block", "conditional"])
+@pytest.mark.parametrize("tight", [slow("diagonal"), "block", slow("conditional")])
 def test_noise_in_the_kernel_keeps_bounds_below_the_evidence(tight):
     """Of K_ff between arrays of rows a White kernel would be missing, but not of diag."""
     parts, y, K, Q, noise = with_white_noise()

@@ -91,6 +91,7 @@ def test_the_expectation_is_that_of_a_normal_combination(of_counts):
     assert_allclose(-terms(counts, guide, params, COUNTS)["y"], right, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_kinks_are_integrated_on_a_fine_grid():
     guide, params = trained(laplace, SINE)
     m, v = moments(guide, params, coefficients(), 0.3)
@@ -223,6 +224,7 @@ def test_kinks_of_a_site_of_three_functions():
     assert guide.known().coupling.kinked
 
 
+@pytest.mark.slow
 def test_weights_that_are_zero_at_first_are_none_later():
     def model(X, Z, y=None):
         f0, f1, f2 = functions(X)

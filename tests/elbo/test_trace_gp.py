@@ -319,6 +319,7 @@ def test_a_number_is_no_expectation_rule():
         sgp.TraceGP_ELBO(20)
 
 
+@pytest.mark.slow
 def test_mutable_state_of_a_model_is_that_of_the_likeliest_node():
     X, y = helpers.regression_data(4)
     block = Block(jnp.array([0.5, -0.5]), 0.3 * jnp.eye(2))

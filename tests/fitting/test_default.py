@@ -288,6 +288,7 @@ def test_some_inducing_points_are_drawn_anew(poisson_fit, learned_fit):
         assert other(fixed, fixed.free, np.random.default_rng(0), 0.25) is None
 
 
+@pytest.mark.slow
 def test_each_function_with_points_of_its_own_has_others():
     def model(X, y=None):
         kernel = sgp.kernels.RBF(jnp.ones(2), jnp.array([0.3, 2.0]))
@@ -796,6 +797,7 @@ def test_frames_are_matrices(learned_fit):
 # ---- verdicts -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_verdict_of_a_good_fit(poisson_fit):
     verdict = poisson_fit.check()
     assert verdict.converged and "converged" in repr(poisson_fit)

@@ -29,6 +29,7 @@ import numpyro_sgp as sgp
 from numpyro_sgp.families import Full
 from numpyro_sgp.fitting.encoding import NotInFile, decode, encode
 from numpyro_sgp.training.archive import read_archive
+from tests.helpers import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 X = np.linspace(-2.0, 2.0, 20)[:, None]
@@ -168,8 +169,8 @@ def test_a_fit_that_is_loaded_with_its_data_is_saved_with_two_rows_of_them(path,
     [
         sgp.SOLVEGP(4, 3, train_inducing=False),
         sgp.VGP(),
-        sgp.SVGP(6, covariance="pseudo_data", inducing="random"),
-        {"f": sgp.MixtureSVGP(4, inducing=X[:4])},
+        slow(sgp.SVGP(6, covariance="pseudo_data", inducing="random")),
+        slow({"f": sgp.MixtureSVGP(4, inducing=X[:4])}),
     ],
     ids=["fixed", "dense", "pseudo_data", "mixture"],
 )
@@ -275,6 +276,7 @@ def test_numbers_among_the_options_of_a_base_guide_come_back(tmp_path):
     assert_same(found, known)
 
 
+@pytest.mark.slow
 def test_all_kinds_of_arguments_are_kept(tmp_path):
     def covariates(frame, y=None, *, names=(), table=None, size=None):
         slope = numpyro.sample("slope", dist.Normal())
@@ -299,6 +301,7 @@ def test_all_kinds_of_arguments_are_kept(tmp_path):
     assert_array_equal(kwargs["table"], np.ones(3))
 
 
+@pytest.mark.slow
 def test_minibatches_larger_than_two_rows_do_no_harm(tmp_path):
     def model(X, y=None, batch_size=None):
         data = numpyro.plate("data", X.shape[0], subsample_size=batch_size)
@@ -321,6 +324,7 @@ def by_row(X, y=None):
         numpyro.sample("y", dist.Normal(f + shift, 0.1), obs=y)
 
 
+@pytest.mark.slow
 def test_a_model_that_two_rows_do_not_do_for_says_so(tmp_path):
     known, path = fit(by_row, sgp.SVGP(3), (X, Y)), tmp_path / "rows.npz"
     with pytest.warns(UserWarning, match=r"rows.npz can be loaded with the training data"):

@@ -280,6 +280,7 @@ def test_what_needs_the_data_says_so_after_loading(loaded, call, name):
         call(loaded)
 
 
+@pytest.mark.slow
 def test_a_model_without_arguments_needs_none_where_its_data_are_not_there():
     def model(y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

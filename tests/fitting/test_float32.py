@@ -256,6 +256,7 @@ def test_a_fit_whose_slopes_are_rounded_goes_on_in_float64():
     assert abs(fitted.bound - best) < 0.1  # the tolerance of fit
 
 
+@pytest.mark.slow
 def test_slopes_are_compared_with_differences_of_the_loss():
     guide = sgp.AutoSparseGP(model, sgp.SVGP(6))
     svi = numpyro.infer.SVI(model, guide, numpyro.optim.Adam(0.01), sgp.TraceGP_ELBO())

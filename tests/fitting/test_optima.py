@@ -8,6 +8,7 @@ import pytest
 
 import numpyro_sgp as sgp
 from numpyro_sgp.fitting.whole import expected_gain
+from tests.helpers import slow
 
 
 @pytest.mark.parametrize("scale", [0.1, 30.0])
@@ -54,7 +55,7 @@ def test_a_fit_and_its_check_tell_of_many_optima():
     assert any(cause is not None and "restarts=10" in cause.mend for cause in told)
 
 
-@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("even", [slow(True), False])
 def test_mirror_images_are_told(even):
     """Of f**2 there is -f as well, far from f where that is nowhere near zero."""
     X = np.linspace(0.0, 6.0, 40)[:, None]

@@ -55,6 +55,7 @@ def test_a_fit_with_dual_parameters_from_a_file_is_checked(tmp_path):
     assert sgp.load(tmp_path / "fit", model, args=(X, Y)).check().converged
 
 
+@pytest.mark.slow
 def test_draws_of_a_deep_gp_have_covariances_of_their_own():
     def deep(X, y=None):
         h = numpyro.sample("h", sgp.GaussianProcess(sgp.kernels.RBF(), X))

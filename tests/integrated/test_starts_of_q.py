@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose
 import numpyro_sgp as sgp
 from numpyro_sgp.integrated.expectation import expected, not_seen
 from numpyro_sgp.linalg import gauss_hermite
-from tests.helpers import rbf
+from tests.helpers import rbf, slow
 
 N = 45
 X = np.sort(np.random.default_rng(5).uniform(0.0, 6.0, N))[:, None]
@@ -43,7 +43,7 @@ def laplace(f, log_density, slopes, curvatures, K):
     return -found.fun - 0.5 * np.linalg.slogdet(hessian)[1], f
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [0, slow(3)])
 def test_directions_are_not_wound_once_more(seed):
     """Uphill of zero f goes around the circle somewhere, 32 and 46 nats below."""
     truth = 2.2 * np.sin(1.5 * X[:, 0])
@@ -110,6 +110,7 @@ def test_one_optimum_is_told_as_such():
     assert "other optima" not in told.causes and told.converged
 
 
+@pytest.mark.slow
 def test_a_joint_fit_is_compared_with_its_own_optimum():
     """Directions: from the prior's mean what is compared would be 40 nats below."""
     y = 2.2 * np.sin(1.5 * X[:, 0]) + np.random.default_rng(0).vonmises(0.0, 6.0, N)

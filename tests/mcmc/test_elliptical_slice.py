@@ -225,6 +225,7 @@ def test_chain_methods_agree():
     assert_allclose(draws[0], draws[1], rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_progress_bar_fields_and_going_on(capfd):
     kernel = EllipticalSlice(known, init_strategy=init_to_feasible)
     mcmc = MCMC(kernel, num_warmup=4, num_samples=6)
@@ -391,6 +392,7 @@ def test_bad_starts():
         kernel.init(jax.random.key(0), 0, {"f_white": jnp.full(N, 1e200)})
 
 
+@pytest.mark.slow
 def test_starts_are_draws_of_their_own():
     """By half of the draws; all began at one and the same, which the other half refuses."""
 

@@ -27,6 +27,7 @@ from numpyro_sgp import (
     whiten,
 )
 from numpyro_sgp.kernels import RBF
+from tests.helpers import slow
 
 N = 6
 X = jnp.linspace(0.0, 3.0, N)[:, None]
@@ -66,7 +67,7 @@ def test_hmc_on_function_values_hints_at_whitening(kernel, model):
         mcmc.run(jax.random.key(0), X, Y)
 
 
-@pytest.mark.parametrize("autoguide", [AutoNormal, AutoMultivariateNormal])
+@pytest.mark.parametrize("autoguide", [AutoNormal, slow(AutoMultivariateNormal)])
 def test_autoguides_of_function_values_hint_at_the_sparse_guide(autoguide):
     svi = SVI(model, autoguide(model), Adam(0.01), Trace_ELBO())
     with pytest.warns(UserWarning, match=r"far off. Use .* numpyro_sgp.AutoSparseGP"):

@@ -55,6 +55,7 @@ def test_chains_of_a_scoped_model_are_arviz_data():
     assert "sample_stats" in groups and "diverging" in data["sample_stats"]
 
 
+@pytest.mark.slow
 def test_latents_of_a_scan_with_responses_are_no_functions_of_f():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
