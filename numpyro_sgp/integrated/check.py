@@ -246,6 +246,7 @@ def _larger(field, points, args, kwargs) -> Field | None:
     larger = Field(guide, args, kwargs)
     larger.layout, larger.candidates = field.layout, field.candidates
     larger.groups, larger.kinked = field.groups, field.kinked
+    larger.standardised = field.standardised
     return larger
 
 

@@ -139,6 +139,23 @@ def test_a_joint_fit_that_holds_them_at_points_has_not_converged():
     assert "together with its scale" in others.told and "sgp.nested" in others.mend
 
 
+def test_what_points_lose_is_of_the_same_hyperparameters():
+    """Of more points coordinates were taken for others: 100 nats where some are lost."""
+    X, y = curves(2, 12)
+    given = lengthscales_of_groups, sgp.SVGP(5), (X, y)
+    found = sgp.nested(*given, max_nodes=1, groups=2, **QUIET)
+    (node,) = found.nodes.nodes
+    where = jnp.asarray(node.free), found.nodes.points, (X, y), {"groups": 2}
+    bound = node.value - found.field.terms(*where).log_prior
+    exact = 0.0
+    for scale, row in zip(found.hyperparameters["l"][0], y, strict=True):
+        S = np.exp(-0.5 * (X - X.T) ** 2 / scale**2) + 0.09 * np.eye(12)
+        log_det = np.linalg.slogdet(2 * np.pi * S)[1]
+        exact -= 0.5 * (row @ np.linalg.solve(S, row) + log_det)
+    told = found.check().causes["inducing points"].nats
+    assert 0.0 < told < exact - bound + 1e-6 and told > 0.5 * (exact - bound)
+
+
 PRIORS = {
     "lognormal": lambda m, s: dist.LogNormal(m, s),
     "expanded": lambda m, s: dist.StudentT(4.0, m, s).expand([3]).to_event(1),
