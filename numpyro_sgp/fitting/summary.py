@@ -20,7 +20,7 @@ def summary(fitted) -> str:
         if isinstance(fitted.guide.base_guide, AutoDelta):
             of = ", of log p(y, points): the densities of latents at points count"
         lines.append(f"  bound: {fitted.bound:.7g}{se}{of}")
-    steps = [] if fitted.losses is None else [f"{len(fitted.losses)} steps"]
+    steps = counted(fitted.losses)
     steps += [f"{fitted.seconds:.1f} s"] if math.isfinite(fitted.seconds) else []
     steps += [str(fitted.stopped)] if fitted.stopped else []
     if steps:
@@ -28,3 +28,9 @@ def summary(fitted) -> str:
     if fitted._verdict is not None:
         lines.append(f"  verdict: {fitted._verdict}")
     return "\n".join(lines)
+
+
+def counted(losses) -> list[str]:
+    """How many steps there were, if there were any: of a Gaussian one solve may be all."""
+    number = 0 if losses is None else len(losses)
+    return [f"{number} step{'s' * (number > 1)}"] if number else []

@@ -151,6 +151,9 @@ class Verdict:
             text += f": left are about {told}"
         if self.causes["q(u)"].told == NOT_LOOKED_AT:
             text += "; q(u) was not looked at"
+        for cause in map(self.causes.get, _LEFT):
+            if cause is not None and np.isnan(cause.nats) and cause.mend:
+                text += f"; how many for {cause.name} is not known ({cause.mend})"
         if self._is_rounded:
             digits = self.causes[FLOAT32]
             text += f"; float32 costs at least {digits.number} nats ({digits.mend})"

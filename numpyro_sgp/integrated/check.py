@@ -29,7 +29,7 @@ from numpyro_sgp.guides import SVGP, AutoSparseGP
 from numpyro_sgp.guides.points import point_name, points_of
 from numpyro_sgp.integrated.digits import LEAN, of_digits
 from numpyro_sgp.integrated.field import Field
-from numpyro_sgp.integrated.nodes import Nodes
+from numpyro_sgp.integrated.nodes import LARGER, Nodes
 from numpyro_sgp.integrated.profile import Node, Profile
 from numpyro_sgp.integrated.row_parts import need_layout, rows_have_one_group
 from numpyro_sgp.integrated.starts import distinct, ends_elsewhere
@@ -144,7 +144,10 @@ def _of_nodes(nodes, rounded=False):
     told += f", {nodes.border:.1%} of the mass at their border" if nodes.border else ""
     told += f", about {beyond:.1%} of it beyond them" if beyond > _TOLD_BEYOND else ""
     told += f" ({nodes.stopped})" if nodes.stopped else ""
+    told += ", and mass that none of them meets adds to the error" if nodes.error else ""
     mend = f"more nodes: {nodes.mend}" if nodes.lacks_more else nodes.mend
+    if nodes.few_of_many and not mend:
+        mend = f"{LARGER}, which shows what these miss"
     single = not jax.config.jax_enable_x64  # type: ignore[attr-defined]
     if mend and single and (rounded or not (nodes.several or nodes.astray)):
         # Of many rows a value is rounded by more than nodes differ.

@@ -15,6 +15,7 @@ from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.check import problem_at
 from numpyro_sgp.fitting.hierarchies import MEND, told_of, vanished
+from numpyro_sgp.fitting.summary import counted
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
 from numpyro_sgp.integrated.check import check, no_digits, spread_out
 from numpyro_sgp.integrated.field import Field
@@ -169,7 +170,7 @@ class JointFit(Nested):
             if self._held:
                 of = ", of log p(y, points): the densities of latents at points count"
             lines.append(f"  bound: {self.bound:.7g}{se}{of}")
-        steps = [] if self.losses is None else [f"{len(self.losses)} steps"]
+        steps = counted(self.losses)
         steps += [f"{self.seconds:.1f} s"] if math.isfinite(self.seconds) else []
         steps += [self.stopped] if self.stopped else []
         if steps:

@@ -19,7 +19,7 @@ from numpyro_sgp.integrated.profile import Node
 _SMOOTH = 0.05  # how far draws are from nodes that were drawn, in standard deviations
 _CANDIDATES = 20_000
 _BORDER, _MUCH = 0.01, 0.2  # of the mass
-_FEW = 100.0  # effective nodes of those that were drawn
+_FEW, _ENOUGH = 100.0, 500.0  # effective nodes of those that were drawn
 _HOPELESS = 25.0  # of so few, among many, as many nodes more would be no cure
 _MANY = 1000  # nodes that were drawn
 _FEW_OF_GRID = 2.0  # as spaced as they are at most, they are 3.5 and more
@@ -36,6 +36,8 @@ NO_MODE = "the ascent of hyperparameters ended on a slope, before any mode"
 _LIMITED = "at the limit of"
 #: What is there where there are as many as may be.
 AT_LIMIT = f"{_LIMITED} {{}} nodes"
+#: What is to be done where there are as many as may be.
+LARGER = "a larger max_nodes"
 #: What is to be done where more nodes would not help.
 _OTHERWISE = (
     "non-centred hierarchies (as by numpyro.infer.reparam.LocScaleReparam), narrower "
@@ -111,7 +113,7 @@ class Nodes:
             return ""
         if not self.more_would_do:
             return _OTHERWISE
-        return "more seconds" if TIME_USED in self.stopped else "a larger max_nodes"
+        return "more seconds" if TIME_USED in self.stopped else LARGER
 
     @property
     def lacks_more(self) -> bool:
@@ -133,6 +135,14 @@ class Nodes:
     def error(self) -> float:
         """Standard error of the log evidence, as a sum over these nodes; zero of a grid."""
         return 0.0
+
+    @property
+    def few_of_many(self) -> bool:
+        """
+        Whether there are as many as may be, of which so few count that others would have
+        mass that these do not meet.
+        """
+        return False
 
     @property
     def is_bound(self) -> bool:
@@ -192,7 +202,12 @@ class Nodes:
         return told
 
     def warning(self) -> str:
-        """What to say where they are too few; empty where they are not."""
+        """What to say where they are too few, or elsewhere; empty where they are not."""
+        if OTHER_MODE in self.stopped and not self.too_few:
+            return (
+                f"Nested inference has nodes around one mode alone ({self.stopped}): what "
+                f"it says is of the hyperparameters there. Try {self.mend}."
+            )
         if not self.too_few:
             return ""
         why = f" ({self.stopped})" if self.stopped else ""
@@ -306,6 +321,10 @@ class Drawn(Nodes):
     def error(self) -> float:
         """See :attr:`Nodes.error`: of importance weights, at best."""
         return float(np.sqrt(max(1.0 / self.effective - 1.0 / len(self.nodes), 0.0)))
+
+    @property
+    def few_of_many(self) -> bool:
+        return _LIMITED in self.stopped and self.effective < _ENOUGH
 
     @property
     def is_bound(self) -> bool:

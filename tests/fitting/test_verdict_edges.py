@@ -17,6 +17,7 @@ from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.check import _of_points
 from numpyro_sgp.fitting.grow import grow
 from numpyro_sgp.fitting.progress import CONVERGED, INTERRUPTED, Limits, Trained
+from numpyro_sgp.fitting.summary import counted
 from numpyro_sgp.fitting.verdict import Cause, Verdict
 
 X = np.linspace(0.0, 6.0, 20)[:, None]
@@ -119,6 +120,21 @@ def test_a_verdict_says_where_q_was_not_looked_at():
     with_others = Cause("q(u)", np.nan, told="is trained with the other parameters")
     assert "q(u) was not looked at" in Verdict({"q(u)": unknown} | known).summary
     assert "looked" not in Verdict({"q(u)": with_others} | known).summary
+
+
+def test_the_first_line_says_what_is_not_known():
+    """Of nodes that are too few it was "not converged: left are <0.01 nats for q(w)"."""
+    names = "other parameters", "inducing points"
+    known = {name: Cause(name, 0.0) for name in names}
+    few = Cause("nodes", np.nan, mend="a larger max_nodes")
+    found = Verdict({"q(u)": Cause("q(w)", 0.0)} | known | {"other parameters": few})
+    assert found.summary.startswith("not converged: left are about <0.01 nats for q(w); ")
+    assert "how many for nodes is not known (a larger max_nodes)" in found.summary
+
+
+@pytest.mark.parametrize("number, told", [(0, []), (1, ["1 step"]), (2, ["2 steps"])])
+def test_steps_are_counted_where_there_are_any(number, told):
+    assert counted(np.zeros(number)) == told and counted(None) == []
 
 
 def fake_fit(steps=0, bound=0.0, stopped="at the limit of 60 steps in all"):
