@@ -94,6 +94,10 @@ def nested(
     Effects of 64 groups or more, of which each row has one, are eliminated from the
     precision of q(w) group by group, at a cost that is linear in their number.
 
+    Hyperparameters of groups whose prior has a location and a scale that are sampled
+    too (``l ~ LogNormal(mu, tau)``) are integrated by their standardised values, unless
+    the data say nearly all of them, so that models may be written either way.
+
     Where too few nodes count for intervals and the evidence, a warning says what to do.
 
     Inducing points that a method chooses are chosen anew at the mode, greedily for its
