@@ -139,6 +139,7 @@ def test_a_joint_fit_that_holds_them_at_points_has_not_converged():
     assert "together with its scale" in others.told and "sgp.nested" in others.mend
 
 
+@pytest.mark.slow
 def test_what_points_lose_is_of_the_same_hyperparameters():
     """Of more points coordinates were taken for others: 100 nats where some are lost."""
     X, y = curves(2, 12)

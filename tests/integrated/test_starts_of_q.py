@@ -63,6 +63,7 @@ def test_directions_are_not_wound_once_more(seed):
     assert_allclose(found.predict(X)["f"].mean, f, atol=0.2)
 
 
+@pytest.mark.slow
 def test_squares_leave_the_saddle_at_zero():
     truth = np.sin(1.5 * X[:, 0])
     y = truth**2 + 0.3 * np.random.default_rng(1).normal(size=N)
@@ -74,6 +75,7 @@ def test_squares_leave_the_saddle_at_zero():
     assert found.log_evidence > at_zero + 50.0
 
 
+@pytest.mark.slow
 def test_the_best_of_many_optima_is_found_and_others_are_told():
     """Of |f| each piece between zeros may have either sign: as many optima as patterns."""
     rng = np.random.default_rng(2)
@@ -103,6 +105,7 @@ def test_the_best_of_many_optima_is_found_and_others_are_told():
     assert told.causes["inducing points"].nats < 0.05  # not of another optimum
 
 
+@pytest.mark.slow
 def test_one_optimum_is_told_as_such():
     rng = np.random.default_rng(0)
     counts = rng.poisson(np.exp(np.sin(X[:, 0])))
@@ -138,7 +141,7 @@ def test_mirrored_optima_are_counted():
     assert not told.converged and "several optima" in told.summary
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [0, slow(2)])
 def test_a_bound_that_quadrature_makes_up_is_not_believed(seed):
     """
     Nodes of a q(f) that is far wider than the waves of cos(2 f - y) may all be on crests: a
