@@ -25,8 +25,8 @@ from numpyro_sgp.tracing.rows import origins, union
 _NEXT_TO_ZERO, _AT_MEANS = 0.1, 0.5
 #: What is to be done about it.
 MEND = (
-    "sgp.nested, or base_guide=AutoNormal, or sgp.fit with joint=True, which integrates "
-    "over effects beside f"
+    "sgp.nested, or base_guide=AutoNormal (or sgp.fit with joint=True, of normal effects "
+    "that are added to f)"
 )
 
 

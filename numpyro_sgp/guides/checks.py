@@ -10,6 +10,8 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+from numpyro.distributions import constraints
 from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import find_stack_level, not_jax_tracer
 
@@ -159,16 +161,18 @@ def _warn_of_probabilities(model, trace, args, kwargs) -> None:
 
     def run(args, kwargs):
         found: dict[str, list] = {name: [] for name in named}
-        for by in (-_FAR, _FAR):
-            there = messages.trace_of(model, args, kwargs, at_site=partial(_away, by=by))
-            valid = checks.valid_arguments(there)
+        for by in (0.0, -_FAR, _FAR):
+            with numpyro.validation_enabled(False):
+                at_site = partial(_away, by=by)
+                there = messages.trace_of(model, args, kwargs, at_site=at_site)
             for name, each in found.items():
-                each.append(valid.get(name, {}).get("probs", True))
+                probs = messages.innermost(there[name]["fn"]).probs
+                each.append(jnp.all(constraints.unit_interval(probs)))
         return found
 
     with suppress(*NEEDS_KNOWN_DATA):
         for name, seen in on_data(run, args, kwargs).items():
-            if not np.all(seen):
+            if seen[0] and not np.all(seen):
                 warnings.warn(
                     f"Site '{name}': the probs of "
                     f"{type(messages.innermost(trace[name]['fn'])).__name__} are outside "

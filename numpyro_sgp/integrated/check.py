@@ -146,12 +146,12 @@ def _of_nodes(nodes, rounded=False):
     told += f" ({nodes.stopped})" if nodes.stopped else ""
     told += ", and mass that none of them meets adds to the error" if nodes.error else ""
     mend = f"more nodes: {nodes.mend}" if nodes.lacks_more else nodes.mend
-    if nodes.few_of_many and not mend:
-        mend = f"{LARGER}, which shows what these miss"
+    few = nodes.few_of_many and not mend
     single = not jax.config.jax_enable_x64  # type: ignore[attr-defined]
     if mend and single and (rounded or not (nodes.several or nodes.astray)):
         # Of many rows a value is rounded by more than nodes differ.
         mend += "; or numpyro.enable_x64() at the beginning of the program"
+    mend = f"{LARGER}, which shows what these miss" if few else mend
     lost = float(-np.log1p(-min(nodes.border + beyond, 0.999)))
     if nodes.too_few and (nodes.stopped or not nodes.border):
         lost = np.nan  # what is beyond, or between, is open

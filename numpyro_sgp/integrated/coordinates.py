@@ -12,9 +12,13 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.transforms import (
     AffineTransform,
     ComposeTransform,
+    ExpTransform,
     LowerCholeskyAffine,
+    SigmoidTransform,
+    SoftplusTransform,
 )
 
+from numpyro_sgp.integrated.units_of_data import made_of_arguments
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.rows import origins
 
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from numpyro_sgp.integrated.field import Field
 
 _LOCATED = dist.Normal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel
+_ONE_TO_ONE = AffineTransform, ExpTransform, SigmoidTransform, SoftplusTransform
 
 
 def coordinates(field: Field, name: str, fn):
@@ -44,19 +49,33 @@ def hierarchical(field: Field, args: tuple, kwargs: dict) -> frozenset[str]:
     :math:`\tau` and :math:`\log l_k - \mu` go to zero together, which is a funnel without a
     mode. That of :math:`(\mu, \tau, (\log l_k - \mu) / \tau)` has no such end.
 
+    Not those with a location or a scale that is made of the data: values of the others are
+    the same with any.
+
     :param args: the model's arguments.
     :param kwargs: its keyword arguments.
     """
     trace = field.guide.known().trace
     values = {name: trace[name]["value"] for name in field.thetas}
 
-    def scales(values):
+    def parts(args, kwargs, values):
         at_mean = messages.at_prior_mean
         trace = messages.trace_of(field.model, args, kwargs, data=values, at_site=at_mean)
         found = {name: _parts(trace[name]["fn"]) for name in values}
-        return {name: parts[1] for name, parts in found.items() if parts is not None}
+        return {name: part for name, part in found.items() if part is not None}
 
-    return frozenset(name for name, others in origins(scales, values).items() if others)
+    def scales(values):
+        return {name: scale for name, (_, scale) in parts(args, kwargs, values).items()}
+
+    found = {name for name, others in origins(scales, values).items() if others}
+    if not found:
+        return frozenset()
+
+    def made(args, kwargs):
+        each = parts(args, kwargs, values).items()
+        return {name: jax.tree.leaves(transform) for name, (transform, _) in each}
+
+    return frozenset(found.difference(made_of_arguments(made, args, kwargs)))
 
 
 def informed(field: Field, axes: np.ndarray, share: float) -> frozenset[str]:
@@ -68,7 +87,10 @@ def informed(field: Field, axes: np.ndarray, share: float) -> frozenset[str]:
     :param axes: columns are standard deviations at the mode, ``(p, p)``.
     :param share: of the prior's variance the data leave less, on average.
     """
-    left = 1.0 / np.diag(np.linalg.inv(axes @ axes.T))  # the prior's variances are one
+    if not field.standardised:
+        return frozenset()
+    # Variances given all others; those of the prior are about one.
+    left = 1.0 / np.sum(np.linalg.inv(axes) ** 2, axis=0)
     parts = field.unravel(jnp.asarray(left)).items()
     known = {name: np.mean(np.asarray(part)) for name, part in parts}
     return frozenset(name for name in field.standardised if known[name] < share)
@@ -89,4 +111,7 @@ def _parts(fn):
         inner, scale = LowerCholeskyAffine(base.loc, base.scale_tril), base.scale_tril
     else:
         return None
-    return ComposeTransform([inner, *outer]), [scale, *jax.tree.leaves(outer)]
+    if not all(isinstance(each, _ONE_TO_ONE) for each in outer):
+        return None
+    scales = [each.scale for each in outer if isinstance(each, AffineTransform)]
+    return ComposeTransform([inner, *outer]), [scale, *scales]

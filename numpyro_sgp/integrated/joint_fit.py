@@ -14,7 +14,7 @@ from numpyro_sgp.diagnostics.arviz import Found
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.check import problem_at
-from numpyro_sgp.fitting.hierarchies import MEND, told_of, vanished
+from numpyro_sgp.fitting.hierarchies import told_of, vanished
 from numpyro_sgp.fitting.summary import counted
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
 from numpyro_sgp.integrated.check import check, no_digits, spread_out
@@ -22,6 +22,8 @@ from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.profile import Profile
 from numpyro_sgp.integrated.result import Nested
+
+_MEND = "sgp.nested, or base_guide=AutoNormal"  # of latents that no field has
 
 
 @methods_alone
@@ -134,7 +136,7 @@ class JointFit(Nested):
             told = "unknown: the training is not here (a file has none of it)"
             return Cause("other parameters", np.nan, told=told)
         if gone := vanished(self.guide, self.params, args, kwargs):
-            return Cause("other parameters", np.nan, told=told_of(gone), mend=MEND)
+            return Cause("other parameters", np.nan, told=told_of(gone), mend=_MEND)
         problem = problem_at(self.svi, self.params, args, kwargs)
         descent = self.descent if own else None
         return Attempts(problem, rng_key, descent).of_others(self.losses)

@@ -44,8 +44,8 @@ from numpyro_sgp.integrated.starts import (
 from numpyro_sgp.training.checks import check_keywords
 
 # Of the prior's variance is left by the data, of hyperparameters that are not standardised,
-# and of those of which both are tried, if the log evidence has a larger error than that.
-_KNOWN, _NEARLY_KNOWN, _EXACT = 0.01, 0.05, 0.03
+# and of those of which both are tried, if nodes end at their limit.
+_KNOWN, _NEARLY_KNOWN = 0.01, 0.05
 
 
 @alone
@@ -199,14 +199,18 @@ def _in_best_coordinates(
     nodes, known = None, informed(field, axes, _KNOWN)
     if not known:
         nodes, known = search.nodes(mode, axes), informed(field, axes, _NEARLY_KNOWN)
-        if not known or nodes.error < _EXACT:
+        if not known or not nodes.at_limit:
             return field, nodes
     other, points = copy(field), search.profile.points
     other.standardised = field.standardised - known
-    starts = np.stack([mode.free, *(free for free, _ in search.ends)])
-    starts = moved(field, other, starts, args, kwargs)
-    search = Search(Profile(other, args, kwargs, points, one_node=one_node), *limits)
-    found = search.nodes(*search.around(starts))
-    if nodes is None or found.effective > nodes.effective:
+    places = np.stack([mode.free, *(free for free, _ in search.ends)])
+    start, *ends = moved(field, other, places, args, kwargs)
+    again = Search(Profile(other, args, kwargs, points, one_node=one_node), *limits)
+    centre, widths = again.around(start[None])
+    again.ends += [(at, below) for at, (_, below) in zip(ends, search.ends, strict=True)]
+    found = again.nodes(centre, widths)
+    if found.astray and nodes is None:  # a funnel after all
+        nodes = search.nodes(mode, axes)
+    if nodes is None or (not found.astray and found.effective > nodes.effective):
         return other, found
     return field, nodes

@@ -40,8 +40,8 @@ AT_LIMIT = f"{_LIMITED} {{}} nodes"
 LARGER = "a larger max_nodes"
 #: What is to be done where more nodes would not help.
 _OTHERWISE = (
-    "non-centred hierarchies (as by numpyro.infer.reparam.LocScaleReparam), narrower "
-    "priors, or NUTS on sgp.whiten(model)"
+    "a larger max_nodes, narrower priors, hierarchies of priors with a location and a "
+    "scale, or NUTS on sgp.whiten(model)"
 )
 #: What is there where there is mass that nodes are not around.
 OTHER_MODE = "another mode"
@@ -120,6 +120,11 @@ class Nodes:
         """Whether more of them are all that is to be done."""
         elsewhere = self.astray or self.several or self.cut_off
         return self.too_few and self.more_would_do and not elsewhere
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether there are as many as may be, before enough of them count."""
+        return _LIMITED in self.stopped
 
     @property
     def cut_off(self) -> bool:
@@ -324,7 +329,7 @@ class Drawn(Nodes):
 
     @property
     def few_of_many(self) -> bool:
-        return _LIMITED in self.stopped and self.effective < _ENOUGH
+        return self.at_limit and self.effective < _ENOUGH
 
     @property
     def is_bound(self) -> bool:

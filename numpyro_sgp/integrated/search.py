@@ -303,7 +303,7 @@ class Search:
         if not np.all(np.isfinite(hessian)):
             raise ValueError(
                 "The bound has no finite curvature at the mode of the hyperparameters "
-                f"({mode.free} in unconstrained space). Look at the priors."
+                f"({mode.free} in their coordinates). Look at the priors."
             )
         curvature, vectors = np.linalg.eigh(hessian)
         along = directions @ vectors

@@ -42,7 +42,7 @@ def in_other_units(field, known: tuple, args: tuple, kwargs: dict) -> str:
         return ""
     parts = _parts_of(field, *known)
     if field.of_data is None:
-        field.of_data = _made_of_arguments(parts, *known)
+        field.of_data = made_of_arguments(parts, *known)
     if not field.of_data:
         return ""
     before, here = (on_data(parts, *each) for each in (known, (args, kwargs)))
@@ -71,7 +71,7 @@ def few_rows_do(field, args: tuple, kwargs: dict) -> bool:
     return not name
 
 
-def _made_of_arguments(parts: Callable, args: tuple, kwargs: dict) -> tuple[str, ...]:
+def made_of_arguments(parts: Callable, args: tuple, kwargs: dict) -> tuple[str, ...]:
     """Names of the parts that depend on any number among the arguments."""
     leaves, structure = jax.tree.flatten((args, kwargs))
     for of in (_is_number, is_data):  # a model may ask for the values of numbers

@@ -1,5 +1,8 @@
 """Hyperparameters whose priors have scales that are hyperparameters."""
 
+import sys
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +10,17 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose
-from numpyro.distributions.transforms import AffineTransform, ExpTransform
+from numpyro.distributions.transforms import (
+    AffineTransform,
+    ExpTransform,
+    ReshapeTransform,
+)
 from scipy.special import logsumexp
+from scipy.stats import multivariate_t
 
 import numpyro_sgp as sgp
 from numpyro_sgp.guides import AutoSparseGP
-from numpyro_sgp.integrated.coordinates import hierarchical
+from numpyro_sgp.integrated.coordinates import hierarchical, informed
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.proposals import student_draws, weights_of
 from tests.helpers import slow
@@ -194,10 +202,101 @@ def test_coordinates_have_a_density_without_the_scale(name):
         return field.terms(free, field.points, (X, X[:, 0]), {}).log_prior
 
     free = jnp.asarray(np.random.default_rng(0).normal(size=field.num_hyperparameters))
-    slope = jax.jit(jax.grad(log_prior))(free)
-    parts = field.unravel(slope), field.unravel(free)
-    # Of log s nothing but its own prior's slope is left, minus log s.
-    assert_allclose(parts[0]["s"], -parts[1]["s"], atol=1e-10)
+    at = field.unravel(free)
+    base = dist.StudentT(4.0) if name == "expanded" else dist.Normal()
+    expected = sum(dist.Normal().log_prob(at[k]) for k in "ms")  # of log s
+    expected += dist.Normal(at["m"], 0.3).log_prob(at["known"])
+    expected += jnp.sum(base.log_prob(at["l"]))
+    assert_allclose(jax.jit(log_prior)(free), expected, rtol=1e-10)
+
+
+NOT = {
+    "folded": lambda m, s, X: dist.FoldedDistribution(dist.Normal(m * jnp.ones(2), s)),
+    "of another shape": lambda m, s, X: dist.TransformedDistribution(
+        dist.Normal(m, s).expand([4]).to_event(1), ReshapeTransform((2, 2), (4,))
+    ),
+    "a location": lambda m, s, X: dist.TransformedDistribution(
+        dist.Normal(0.0, 1.0), [AffineTransform(m, 1.0), ExpTransform()]
+    ),
+    "of the data": lambda m, s, X: dist.LogNormal(jnp.log(jnp.std(X)), s),
+}
+
+
+@pytest.mark.parametrize("name", sorted(NOT))
+def test_what_is_not_standardised(name):
+    """Of a location that is made of the data values would be others at new inputs."""
+
+    def model(X, y=None):
+        m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+        s = numpyro.sample("s", dist.HalfNormal(1.0))
+        l = numpyro.sample("l", NOT[name](m, s, X))
+        kernel = sgp.kernels.RBF(1.0, 1.0 + 0.1 * jnp.sum(jnp.abs(l)))
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    X = jnp.linspace(0.0, 3.0, 6)[:, None]
+    guide = AutoSparseGP(model, sgp.VGP())
+    guide.setup(X, X[:, 0])
+    field = Field(guide, (X, X[:, 0]), {})
+    assert hierarchical(field, (X, X[:, 0]), {}) == frozenset()
+
+
+class FakeSearch:
+    """Of the coordinates that the field says."""
+
+    def __init__(self, profile, found):
+        self.profile, self.ends = profile, []
+        self.found = found[bool(profile.field.standardised)]
+        self.asked = found["asked"]
+
+    def around(self, starts, *_):
+        return SimpleNamespace(free=np.zeros(2)), np.eye(2)
+
+    def nodes(self, mode, axes):
+        self.asked.append(bool(self.profile.field.standardised))
+        return self.found
+
+
+def some(effective, at_limit=True, astray=False):
+    return SimpleNamespace(effective=effective, at_limit=at_limit, astray=astray)
+
+
+@pytest.mark.parametrize(
+    "share, standardised, others, taken, asked",
+    [
+        (0.5, some(400), some(900), True, [True]),
+        (0.03, some(1000, at_limit=False), some(1100), True, [True]),  # enough, or no time
+        (0.03, some(400), some(900), False, [True, False]),
+        (0.03, some(400), some(300), True, [True, False]),
+        (0.03, some(400), some(900, astray=True), True, [True, False]),
+        (0.005, some(400), some(900), False, [False]),
+        (0.005, some(400), some(900, astray=True), True, [False, True]),
+    ],
+)
+def test_coordinates_that_are_taken(monkeypatch, share, standardised, others, taken, asked):
+    room = sys.modules["numpyro_sgp.integrated.nested"]
+    found = {True: standardised, False: others, "asked": []}
+    field = SimpleNamespace(standardised=frozenset({"l"}))
+
+    def informed(field, axes, limit):
+        return frozenset({"l"}) if share < limit else frozenset()
+
+    def profile(field, *_, **__):
+        return SimpleNamespace(field=field, points={})
+
+    monkeypatch.setattr(room, "Search", lambda profile, *_: FakeSearch(profile, found))
+    monkeypatch.setattr(room, "Profile", profile)
+    monkeypatch.setattr(room, "informed", informed)
+    monkeypatch.setattr(room, "moved", lambda field, other, free, *_: free)
+    kept, nodes = room._in_best_coordinates(field, (), {}, None, (3000, None, None))
+    assert bool(kept.standardised) == taken and found["asked"] == asked
+    assert nodes is found[taken]
+
+
+def test_nothing_is_looked_at_without_hierarchies():
+    singular = np.diag([1e-200, 1.0])
+    assert not informed(SimpleNamespace(standardised=frozenset()), singular, 0.5)
 
 
 def test_proposals_that_are_as_good_as_singular_have_weights():
@@ -209,7 +308,18 @@ def test_proposals_that_are_as_good_as_singular_have_weights():
 
     weights, log_mean = weights_of(z, [Flat()] * 64, [(np.zeros(3), root)], 0.0)
     assert np.all(np.isfinite(weights)) and np.isfinite(log_mean)
-    assert_allclose(weights.sum(), 1.0)
+
+
+def test_weights_are_by_the_density_of_what_was_drawn():
+    rng = np.random.default_rng(0)
+    root, centre = np.tril(rng.normal(size=(4, 4))) + 3.0 * np.eye(4), rng.normal(size=4)
+    z = student_draws(centre, root, 16, seed=0)
+    values = rng.normal(size=16)
+    each = [SimpleNamespace(value=value + 2.0) for value in values]
+    weights, log_mean = weights_of(z, each, [(centre, root)], 2.0)
+    log_w = values - multivariate_t(centre, root @ root.T, df=5.0).logpdf(z)
+    assert_allclose(log_mean, logsumexp(log_w) - np.log(16), rtol=1e-10)
+    assert_allclose(weights, np.exp(log_w - logsumexp(log_w)), rtol=1e-9)
 
 
 @pytest.mark.parametrize("several", [False, slow(True)])
