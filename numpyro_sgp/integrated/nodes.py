@@ -40,8 +40,8 @@ AT_LIMIT = f"{_LIMITED} {{}} nodes"
 LARGER = "a larger max_nodes"
 #: What is to be done where more nodes would not help.
 _OTHERWISE = (
-    "a larger max_nodes, narrower priors, hierarchies of priors with a location and a "
-    "scale, or NUTS on sgp.whiten(model)"
+    "narrower priors, hierarchies of priors with a location and a scale, or NUTS on "
+    "sgp.whiten(model)"
 )
 #: What is there where there is mass that nodes are not around.
 OTHER_MODE = "another mode"

@@ -391,7 +391,7 @@ def some(kind, effective, number, stopped):
 @pytest.mark.parametrize(
     ("kind", "effective", "number", "stopped", "mend"),
     [
-        (nodes.Drawn, 14, 3000, "at the limit of 3000 nodes", "LocScaleReparam"),
+        (nodes.Drawn, 14, 3000, "at the limit of 3000 nodes", "a location and"),
         (nodes.Drawn, 14, 500, "at the limit of 500 nodes", "a larger max_nodes"),
         (nodes.Drawn, 60, 3000, "at the limit of 3000 nodes", "a larger max_nodes"),
         (nodes.Drawn, 60, 2000, nodes.TIME_USED, "more seconds"),

@@ -54,7 +54,6 @@ ON_THE_HOST = {
     "inducing/verdict.py",
     "inverse_free/at_gaussian.py",
     "integrated/apart.py",
-    "integrated/coordinates.py",
     "integrated/expectation.py",
     "integrated/nodes.py",
     "integrated/proposals.py",
