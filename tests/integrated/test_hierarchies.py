@@ -165,13 +165,39 @@ def test_what_points_lose_is_of_the_same_hyperparameters():
     assert 0.0 < told < exact - bound + 1e-6 and told > 0.5 * (exact - bound)
 
 
+DATA = jnp.linspace(0.0, 3.0, 6)[:, None], jnp.linspace(0.0, 3.0, 6)
+
+
+def field_of(prior):
+    """
+    With hyperparameters m, s, one of a known scale, and one that :func:`hierarchical` may
+    find: of a prior that is made of m, s and the inputs.
+    """
+
+    def model(X, y=None):
+        m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        numpyro.sample("known", dist.LogNormal(m, 0.3))
+        l = numpyro.sample("l", prior(m, s, X))
+        kernel = sgp.kernels.RBF(1.0, 1.0 + 0.1 * jnp.sum(jnp.abs(l)))
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    guide = AutoSparseGP(model, sgp.VGP())
+    guide.setup(*DATA)
+    field = Field(guide, DATA, {})
+    field.standardised = hierarchical(field, DATA, {})
+    return field
+
+
 PRIORS = {
-    "lognormal": lambda m, s: dist.LogNormal(m, s),
-    "expanded": lambda m, s: dist.StudentT(4.0, m, s).expand([3]).to_event(1),
-    "transformed": lambda m, s: dist.TransformedDistribution(
+    "lognormal": lambda m, s, X: dist.LogNormal(m, s),
+    "expanded": lambda m, s, X: dist.StudentT(4.0, m, s).expand([3]).to_event(1),
+    "transformed": lambda m, s, X: dist.TransformedDistribution(
         dist.Normal(0.0, 1.0), [AffineTransform(m, s), ExpTransform()]
     ),
-    "correlated": lambda m, s: dist.MultivariateNormal(
+    "correlated": lambda m, s, X: dist.MultivariateNormal(
         m * jnp.ones(2), scale_tril=s * jnp.array([[1.0, 0.0], [0.5, 0.8]])
     ),
 }
@@ -180,26 +206,11 @@ PRIORS = {
 @pytest.mark.parametrize("name", sorted(PRIORS))
 def test_coordinates_have_a_density_without_the_scale(name):
     """That of (m, log s, z) is the prior of m and s times that of standardised z."""
-
-    def model(X, y=None):
-        m = numpyro.sample("m", dist.Normal(0.0, 1.0))
-        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
-        numpyro.sample("known", dist.LogNormal(m, 0.3))  # of a known scale
-        l = numpyro.sample("l", PRIORS[name](m, s))
-        kernel = sgp.kernels.RBF(1.0, jnp.exp(0.1 * jnp.sum(l)))
-        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
-        with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
-
-    X = jnp.linspace(0.0, 3.0, 6)[:, None]
-    guide = AutoSparseGP(model, sgp.VGP())
-    guide.setup(X, X[:, 0])
-    field = Field(guide, (X, X[:, 0]), {})
-    field.standardised = hierarchical(field, (X, X[:, 0]), {})
+    field = field_of(PRIORS[name])
     assert field.standardised == {"l"}
 
     def log_prior(free):
-        return field.terms(free, field.points, (X, X[:, 0]), {}).log_prior
+        return field.terms(free, field.points, DATA, {}).log_prior
 
     free = jnp.asarray(np.random.default_rng(0).normal(size=field.num_hyperparameters))
     at = field.unravel(free)
@@ -225,21 +236,7 @@ NOT = {
 @pytest.mark.parametrize("name", sorted(NOT))
 def test_what_is_not_standardised(name):
     """Of a location that is made of the data values would be others at new inputs."""
-
-    def model(X, y=None):
-        m = numpyro.sample("m", dist.Normal(0.0, 1.0))
-        s = numpyro.sample("s", dist.HalfNormal(1.0))
-        l = numpyro.sample("l", NOT[name](m, s, X))
-        kernel = sgp.kernels.RBF(1.0, 1.0 + 0.1 * jnp.sum(jnp.abs(l)))
-        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
-        with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
-
-    X = jnp.linspace(0.0, 3.0, 6)[:, None]
-    guide = AutoSparseGP(model, sgp.VGP())
-    guide.setup(X, X[:, 0])
-    field = Field(guide, (X, X[:, 0]), {})
-    assert hierarchical(field, (X, X[:, 0]), {}) == frozenset()
+    assert field_of(NOT[name]).standardised == frozenset()
 
 
 class FakeSearch:
