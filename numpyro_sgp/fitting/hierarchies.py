@@ -14,6 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
+from numpyro.distributions.transforms import (
+    AffineTransform,
+    ExpTransform,
+    SigmoidTransform,
+    SoftplusTransform,
+)
 from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_sgp._programs import on_data
@@ -23,6 +29,8 @@ from numpyro_sgp.tracing.rows import origins, union
 # Of where it started is a scale that went to zero, and of this how far latents are from
 # their means; at other optima that is about one.
 _NEXT_TO_ZERO, _AT_MEANS = 0.1, 0.5
+#: Transforms of a latent with a location and a scale under which it can be found again.
+ONE_TO_ONE = AffineTransform, ExpTransform, SigmoidTransform, SoftplusTransform
 #: What is to be done about it.
 MEND = (
     "sgp.nested, or base_guide=AutoNormal (or sgp.fit with joint=True, of normal effects "
@@ -103,18 +111,23 @@ def at_points(guide, params: dict) -> dict[str, Array]:
     return found
 
 
+def _has_no_scale(transform) -> bool:
+    """Whether a transform is one to one, with neither location nor scale."""
+    return isinstance(transform, ONE_TO_ONE) and not jax.tree.leaves(transform)
+
+
 def _moments(fn, value):
     """
     Values, and mean and standard deviation of their prior, where it is of real numbers or
     of such that are transformed, as a log-normal one.
     """
     base = messages.innermost(fn)
-    affine: list[dist.transforms.AffineTransform] = []
+    affine: list[AffineTransform] = []
     while isinstance(base, dist.TransformedDistribution):
         fn, outer = base.base_dist, list(base.transforms)
-        while outer and not affine and not jax.tree.leaves(outer[-1]):
+        while outer and not affine and _has_no_scale(outer[-1]):
             value = outer.pop().inv(value)
-        if not all(isinstance(each, dist.transforms.AffineTransform) for each in outer):
+        if not all(isinstance(each, AffineTransform) for each in outer):
             return None
         affine, base = outer + affine, messages.innermost(fn)
     if not messages.is_real(fn):

@@ -12,12 +12,10 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.transforms import (
     AffineTransform,
     ComposeTransform,
-    ExpTransform,
     LowerCholeskyAffine,
-    SigmoidTransform,
-    SoftplusTransform,
 )
 
+from numpyro_sgp.fitting.hierarchies import ONE_TO_ONE
 from numpyro_sgp.integrated.units_of_data import made_of_arguments
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.rows import origins
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from numpyro_sgp.integrated.field import Field
 
 _LOCATED = dist.Normal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel
-_ONE_TO_ONE = AffineTransform, ExpTransform, SigmoidTransform, SoftplusTransform
 
 
 def coordinates(field: Field, name: str, fn):
@@ -35,6 +32,7 @@ def coordinates(field: Field, name: str, fn):
 
     :param field: knows which coordinates are standardised.
     :param fn: the hyperparameter's prior.
+    :return: NumPyro's transform.
     """
     parts = _parts(fn) if name in field.standardised else None
     return biject_to(fn.support) if parts is None else parts[0]
@@ -49,8 +47,8 @@ def hierarchical(field: Field, args: tuple, kwargs: dict) -> frozenset[str]:
     :math:`\tau` and :math:`\log l_k - \mu` go to zero together, which is a funnel without a
     mode. That of :math:`(\mu, \tau, (\log l_k - \mu) / \tau)` has no such end.
 
-    Not those with a location or a scale that is made of the data: values of the others are
-    the same with any.
+    Those with a location or a scale that is made of the data are left out: at other data
+    their values would be others.
 
     :param args: the model's arguments.
     :param kwargs: its keyword arguments.
@@ -111,7 +109,7 @@ def _parts(fn):
         inner, scale = LowerCholeskyAffine(base.loc, base.scale_tril), base.scale_tril
     else:
         return None
-    if not all(isinstance(each, _ONE_TO_ONE) for each in outer):
+    if not all(isinstance(each, ONE_TO_ONE) for each in outer):
         return None
     scales = [each.scale for each in outer if isinstance(each, AffineTransform)]
     return ComposeTransform([inner, *outer]), [scale, *scales]

@@ -109,6 +109,7 @@ def nested(
     :param data: the model's positional arguments with all of the data, such as ``(X, y)``.
     :param rng_key: key of the starting values; ``jax.random.key(0)`` if None.
     :param max_nodes: most settings of the hyperparameters; with 1 there is one, the mode.
+        Where standardised values leave few that count, and others are tried too, of each.
     :param seconds: time after which no further node is looked at.
     :param progress_bar: whether to show what is being done.
     :param kwargs: keyword arguments of the model.

@@ -10,7 +10,7 @@ from numpyro.handlers import reparam
 from numpyro.infer.reparam import LocScaleReparam
 
 import numpyro_sgp as sgp
-from numpyro_sgp.fitting.hierarchies import tied, vanished
+from numpyro_sgp.fitting.hierarchies import _moments, tied, vanished
 
 RNG = np.random.default_rng(3)
 G = 30
@@ -106,6 +106,18 @@ def test_positive_latents_are_seen_by_their_logarithms(transformed):
     assert set(vanished(guide, at_mean, data, {})) == {"noise"}
     away = params | {"noise_auto_loc": jnp.exp(-1.0 + 2e-8 * jnp.arange(4.0))}
     assert not vanished(guide, away, data, {})
+
+
+def test_values_without_their_sign_have_no_moments():
+    """Of a folded prior, at which NumPyro's inverse warns."""
+    value = jnp.full(3, 0.2)
+    assert _moments(dist.FoldedDistribution(dist.Normal(jnp.zeros(3), 0.1)), value) is None
+    shifted = [dist.transforms.ExpTransform(), dist.transforms.AffineTransform(0.1, 1.0)]
+    prior = dist.TransformedDistribution(dist.Normal(jnp.zeros(3), 0.1), shifted)
+    assert _moments(prior, value) is None
+    log, mean, sd = _moments(dist.LogNormal(-1.0, 0.3), value)
+    np.testing.assert_allclose(log, np.log(0.2), rtol=1e-12)
+    np.testing.assert_allclose([mean[0], sd[0]], [-1.0, 0.3], rtol=1e-12)
 
 
 def test_effects_of_a_fixed_scale_are_left_alone():
