@@ -82,9 +82,11 @@ class Race:
 
         :param keep: how many go all the way; of the others the worse half is left behind
             in each round.
-        :param limits: when to stop; each start has its first steps all the same.
+        :param limits: of the training, of whose time the race takes half at most; each
+            start has its first steps all the same.
         :param held: parameters that stay in the first round, by the number of the start.
         """
+        limits = limits.half()
         states = [self.stepper.start(free, key) for free in starts]
         losses, going = np.full(len(starts), np.nan), list(range(len(starts)))
         order: list[int] = []

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_sgp as sgp
-from numpyro_sgp.fitting import batches, default, whole
+from numpyro_sgp.fitting import batches, default, progress, whole
 from numpyro_sgp.fitting.batches import (
     _FEWEST,
     _HASTE,
@@ -84,6 +84,28 @@ def test_the_race_puts_the_best_first_and_what_has_no_loss_nowhere(keep):
             6: [50, 300, 300, 300, 300, 300],
         }[keep]
     )
+
+
+class Clocked(Falling):
+    """Where each step takes a second."""
+
+    now = 0.0
+
+    def __call__(self, state, rows, *args, **kwargs):
+        state, losses = super().__call__(state, rows, *args, **kwargs)
+        self.now += len(losses)
+        return state, losses
+
+
+def test_the_race_leaves_half_of_the_time_to_the_training(monkeypatch):
+    stepper = Clocked()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: stepper.now)
+    ends = Race(stepper, whole=False)(STARTS, None, 6, Limits(0.1, None, 1500.0))
+    # A round of five starts takes 250 s, after the first 300 s.
+    assert stepper.now == 800.0 and ends[0] == (1.0, 1.0)
+    stepper = Clocked()
+    Race(stepper, whole=False)(STARTS, None, 6, Limits(0.1, None, 10.0))
+    assert stepper.now == 300.0
 
 
 class Plateau(Falling):
