@@ -151,8 +151,8 @@ def test_natural_gradients_use_it_too():
         return jnp.sum(RobustMax(mean, EPS).expected_log_prob(mean, variance, y))
 
     slopes = jax.jit(jax.grad(total, argnums=(0, 1)))(q.mean, q.variance)
-    assert_allclose(found["f"][1], slopes[0], rtol=1e-9, atol=1e-12)
-    assert_allclose(found["f"][2], slopes[1], rtol=1e-9, atol=1e-12)
+    assert_allclose(found["f"].to_mean, slopes[0], rtol=1e-9, atol=1e-12)
+    assert_allclose(found["f"].to_variance, slopes[1], rtol=1e-9, atol=1e-12)
 
 
 def test_what_it_cannot_do_is_refused():

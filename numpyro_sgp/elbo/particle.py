@@ -128,8 +128,9 @@ class Particle:
         A function from nodes by GP sites to the parts of the bound, those that depend on
         the values of f and the others. Each is by the names of sites: ``log_prob`` of the
         model and ``guide``, log densities beside GPs; at GP sites ``kl``, the ``cost`` of a
-        relaxed conditional, ``marginals``, ``log_weight`` of the component; and mutable
-        ``state``. And what the rule asks of the model beside, for its nodes.
+        relaxed conditional, ``marginals``, ``prior_mean`` where these can be moved,
+        ``log_weight`` of the component; and mutable ``state``. And what the rule asks of
+        the model beside, for its nodes.
 
         :param given: values by the keys of openings, zero where left out:
             ``("component", f)``, ``("precision", f)``, ``("mean", f)``, ``("var", f)``.
@@ -221,7 +222,8 @@ class Particle:
     # ---- one run of Python --------------------------------------------------------
 
     def _run(self, run_guide, run_model):
-        parts = {k: {} for k in ("kl", "cost", "marginals", "scale", "log_weight")}
+        kinds = "kl", "cost", "marginals", "prior_mean", "scale", "log_weight"
+        parts = {k: {} for k in kinds}
         components = {}
 
         def at_site(site):
@@ -286,6 +288,7 @@ class Particle:
             parts["log_weight"][name] = q.log_weights[number]
         if self._moving:
             shift = [opening((k, name), here.shape, here.dtype) for k in ("mean", "var")]
+            parts["prior_mean"][name] = jnp.broadcast_to(q.prior.mean, here.shape)
         components[name] = component = Component(q, number, shift)
         f = self._rule({name: here}).value(component, self._node(name, here))
         if "marginals" in vars(component):  # where they are used

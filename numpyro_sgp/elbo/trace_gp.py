@@ -1,6 +1,7 @@
 """The evidence lower bound of models with GP sites."""
 
 import itertools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,24 @@ from numpyro_sgp.elbo.pairs import check_priors, is_own
 from numpyro_sgp.elbo.particle import Particle
 from numpyro_sgp.elbo.predictor import default_expectation
 from numpyro_sgp.tracing import messages
+
+
+class MarginalGradients(NamedTuple):
+    r"""
+    Derivatives of the expected log likelihood by the marginals of f at each row of a GP
+    site, arrays of shape ``batch_shape + (N,)``, divided by the scale of the site's KL, if
+    it has one (:class:`numpyro.handlers.scale`).
+
+    :param mean: :math:`\mu_n`.
+    :param to_mean: :math:`\partial E / \partial \mu_n`.
+    :param to_variance: :math:`\partial E / \partial \sigma_n^2`.
+    :param prior_mean: the prior's, :math:`m(x_n)`.
+    """
+
+    mean: jax.Array
+    to_mean: jax.Array
+    to_variance: jax.Array
+    prior_mean: jax.Array
 
 
 class TraceGP_ELBO(ELBO):
@@ -126,11 +145,7 @@ class TraceGP_ELBO(ELBO):
         marginals of f at each row: what natural gradients are made of. The random numbers
         are those of the loss with the same key.
 
-        :return: the loss, and for each GP site :math:`\mu_n`,
-            :math:`\partial E / \partial \mu_n` and
-            :math:`\partial E / \partial \sigma_n^2`, arrays of shape
-            ``batch_shape + (N,)``; the derivatives are divided by the scale of the site's
-            KL, if it has one (:class:`numpyro.handlers.scale`).
+        :return: the loss, and :class:`MarginalGradients` for each GP site.
         """
         if self.num_particles != 1:
             raise ValueError("marginal_gradients needs num_particles=1.")
@@ -161,7 +176,11 @@ class TraceGP_ELBO(ELBO):
         if any(jnp.ndim(scale) for scale in scales.values()):
             raise ValueError("A GP site may be scaled by a number only, not by an array.")
         return -total, {
-            name: (mean, *(slopes[kind, name] / scales[name] for kind in ("mean", "var")))
+            name: MarginalGradients(
+                mean,
+                *(slopes[kind, name] / scales[name] for kind in ("mean", "var")),
+                fixed["prior_mean"][name],
+            )
             for name, (mean, _) in fixed["marginals"].items()
         }
 

@@ -30,12 +30,13 @@ class PseudoDataGaussian(QU):
         \Lambda = \mathrm{diag}(\lambda_1, \ldots, \lambda_N).
 
     It is the posterior under Gaussian pseudo-likelihoods
-    :math:`\exp(\ell_n f_n - \lambda_n f_n^2 / 2)`. The optimal covariance for
+    :math:`\exp(\ell_n g_n - \lambda_n g_n^2 / 2)` of f less the prior's mean,
+    :math:`g_n = f_n - m(x_n)`. The optimal covariance for
     any likelihood that factorises over the data has this form (Bonilla, Krauth &
     Dezfouli 2018, eq. 34-35 and Theorem 2), with
     :math:`\lambda_n = -2\, \partial E_n / \partial \sigma_n^2`, negative where the log
     likelihood is convex in f, and so has the optimal mean [2], with
-    :math:`\ell_n = \partial E_n / \partial \mu_n + \lambda_n \mu_n`. In whitened
+    :math:`\ell_n = \partial E_n / \partial \mu_n + \lambda_n (\mu_n - m(x_n))`. In whitened
     coordinates :math:`P P^\top = (I + A \Lambda A^\top)^{-1}` with
     :math:`A = L^{-1} K_{zx}`. A mean by pseudo-data rather than free moves with the kernel,
     and is far better conditioned.

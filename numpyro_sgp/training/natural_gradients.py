@@ -357,10 +357,11 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
     .. math::
 
         \lambda_n = -2\, \partial E_n / \partial \sigma_n^2, \qquad
-        \ell_n = \partial E_n / \partial \mu_n + \lambda_n \mu_n
+        \ell_n = \partial E_n / \partial \mu_n + \lambda_n (\mu_n - m(x_n))
 
-    [1, 2], which for a Gaussian likelihood is the optimum at once. It is halved where the
-    loss does not fall (or is not finite, where there is no such Gaussian).
+    [1, 2] with m the prior's mean, which for a Gaussian likelihood is the optimum at once.
+    It is halved where the loss does not fall (or is not finite, where there is no such
+    Gaussian).
 
     :param svi: the inference problem.
     :param rng_key: key of the loss.
@@ -387,10 +388,11 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
         )
         target, means = {}, {}
         for site, (linear, precision) in names.items():
-            mean, to_mean, to_variance = slopes[site]
+            at = slopes[site]
+            mean = at.mean - at.prior_mean  # the Gaussian is that of f less this
             means[site] = mean.ravel()
-            target[precision] = -2.0 * to_variance
-            target[linear] = to_mean + target[precision] * mean
+            target[precision] = -2.0 * at.to_variance
+            target[linear] = at.to_mean + target[precision] * mean
         return loss, {**target, _MEANS: means}
 
     def move(given, target, rate):  # slopes may have 64 bits where these have 32
@@ -398,7 +400,7 @@ def natural_steps(svi, rng_key, params, max_steps, tol, args, kwargs):
         return {name: step(given[name], target[name]) for name in given}
 
     def dual(given, target):
-        """Means of f at the rows; the slope by them, with the precisions as they are."""
+        """Means at the rows; the slope by them, with the precisions as they are."""
         means = jnp.concatenate([*target[_MEANS].values()])
         change = {name: given[name] - target[name] for name in given}
         return means, vector(change, linear) - vector(change, precisions) * means

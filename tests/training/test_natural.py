@@ -60,17 +60,52 @@ def test_one_step_is_the_optimum_of_a_gaussian_likelihood():
     assert_allclose(moved["f_auto_qu_linear"], Y / NOISE**2, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("poisson", [False, True])
+@pytest.mark.parametrize("mean", [3.0, sgp.means.Linear(np.array([0.7]), 1.0)])
+def test_steps_are_to_the_optimum_whatever_the_mean_of_the_prior(mean, poisson):
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(2.0), X, mean))
+        with numpyro.plate("data", N):
+            if poisson:
+                numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+            else:
+                numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+    y = COUNTS if poisson else Y
+    guide = sgp.AutoSparseGP(model, sgp.VGP(covariance="pseudo_data"))
+    svi = SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), X, y))
+    moved, _ = natural_steps(svi, jax.random.key(0), params, 30, 1e-12, (X, y), {})
+    at = f = (3.0 if mean == 3.0 else 1.0 + 0.7 * X[:, 0]) + np.zeros(N)
+    K = rbf(X, X, 2.0, 1.0) + 2e-8 * np.eye(N)
+    if not poisson:
+        wanted = f + K @ np.linalg.solve(K + NOISE**2 * np.eye(N), y - f)
+        variance = np.diag(K - K @ np.linalg.solve(K + NOISE**2 * np.eye(N), K))
+    else:  # Opper and Archambeau (2009), by steps halved
+        variance = np.diag(K)
+        for _ in range(200):
+            rate = np.exp(at + variance / 2)
+            wanted = f + K @ (y - rate)
+            B = np.linalg.inv(np.linalg.inv(K) + np.diag(rate))
+            at, variance = at + 0.5 * B @ np.linalg.solve(K, wanted - at), np.diag(B)
+        wanted = at
+    q = guide.posterior(moved, X)["f"]
+    assert_allclose(q.mean, wanted, rtol=0, atol=1e-5)
+    assert_allclose(q.variance, variance, rtol=0, atol=1e-5)
+
+
 def test_derivatives_by_marginals_are_those_of_the_expected_log_likelihood():
     svi = make_svi(sites(), sgp.GaussHermite(20))
     params = svi.get_params(svi.init(jax.random.key(0), X, COUNTS, poisson=True))
     _, slopes = svi.loss.marginal_gradients(
         jax.random.key(0), params, model, svi.guide, X, COUNTS, poisson=True
     )
-    mean, to_mean, to_variance = slopes["f"]
+    mean, to_mean, to_variance, prior_mean = slopes["f"]
     # q is the prior: E[y f - exp(f)] with N(0, 2), by a rule of SciPy's.
     nodes, weights = roots_hermitenorm(60)
     rate = np.sum(weights * np.exp(np.sqrt(2.0) * nodes)) / weights.sum()
     assert_allclose(mean, 0.0, atol=1e-12)
+    assert_allclose(prior_mean, 0.0)
     assert_allclose(to_mean, COUNTS - rate, rtol=1e-6)
     assert_allclose(to_variance, -0.5 * rate, rtol=1e-6)
 
