@@ -11,6 +11,8 @@ import optax
 import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.contrib.control_flow import cond
+from numpyro.handlers import seed
 from numpyro.infer import SVI, Predictive
 from numpyro.infer.util import log_density
 from scipy.sparse import csr_array, csr_matrix
@@ -18,7 +20,7 @@ from scipy.sparse import csr_array, csr_matrix
 import numpyro_sgp as sgp
 from numpyro_sgp.distributions.arguments import as_arrays, as_numbers
 from numpyro_sgp.fitting.problem import as_plain_arrays
-from numpyro_sgp.guides.checks import check_support_stays
+from numpyro_sgp.guides.checks import check_reach, check_support_stays
 from numpyro_sgp.tracing.row_indices import check_row_indices
 from numpyro_sgp.training.rows import make_source
 from tests.helpers import gaussian_model, regression_data, slow
@@ -609,6 +611,59 @@ def test_probabilities_that_are_a_function_are_told(link):
     warns = pytest.warns(UserWarning, match="'y': the probs of BinomialProbs are outside")
     with warns if link == "none" else contextlib.nullcontext():
         check_support_stays(guide, (X, np.ones(N)), {})
+
+
+def with_an_effect(X, y=None):
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(f + a, 0.3), obs=y)
+
+
+def set_up(model):
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(3))
+    guide.setup(X, np.ones(N))
+    return guide
+
+
+def test_random_numbers_that_are_no_site_are_told():
+    """Drawn anew in each step; `check` named three other causes of the noise."""
+    hidden = numpyro.handlers.block(with_an_effect, hide=["a"])
+    with pytest.warns(UserWarning, match="no latent site of it.*learns nothing of them"):
+        check_reach(set_up(hidden), (X, np.ones(N)), {})
+    check_reach(set_up(with_an_effect), (X, np.ones(N)), {})
+
+
+def test_a_likelihood_without_f_is_refused():
+    fixed = numpyro.handlers.do(with_an_effect, data={"f": np.zeros(N)})
+    with pytest.raises(ValueError, match="likelihood does not depend on any GP site"):
+        sgp.fit(fixed, sgp.SVGP(3), (X, np.ones(N)), progress_bar=False)
+
+
+def in_a_branch(X, y=None):
+    def branch(_):
+        return numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+
+    f = cond(True, branch, branch, None)
+    with numpyro.plate("data", N):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: set_up(in_a_branch),
+        lambda: log_density(seed(sgp.whiten(in_a_branch), 0), (X, np.ones(N)), {}, {}),
+        lambda: sgp.GPPredictive(
+            in_a_branch, {"f": np.zeros((1, N))}, train_args=(X, np.ones(N))
+        )(KEY, X),
+    ],
+    ids=["guide", "whiten", "predictive"],
+)
+def test_functions_in_branches_are_refused(use):
+    """The guide's values did not reach the likelihood, which saw draws of the prior."""
+    with pytest.raises(ValueError, match=r"'f' is inside control_flow\.cond.*jnp\.where"):
+        use()
 
 
 # ---- what is of another kind ------------------------------------------------------------

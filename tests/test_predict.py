@@ -276,6 +276,38 @@ def test_samples_must_have_one_leading_axis(samples):
         GPPredictive(model, samples, train_args=(X, Y))
 
 
+def test_no_samples_are_refused():
+    with pytest.raises(
+        ValueError, match=r"posterior_samples has no draws: \{'f': \(0, 5\)"
+    ):
+        GPPredictive(model, {"f": np.zeros((0, N))}, train_args=(X, Y))
+
+
+class Scaled:
+    """A kernel by its protocol, and no pytree."""
+
+    def __init__(self, variance):
+        self.variance = variance
+
+    def __call__(self, X1, X2):
+        return RBF(self.variance, LENGTHSCALE)(X1, X2)
+
+    def diag(self, X):
+        return self.variance * jnp.ones(X.shape[:-1])
+
+
+def test_kernels_that_are_no_pytrees_have_the_hyperparameters_of_each_sample():
+    """It ended in JAX' error of a tracer that has leaked."""
+
+    def model(X, y=None):
+        variance = numpyro.sample("variance", dist.LogNormal())
+        observe(numpyro.sample("f", GaussianProcess(Scaled(variance), X, LEVEL)), y)
+
+    samples = {"variance": np.full(S, 0.4), "f": np.tile(Y, (S, 1))}
+    draws = GPPredictive(model, samples, train_args=(X, Y))(KEY, X_NEW)["f"]
+    assert_moments(draws, *conditional(Y, X_NEW, variance=0.4))
+
+
 def test_samples_grouped_by_chain_are_refused():
     grouped = {"f": np.zeros((2, 3, N))}
     predictive = GPPredictive(model, grouped, train_args=(X, Y))

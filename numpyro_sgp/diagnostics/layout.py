@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -99,7 +100,10 @@ def at_places(dataset, places: dict) -> Dataset:
 
 def named_dims(trace, draws, given) -> dict[str, list]:
     """Names of the axes of each site, those of plates where they are not given."""
-    given = dict(given or {})
+    given = {
+        name: axes if isinstance(axes, str) or not isinstance(axes, Iterable) else [*axes]
+        for name, axes in (given or {}).items()
+    }
     known = {k for k, s in trace.items() if s["type"] in ("sample", "deterministic")}
     unknown = sorted(set(given) - known - set(draws))
     if unknown:
@@ -107,10 +111,23 @@ def named_dims(trace, draws, given) -> dict[str, list]:
             f"dims names sites {unknown}, which are not in the model; it has "
             f"{sorted(known)}."
         )
+    for name, axes in given.items():
+        if not isinstance(axes, list):
+            raise TypeError(
+                f"dims of '{name}' must be a list of names, one for each axis but those of "
+                f"chains and draws, such as ['row'], got {axes!r}."
+            )
+        shape = np.shape(draws.get(name, trace.get(name, {}).get("value")))
+        shape = shape[2:] if name in draws else shape
+        if len(given[name]) > len(shape):
+            raise ValueError(
+                f"dims of '{name}' has {len(given[name])} names {given[name]}, but it has "
+                f"the shape {shape} beside chains and draws."
+            )
     named = {name: _axes(trace, name) for name in known}
     for white in white_sites(trace, draws) - known:  # of a sampler that whitens
         named[white] = [*named[white.removesuffix(WHITE)][:-1], None]
-    return {**named, **{name: list(axes) for name, axes in given.items()}}
+    return {**named, **given}
 
 
 def _axes(trace, name) -> list:

@@ -219,8 +219,14 @@ class GaussianProcess(dist.Distribution):
         :param value: the values at X, shape ``batch_shape + (N,)``.
         :param X_new: new inputs, shape ``(N_new, D)``.
         :return: the joint normal over the new values, ``batch_shape``, ``(N_new,)``.
+        :raises ValueError: if the columns of X_new, or the shape of value, are not its.
         """
         num_rows, X_new = self.event_shape[0], _as_inputs(X_new)
+        if X_new.shape[-1] != self.X.shape[-1]:
+            raise ValueError(
+                f"X_new must have the {self.X.shape[-1]} columns of X, got the shape "
+                f"{X_new.shape}."
+            )
         value = self._as_value(value)
         inputs = jnp.broadcast_to(X_new, (*self.X.shape[:-2], *X_new.shape[-2:]))
         joint = self.at(jnp.concatenate([self.X, inputs], axis=-2))

@@ -98,8 +98,8 @@ def check(
         except Exception:  # a likelihood without derivatives, for one
             bracket = None
     of_q = _of_q(left, rng_key, problem)
-    beside = np.nan
-    if bracket is not None and not _is_single():
+    beside, narrow = np.nan, _is_narrow(guide)
+    if bracket is not None and not narrow and not _is_single():
         beside = bracket.gain - of_q.nats  # which has what jitter costs in float32
     of_digits = None if digits is None else digits(attempts.descent, others)
     rounded = of_digits is not None and of_digits.nats > ENOUGH_NATS
@@ -262,7 +262,8 @@ def _of_family(weights, given, too_many, rounded):
         found = weights()
     except Exception as failed:  # a distribution without a density, for one
         return Cause(name, np.nan, told=unknown(failed))
-    cause = family(found, point_latents(*given), _has_uncoupled(given[0]))
+    guide = given[0]
+    cause = family(found, point_latents(*given), _has_uncoupled(guide), _is_narrow(guide))
     if rounded and cause.nats > ENOUGH_NATS:
         return _may_be_rounding(f"weights of draws tell of {cause.number} nats")
     return cause
@@ -290,13 +291,19 @@ def _has_uncoupled(guide) -> bool:
     return False
 
 
-def family(found: Weighed, points, uncoupled: bool = True) -> Cause:
+def _is_narrow(guide) -> bool:
+    """Whether a GP site has a diagonal covariance, or the like."""
+    return not all(o.family.has_all_gaussians for o in guide.approximations.values())
+
+
+def family(found: Weighed, points, uncoupled=True, narrow=False) -> Cause:
     """
     The row of importance weights.
 
     :param found: what weights of draws tell.
     :param points: latents that they are given.
     :param uncoupled: whether there are functions that may be coupled.
+    :param narrow: whether covariances have less than all entries.
     """
     name, limit = "family", good_k(NUM_DRAWS)
     if not np.isfinite(found.gap):
@@ -317,7 +324,8 @@ def family(found: Weighed, points, uncoupled: bool = True) -> Cause:
     told += "".join(words for words, _ in off)
     if found.gap > max(1.0, 3.0 * found.error) or any(far for _, far in off):
         coupled = "covariance='coupled', " if uncoupled else ""
-        mend = f"{IF_MORE}{coupled}a mixture, or MCMC"
+        full = "covariance='full' (of SVGP or VGP), " if narrow else ""
+        mend = f"{IF_MORE}{full}{coupled}a mixture, or MCMC"
     return Cause(name, max(found.gap, 0.0), found.error, told, mend)
 
 

@@ -57,7 +57,7 @@ from numpyro_sgp.fitting.stepper import Stepper
 from numpyro_sgp.fitting.whole import descent_of, train_whole
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.base import check_approximations
-from numpyro_sgp.guides.checks import check_support_stays
+from numpyro_sgp.guides.checks import check_reach, check_support_stays
 from numpyro_sgp.training.checks import check_keywords
 from numpyro_sgp.training.descent import warn_of_edge
 from numpyro_sgp.training.padding import Padded
@@ -333,6 +333,7 @@ def _train(
             state = _initial_state(svi, for_init, for_guide, args, kwargs)
         if isinstance(guide, AutoSparseGP):  # one Gaussian over all looks by itself
             check_support_stays(guide, args, kwargs)
+            check_reach(guide, args, kwargs)
     else:
         svi = before.svi
         kwargs = {**svi.static_kwargs, **kwargs}

@@ -26,6 +26,7 @@ from numpyro_sgp.kernels import White
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import Coupling, find_coupling, log_likelihood
 from numpyro_sgp.tracing.curvature import check_gaussian
+from numpyro_sgp.tracing.reach import KEYS, NO_F, reached_by
 
 _Setup = TypeVar("_Setup")
 _FAR = 4.0  # prior sds of f, at which supports are looked at
@@ -144,6 +145,26 @@ def check_support_stays(guide, args, kwargs) -> None:
                 "minus infinity. Give it tails (dist.Normal, dist.StudentT), or use "
                 "NUTS(sgp.whiten(model))."
             )
+
+
+def check_reach(guide, args, kwargs) -> None:
+    """
+    Warns of random numbers that are no latent site, which are drawn anew in each step.
+
+    :param guide: one that is to be trained.
+    :raises ValueError: if the likelihood does not depend on its GP sites.
+    """
+    found = reached_by(guide.model, args, kwargs)
+    if found is None:
+        return
+    if "f" not in found:
+        raise ValueError(NO_F)
+    if "key" in found and not guide.known().subsampled:
+        warnings.warn(
+            f"{KEYS} They are drawn anew in each step, and the fit learns nothing of them. "
+            "Leave the block out, and sample what is to be learned by numpyro.sample.",
+            stacklevel=find_stack_level(),
+        )
 
 
 def _away(site, by):

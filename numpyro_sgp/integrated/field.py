@@ -35,6 +35,7 @@ from numpyro_sgp.integrated.predictors import Layout, Linear, Terms, layout_of_r
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.kinks import has_kinks
 from numpyro_sgp.tracing.linear import LinearProgram
+from numpyro_sgp.tracing.reach import NO_F
 
 _MOST_IN_A_ROW = 20  # linear predictors, integrated together
 _COMBINED = 1e-2  # of a predictor's variance, that rows which it combines leave open
@@ -269,10 +270,7 @@ class Field:
         on_gp = {root: any(k == "gp" for k, _ in program.labels(root)) for root in roots}
         sizes = [math.prod(r.aval.shape) for r in roots if on_gp[r]]
         if not sizes:
-            raise ValueError(
-                "The likelihood does not depend on any GP site, so that there is nothing "
-                "to infer of it."
-            )
+            raise ValueError(NO_F)
         shapes = {tuple(r.aval.shape) for r in roots if on_gp[r]}
         for root in roots:
             if not on_gp[root] and tuple(root.aval.shape) not in shapes:

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
-from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
@@ -30,6 +29,7 @@ from numpyro_sgp.integrated.units_of_data import check_units
 from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.program import opening
+from numpyro_sgp.tracing.reach import KEYS, reached_by
 from numpyro_sgp.tracing.row_indices import check_codes
 from numpyro_sgp.training.descent import LOOK_FOR
 
@@ -249,25 +249,11 @@ def check_model(model, args: tuple, kwargs: dict) -> None:
 
 
 def _check_seen(model, args: tuple, kwargs: dict) -> None:
-    at_mean, anywhere = messages.at_prior_mean, messages.Anywhere(model)
-
-    def log_densities(key):
-        trace = messages.trace_of(anywhere, args, kwargs, key, at_site=at_mean)
-        sites = [site for site in trace.values() if site["type"] == "sample"]
-        priors = [messages.unwrap(s["fn"])[0] for s in sites if messages.is_latent_gp(s)]
-        total = sum(jnp.sum(p.mean) + jnp.sum(p.kernel(p.X, p.X)) for p in priors)
-        return total + sum(
-            jnp.sum(messages.log_prob(site)) for site in sites if site["is_observed"]
+    if "key" in (reached_by(model, args, kwargs) or ()):
+        raise ValueError(
+            f"{KEYS} One draw of them would be taken for known. Leave the block out, or "
+            "use NUTS."
         )
-
-    with suppress(*NEEDS_KNOWN_DATA):
-        if eval_provenance(log_densities, key=jax.random.key(0)) and not anywhere.drawn:
-            raise ValueError(
-                "The model depends on random numbers that are no latent site of it: those "
-                "of a site that numpyro.handlers.block hides, or of numpyro.prng_key(). "
-                "One draw of them would be taken for known. Leave the block out, or use "
-                "NUTS."
-            )
 
 
 def arguments_at(field, own: tuple, examples, args: tuple, kwargs: dict) -> tuple:

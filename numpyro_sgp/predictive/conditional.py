@@ -102,6 +102,8 @@ class GPPredictive:
             )
         (self._batch_shape,) = sizes
         self.num_samples = math.prod(self._batch_shape)
+        if not self.num_samples:
+            raise ValueError(f"posterior_samples has no draws: {shapes}.")
         self.posterior_samples = {
             name: jnp.reshape(value, (self.num_samples, *shapes[name][batch_ndims:]))
             for name, value in posterior_samples.items()
@@ -154,10 +156,11 @@ class GPPredictive:
 
         def at_new(others):
             new.update(_gp_priors(self.model, others, args, kwargs))
+            for name, prior in new.items():  # which kernels may leave no more
+                checks.check_inputs(name, prior)
 
         jax.eval_shape(at_new, others)
         for name, prior in new.items():
-            checks.check_inputs(name, prior)
             columns = train[name].X.shape[-1] if name in train else prior.X.shape[-1]
             if prior.X.shape[-1] != columns:
                 raise ValueError(

@@ -83,21 +83,26 @@ def is_latent_gp(site) -> bool:
                 "the observed sites only: the prior of f does not depend on which "
                 "observations are missing."
             )
+    is_gp, mend = isinstance(fn, GaussianProcess), ""
     if isinstance(fn, Stacked) and isinstance(fn.base, GaussianProcess):
+        mend = "scan (or vmap), where each step has a process of its own. Write the steps "
+        mend += "as a Python loop with a site name for each"
+    elif is_gp and site.get("_control_flow_done", False):
+        mend = "cond, where it takes no value from outside. Draw f before, and choose by "
+        mend += "jnp.where"
+    if mend:
         raise ValueError(
-            f"GP site '{site['name']}' is inside control_flow.scan (or vmap), where each "
-            "step has a process of its own. Write the steps as a Python loop with a site "
-            "name for each, or sample the model as it is by NUTS, without whiten or "
-            "sparsify."
+            f"GP site '{site['name']}' is inside control_flow.{mend}, or sample the model "
+            "as it is by NUTS, without whiten or sparsify."
         )
     shape = site.get("kwargs", {}).get("sample_shape", ())
-    if shape and isinstance(fn, GaussianProcess):
+    if shape and is_gp:
         raise ValueError(
             f"GP site '{site['name']}' has sample_shape={tuple(shape)}. Independent "
             f"functions are written on the process: GaussianProcess(kernel, X).expand("
             f"{list(shape)}), or in a plate."
         )
-    return isinstance(fn, GaussianProcess)
+    return is_gp
 
 
 def is_observed_gp(site) -> bool:
@@ -300,10 +305,7 @@ class Anywhere(Messenger):
             if msg["type"] == "sample":
                 msg["value"] = _at_zero(msg["fn"].support, msg["fn"].shape())
                 return
-            with (
-                handlers.block(),
-                handlers.seed(rng_seed=0),
-            ):  # of one that starts at random
+            with handlers.block(), handlers.seed(rng_seed=0):  # it may start at random
                 start = jax.eval_shape(msg["fn"], *msg["args"])
             support = msg["kwargs"].get("constraint", dist.constraints.real)
             msg["value"] = jax.tree.map(lambda v: _at_zero(support, jnp.shape(v)), start)

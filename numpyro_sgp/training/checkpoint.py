@@ -108,9 +108,7 @@ class Checkpoints:
         names = sorted(set(found) | set(self.identity))
         other = [n for n in names if found.get(n) != self.identity.get(n)]
         if other:
-            told = "; ".join(
-                f"{n}: {found.get(n)} there, {self.identity.get(n)} here" for n in other
-            )
+            told = "; ".join(_difference(n, found, self.identity) for n in other)
             raise ValueError(
                 f"The checkpoints in {self.folder} are of another training ({told}). Use "
                 "another folder, delete this one, or call train with the same arguments."
@@ -119,6 +117,21 @@ class Checkpoints:
     def _paths(self):
         """The newest first."""
         return sorted(self.folder.glob("step-*.npz"), reverse=True)
+
+
+def _difference(name, there, here) -> str:
+    """
+    What two trainings have at an entry; of a list of leaves the first that one alone has.
+    """
+    told = []
+    for own, other in ((there, here), (here, there)):
+        value = own.get(name)
+        if isinstance(value, list) and all(isinstance(leaf, list) for leaf in value):
+            leaves = [leaf for leaf in value if leaf not in other.get(name, [])]
+            more = f" and {len(leaves) - 1} more" if len(leaves) > 1 else ""
+            value = " ".join(map(str, leaves[0])) + more if leaves else "nothing else"
+        told.append(value)
+    return f"{name}: {told[0]} there, {told[1]} here"
 
 
 def _data(leaf):

@@ -543,6 +543,10 @@ def test_errors(svi, mcmc):
         to_arviz(mcmc, X)
     with pytest.raises(ValueError, match=r"dims names sites \['F'\]"):
         to_arviz(mcmc, X, y, dims={"F": ["day"]})
+    with pytest.raises(TypeError, match="dims of 'f' must be a list of names"):
+        to_arviz(mcmc, X, y, dims={"f": "day"})
+    with pytest.raises(ValueError, match=r"dims of 'f' has 2 names \['a', 'b'\]"):
+        to_arviz(mcmc, X, y, dims={"f": ["a", "b"]})
     with pytest.raises(ValueError, match=r"shape \(12,\), but .* gives it \(11,\)"):
         to_arviz(mcmc, X[:-1], y[:-1])
     diverged = {**result.params, "f_auto_qu_mu": jnp.full(5, jnp.nan)}

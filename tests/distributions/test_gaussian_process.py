@@ -333,6 +333,11 @@ def test_a_condition_on_values_of_another_shape_is_an_error():
         process().condition(np.ones(3), inputs(2))
 
 
+def test_a_condition_at_inputs_of_other_columns_is_an_error():
+    with pytest.raises(ValueError, match=r"X_new must have the 2 columns of X, got .*3\)"):
+        process().condition(np.ones(5), np.ones((4, 3)))
+
+
 @pytest.mark.parametrize("shape", [(5,), (2, 5), (5, 1)])
 def test_a_constant_mean_for_each_row_is_an_error(shape):
     with pytest.raises(ValueError, match=r"X has 5 rows.*means.Linear.*f \+ b \*"):

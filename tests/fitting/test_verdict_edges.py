@@ -41,6 +41,19 @@ def test_arrays_of_texts_are_arguments():
     assert fits["a"].bound > fits["b"].bound + 5.0
 
 
+@pytest.mark.slow
+def test_a_diagonal_covariance_is_the_family_and_no_loss_of_points():
+    """The mend was more inducing points, of a guide that has all rows."""
+    K = np.exp(-0.5 * (X - X.T) ** 2) + 0.01 * np.eye(20)
+    guide = sgp.VGP(covariance="diagonal")
+    verdict = sgp.fit(model, guide, (X, Y), **QUIET).check()
+    evidence = -0.5 * (Y @ np.linalg.solve(K, Y) + np.linalg.slogdet(2 * np.pi * K)[1])
+    assert verdict.evidence.lower == pytest.approx(evidence, abs=0.01)
+    assert verdict.causes["inducing points"].nats < 0.1
+    assert verdict.causes["family"].nats > 1.0
+    assert "covariance='full' (of SVGP or VGP)" in verdict.causes["family"].mend
+
+
 def test_arrays_of_texts_have_a_hash():
     arrays, static = split_static((X, np.array([["a"], ["bc"]])))
     assert len(arrays) == 1
