@@ -17,8 +17,6 @@ FOLDER has the data as :mod:`numpyro_sgp.datasets` describes it. Each fit is kep
 - ``mnist-shared``: the same with one kernel and one set of inducing inputs for all ten
   functions, not the paper's model: a step costs a tenth, so that 600 trained inducing
   inputs take a quarter of an hour.
-- ``mnist-patches``: as that with a convolutional kernel: patches of 6 x 6 pixels, their
-  places and weights, and inducing patches. What a kernel that suits images is worth.
 - ``sarcos``: two joint torques by a GP regression network (three latent functions). Only
   the 4,449 rows of the published test file are to be had, split 80 : 20 here, so the
   paper's numbers (44,484 training rows) are no target.
@@ -60,7 +58,7 @@ PUBLISHED = {
 }
 #: Inducing inputs where none are asked for.
 SIZES = {"mnist-b": (60, 240), "mnist": (60, 240), "mnist-shared": (600,)}
-SIZES |= {"mnist-patches": (300,), "sarcos": (142,), "airline": (240,)}
+SIZES |= {"sarcos": (142,), "airline": (240,)}
 SETTINGS = ("experiment", "inducing", "trained", "seed", "float32", "again")
 RESULTS = FOLDER / "savigp_large.json"
 
@@ -71,35 +69,22 @@ def positive(name, start):
     return numpyro.param(name, start, constraint=constraints.positive)
 
 
-def rbf(batch, variance, lengthscale):
-    """Kernels of whole rows."""
-    columns = jnp.shape(lengthscale)
-    return sgp.kernels.RBF(
-        positive("variance", jnp.full(batch, variance)),
-        positive("lengthscale", jnp.broadcast_to(lengthscale, batch + columns)),
-    )
-
-
-def patches():
-    """A convolutional kernel of images of 28 x 28 pixels."""
-    base = sgp.kernels.RBF(positive("variance", 5.0), positive("lengthscale", 5.0))
-    dtype = jnp.result_type(float)
-    weights = numpyro.param("weights", jnp.ones(12 * 12, dtype))
-    places = sgp.kernels.Matern32(jnp.ones((), dtype), positive("place_lengthscale", 3.0))
-    return sgp.kernels.Convolutional(base, (28, 28), 6, 2, weights, places)
-
-
-def make_model(num_latents, variance, lengthscale, observe, mean=None, one_kernel=None):
+def make_model(num_latents, variance, lengthscale, observe, mean=None, one_kernel=False):
     """
     A model with one GP site.
 
-    :param one_kernel: makes one kernel for all latent functions; None for an RBF for each.
+    :param one_kernel: one kernel for all latent functions, not one for each.
     :param observe: samples ``"y"`` from the latents of a batch and its observations.
     """
 
     def model(X, y=None):
         several = () if num_latents == 1 else (num_latents,)
-        kernel = one_kernel() if one_kernel else rbf(several, variance, lengthscale)
+        batch = () if one_kernel else several
+        columns = jnp.shape(lengthscale)
+        kernel = sgp.kernels.RBF(
+            positive("variance", jnp.full(batch, variance)),
+            positive("lengthscale", jnp.broadcast_to(lengthscale, batch + columns)),
+        )
         f = numpyro.sample("f", sgp.GaussianProcess(kernel, X, mean).expand(several))
         with numpyro.plate("data", X.shape[0], dim=-1):
             observe(f, y)
@@ -138,10 +123,9 @@ def run(name, num_inducing, trained, args):
     elif name == "mnist":
         data = mnist(args.data, dtype=np.float32)
         model = make_model(10, 11.0, 9.0, softmax)
-    elif name in ("mnist-shared", "mnist-patches"):
+    elif name == "mnist-shared":
         data = mnist(args.data, dtype=np.float32)
-        one = patches if name == "mnist-patches" else lambda: rbf((), 11.0, 9.0)
-        model = make_model(10, 11.0, 9.0, softmax, one_kernel=one)
+        model = make_model(10, 11.0, 9.0, softmax, one_kernel=True)
     elif name == "sarcos":
         data = sarcos(args.data, joints=(4, 7))
         # Where weights and node are both zero, so is the gradient of their product.
@@ -159,10 +143,7 @@ def run(name, num_inducing, trained, args):
     if name == "mnist-b":
         y, y_test = y.astype(dtype), y_test.astype(dtype)
 
-    options = {"train_inducing": trained}
-    if name == "mnist-patches":
-        options["inducing"] = sgp.InducingPatches("kmeans", places="own")
-    approximation = sgp.SVGP(num_inducing, **options)
+    approximation = sgp.SVGP(num_inducing, train_inducing=trained)
     given = model, approximation, (X, y), jax.random.key(args.seed)
     options = {"seconds": args.seconds, "progress_bar": not args.no_progress}
     fitted, seconds = sgp.fit(*given, expectation=rule, **options), 0.0

@@ -53,7 +53,7 @@ def test_a_page_is_what_its_script_prints(script, name):
 
 
 def test_the_page_of_papers_is_what_its_script_prints(script):
-    names = "savigp", "savigp_large", "regression", "mining", "travel_times"
+    names = "savigp", "savigp_large", "regression", "mining", "travel_times", "images"
     page = script("papers").page(*map(results, names))
     assert text(f"{RECORDS}/papers.md") == page + "\n"
 
