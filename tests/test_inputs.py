@@ -640,6 +640,18 @@ def test_a_likelihood_without_f_is_refused():
         sgp.fit(fixed, sgp.SVGP(3), (X, np.ones(N)), progress_bar=False)
 
 
+def test_the_axis_of_a_plate_that_is_left_free_is_told():
+    def model(X, y=None):
+        groups = numpyro.plate("groups", 3, dim=-2)
+        with groups:
+            f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with groups, numpyro.plate("data", N, dim=-1):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    with pytest.raises(ValueError, match=r"Plates give 'f' the shape \(3, 1, 12\)"):
+        sgp.AutoSparseGP(model, sgp.SVGP(3)).setup(X, np.ones((3, N)))
+
+
 def in_a_branch(X, y=None):
     def branch(_):
         return numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

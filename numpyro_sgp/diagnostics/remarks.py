@@ -72,7 +72,7 @@ def remarks_on(tree, loo, chains, is_reference, why_no_loo=""):
         # Tails of q are in the weights too, which a posterior's draws do not have.
         way = "too high most often"
         if attrs.get("method", "MCMC") != "MCMC":
-            way = "too low or too high, by more than its se and that of elpd_diff"
+            way = "too low or too high, maybe by more than its se and that of elpd_diff"
         yield (
             f"Pareto k of {bad} of {loo.pareto_k.size} observations is above "
             f"{loo.good_k:.2f}, where PSIS-LOO is unreliable, {way}."

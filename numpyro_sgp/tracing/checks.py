@@ -177,6 +177,7 @@ def check_observations(trace) -> None:
         for name, site in trace.items()
         if messages.is_latent_gp(site)
     }
+    shapes = {name: tuple(trace[name]["fn"].shape()) for name in rows}
     kinds = [site.get("infer", {}).get("enumerate") for site in trace.values()]
     for name, site in trace.items():
         if site["type"] != "sample" or not site["is_observed"]:
@@ -193,6 +194,12 @@ def check_observations(trace) -> None:
             f"Observed site '{name}' has values of shape {got}, but its distribution has "
             f"the shape {expected} ({gps}). Give one observation for each row of X"
             + (" (use y[:, 0])." if len(got) > 1 and got[-1] == 1 else ".")
+            + "".join(
+                f" Plates give '{gp}' the shape {shape}: put the one around it at dim=-1, "
+                "or take out the axis of one (f[:, 0])."
+                for gp, shape in shapes.items()
+                if 1 in shape[1:-1]
+            )
         )
 
 
