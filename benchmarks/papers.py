@@ -291,7 +291,8 @@ Trainings on digits that their time ended: {ended_by_time(digits)}. A bound belo
 fewer points tells that a longer training would have a better one.
 
 With inducing inputs that are trained, the default `fit` of ten classes ends after some 50
-epochs, and `fit(model, fitted, data)` goes on from there (minutes of two cores in all;
+epochs, and `fit(model, fitted, data)` goes on from there (minutes in all, of two cores that
+had other work beside in the first row;
 *mnist-shared* has one kernel and one set of inducing inputs for the ten functions):
 
 {longer(digits)}

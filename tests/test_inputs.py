@@ -626,12 +626,62 @@ def set_up(model):
     return guide
 
 
+def started(model):
+    """A guide that is set up, and its parameters."""
+    svi = svi_of(model)
+    return svi.guide, svi.get_params(svi.init(KEY, X, np.ones(N)))
+
+
 def test_random_numbers_that_are_no_site_are_told():
     """Drawn anew in each step; `check` named three other causes of the noise."""
     hidden = numpyro.handlers.block(with_an_effect, hide=["a"])
     with pytest.warns(UserWarning, match="no latent site of it.*learns nothing of them"):
-        check_reach(set_up(hidden), (X, np.ones(N)), {})
-    check_reach(set_up(with_an_effect), (X, np.ones(N)), {})
+        check_reach(*started(hidden), (X, np.ones(N)), {})
+    check_reach(*started(with_an_effect), (X, np.ones(N)), {})
+
+
+def a_parameter_by_key(X, y=None):
+    """As NumPyro's modules of Flax make theirs: what is drawn counts once."""
+    scale = numpyro.param("scale")
+    if scale is None:
+        start = 1.0 + jax.random.uniform(numpyro.prng_key())
+        numpyro.param("scale", start)
+        scale = start
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(scale * f, 0.3), obs=y)
+
+
+def three_at_once(X, y=None):
+    w = numpyro.sample("w", dist.Normal(), sample_shape=(3,))
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(f + w[2], 0.3), obs=y)
+
+
+def outside_of_a_plate(X, y=None):
+    rows = numpyro.plate("data", N, subsample_size=4)
+    with rows as index:
+        X, y = X[index], y[index]
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    with rows:
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+@pytest.mark.parametrize("model", [a_parameter_by_key, three_at_once, outside_of_a_plate])
+def test_parameters_latents_and_batches_are_no_such_numbers(model):
+    check_reach(*started(model), (X, np.ones(N)), {})
+
+
+def test_the_last_layer_counts():
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(), f[:, None]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(0.0, 0.3), obs=y)
+
+    with pytest.raises(ValueError, match="likelihood does not depend on any GP site"):
+        check_reach(*started(model), (X, np.ones(N)), {})
 
 
 def test_a_likelihood_without_f_is_refused():

@@ -117,8 +117,12 @@ def named_dims(trace, draws, given) -> dict[str, list]:
                 f"dims of '{name}' must be a list of names, one for each axis but those of "
                 f"chains and draws, such as ['row'], got {axes!r}."
             )
-        shape = np.shape(draws.get(name, trace.get(name, {}).get("value")))
-        shape = shape[2:] if name in draws else shape
+        if name in draws:
+            shape = np.shape(draws[name])[2:]
+        elif trace[name]["type"] == "sample":
+            shape = trace[name]["fn"].shape()
+        else:
+            shape = np.shape(trace[name]["value"])
         if len(given[name]) > len(shape):
             raise ValueError(
                 f"dims of '{name}' has {len(given[name])} names {given[name]}, but it has "

@@ -25,16 +25,7 @@ from numpyro_sgp.tracing import messages
 
 
 class MarginalGradients(NamedTuple):
-    r"""
-    Derivatives of the expected log likelihood by the marginals of f at each row of a GP
-    site, arrays of shape ``batch_shape + (N,)``, divided by the scale of the site's KL, if
-    it has one (:class:`numpyro.handlers.scale`).
-
-    :param mean: :math:`\mu_n`.
-    :param to_mean: :math:`\partial E / \partial \mu_n`.
-    :param to_variance: :math:`\partial E / \partial \sigma_n^2`.
-    :param prior_mean: the prior's, :math:`m(x_n)`.
-    """
+    """See :meth:`TraceGP_ELBO.marginal_gradients`."""
 
     mean: jax.Array
     to_mean: jax.Array
@@ -145,7 +136,12 @@ class TraceGP_ELBO(ELBO):
         marginals of f at each row: what natural gradients are made of. The random numbers
         are those of the loss with the same key.
 
-        :return: the loss, and :class:`MarginalGradients` for each GP site.
+        :return: the loss, and for each GP site a named tuple of arrays of shape
+            ``batch_shape + (N,)``: ``mean``, :math:`\mu_n`, ``to_mean``,
+            :math:`\partial E / \partial \mu_n`, ``to_variance``,
+            :math:`\partial E / \partial \sigma_n^2`, and ``prior_mean``, :math:`m(x_n)`;
+            the derivatives are divided by the scale of the site's KL, if it has one
+            (:class:`numpyro.handlers.scale`).
         """
         if self.num_particles != 1:
             raise ValueError("marginal_gradients needs num_particles=1.")

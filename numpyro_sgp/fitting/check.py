@@ -19,6 +19,7 @@ from numpyro_sgp.diagnostics.khat import (
 )
 from numpyro_sgp.diagnostics.optimality import begin_nats_left
 from numpyro_sgp.diagnostics.sparsity import begin_curve
+from numpyro_sgp.families import Diagonal
 from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.batches import gain_in_q
 from numpyro_sgp.fitting.float32 import begin_float32, is_rounded
@@ -106,7 +107,7 @@ def check(
     found = [
         of_q,
         others,
-        _of_points(curve, points, beside, len(guide.approximations)),
+        _of_points(curve, points, beside, len(guide.approximations), narrow),
         _of_family(weights, given, too_many, rounded or is_rounded(attempts.descent)),
         _of_latents(given),
     ]
@@ -210,13 +211,14 @@ def _of_q(left, rng_key, problem):
     return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
 
 
-def _of_points(curve, points, beside, sites):
+def _of_points(curve, points, beside, sites, narrow=False):
     """
     What orthogonal points would gain.
 
     :param points: inducing points of all GP sites.
     :param beside: what they do with the best q(u) beside them, where that is known.
     :param sites: number of GP sites.
+    :param narrow: whether a best q(u) would be another family's.
     """
     name = "inducing points"
     if curve is None:
@@ -229,6 +231,7 @@ def _of_points(curve, points, beside, sites):
         return Cause(name, np.nan, told=f"unknown: {curve.unknown}")
     se = float(curve.se[-1]) if curve.se else 0.0
     told, mend, lost = str(curve), "", curve.lost
+    told += ", with q(u) as it is" if narrow else ""
     if beside > max(lost, ENOUGH_NATS):
         told = f"{beside:.2g} where q(u) moves with further points; as it is: {told}"
         lost = beside
@@ -292,8 +295,8 @@ def _has_uncoupled(guide) -> bool:
 
 
 def _is_narrow(guide) -> bool:
-    """Whether a GP site has a diagonal covariance, or the like."""
-    return not all(o.family.has_all_gaussians for o in guide.approximations.values())
+    """Whether a GP site has a diagonal covariance."""
+    return any(isinstance(o.family, Diagonal) for o in guide.approximations.values())
 
 
 def family(found: Weighed, points, uncoupled=True, narrow=False) -> Cause:

@@ -333,7 +333,7 @@ def _train(
             state = _initial_state(svi, for_init, for_guide, args, kwargs)
         if isinstance(guide, AutoSparseGP):  # one Gaussian over all looks by itself
             check_support_stays(guide, args, kwargs)
-            check_reach(guide, args, kwargs)
+            check_reach(guide, svi.get_params(state), args, kwargs)
     else:
         svi = before.svi
         kwargs = {**svi.static_kwargs, **kwargs}

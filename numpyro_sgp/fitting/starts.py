@@ -82,8 +82,8 @@ class Race:
 
         :param keep: how many go all the way; of the others the worse half is left behind
             in each round.
-        :param limits: of the training, of whose time the race takes half at most; each
-            start has its first steps all the same.
+        :param limits: of the training; after half of the time (or steps) that is left no
+            round begins but the first.
         :param held: parameters that stay in the first round, by the number of the start.
         """
         limits = limits.half()

@@ -26,7 +26,7 @@ from numpyro_sgp.kernels import White
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import Coupling, find_coupling, log_likelihood
 from numpyro_sgp.tracing.curvature import check_gaussian
-from numpyro_sgp.tracing.reach import KEYS, NO_F, reached_by
+from numpyro_sgp.tracing.reach import KEYS, NO_F, reach_of
 
 _Setup = TypeVar("_Setup")
 _FAR = 4.0  # prior sds of f, at which supports are looked at
@@ -147,22 +147,26 @@ def check_support_stays(guide, args, kwargs) -> None:
             )
 
 
-def check_reach(guide, args, kwargs) -> None:
+def check_reach(guide, params, args, kwargs) -> None:
     """
     Warns of random numbers that are no latent site, which are drawn anew in each step.
 
     :param guide: one that is to be trained.
+    :param params: where it starts.
     :raises ValueError: if the likelihood does not depend on its GP sites.
     """
-    found = reached_by(guide.model, args, kwargs)
+    latents = {name: guide.known().trace[name]["value"] for name in guide.known().latents}
+    model = FirstRows(guide.model)
+    found = reach_of(model, args, kwargs, {**params, **latents})
     if found is None:
         return
-    if "f" not in found:
+    if not found.of_f:
         raise ValueError(NO_F)
-    if "key" in found and not guide.known().subsampled:
+    if found.of_key:
         warnings.warn(
-            f"{KEYS} They are drawn anew in each step, and the fit learns nothing of them. "
-            "Leave the block out, and sample what is to be learned by numpyro.sample.",
+            f"{KEYS} They are drawn anew in each step, as those of dropout, and the fit "
+            "learns nothing of them. What it is to learn is sampled by numpyro.sample, and "
+            "not hidden.",
             stacklevel=find_stack_level(),
         )
 

@@ -29,7 +29,7 @@ from numpyro_sgp.integrated.units_of_data import check_units
 from numpyro_sgp.kernels.base import broadcasts_to
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.program import opening
-from numpyro_sgp.tracing.reach import KEYS, reached_by
+from numpyro_sgp.tracing.reach import KEYS, reach_of
 from numpyro_sgp.tracing.row_indices import check_codes
 from numpyro_sgp.training.descent import LOOK_FOR
 
@@ -249,7 +249,9 @@ def check_model(model, args: tuple, kwargs: dict) -> None:
 
 
 def _check_seen(model, args: tuple, kwargs: dict) -> None:
-    if "key" in (reached_by(model, args, kwargs) or ()):
+    anywhere = messages.Anywhere(model)
+    found = reach_of(anywhere, args, kwargs)
+    if found is not None and found.of_key and not anywhere.drawn:
         raise ValueError(
             f"{KEYS} One draw of them would be taken for known. Leave the block out, or "
             "use NUTS."

@@ -88,7 +88,7 @@ def is_latent_gp(site) -> bool:
         mend = "scan (or vmap), where each step has a process of its own. Write the steps "
         mend += "as a Python loop with a site name for each"
     elif is_gp and site.get("_control_flow_done", False):
-        mend = "cond, where it takes no value from outside. Draw f before, and choose by "
+        mend = "cond, where it takes no value from a guide. Draw f before, and choose by "
         mend += "jnp.where"
     if mend:
         raise ValueError(
@@ -303,7 +303,8 @@ class Anywhere(Messenger):
             return
         try:
             if msg["type"] == "sample":
-                msg["value"] = _at_zero(msg["fn"].support, msg["fn"].shape())
+                shape = msg["fn"].shape(msg["kwargs"].get("sample_shape", ()))
+                msg["value"] = _at_zero(msg["fn"].support, shape)
                 return
             with handlers.block(), handlers.seed(rng_seed=0):  # it may start at random
                 start = jax.eval_shape(msg["fn"], *msg["args"])

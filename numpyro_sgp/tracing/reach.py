@@ -1,6 +1,7 @@
 """What the log densities of a model are made of, beside what is known."""
 
 from contextlib import suppress
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,27 +19,38 @@ KEYS = (
 NO_F = "The likelihood does not depend on any GP site, so that there is nothing to infer."
 
 
-def reached_by(model, args: tuple, kwargs: dict) -> frozenset[str] | None:
+class Reach(NamedTuple):
     """
-    Which of ``"f"``, the values at GP sites, and ``"key"``, random numbers that are no
-    latent site, the log densities of observed sites and the priors of GP sites depend on;
-    None where that cannot be told before data are known, or where latents must be drawn.
+    What log densities depend on.
+
+    :param of_f: whether the likelihood depends on the values at GP sites.
+    :param of_key: whether it, or a prior of a GP site, depends on random numbers that are
+        no latent site.
     """
-    anywhere = messages.Anywhere(model)
+
+    of_f: bool
+    of_key: bool
+
+
+def reach_of(model, args: tuple, kwargs: dict, data: dict | None = None) -> Reach | None:
+    """
+    :param data: values of latents beside f, of parameters and of the indices of plates by
+        name; the others are drawn.
+    :return: None where that cannot be told before data are known.
+    """
 
     def log_densities(key, f):
         def at_site(site):
             return site["fn"], messages.prior_mean(site) + f
 
-        trace = messages.trace_of(anywhere, args, kwargs, key, at_site=at_site)
+        trace = messages.trace_of(model, args, kwargs, key, data=data, at_site=at_site)
         sites = [site for site in trace.values() if site["type"] == "sample"]
         priors = [messages.unwrap(s["fn"])[0] for s in sites if messages.is_latent_gp(s)]
-        total = sum(jnp.sum(p.mean) + jnp.sum(p.kernel(p.X, p.X)) for p in priors)
-        return total + sum(
-            jnp.sum(messages.log_prob(site)) for site in sites if site["is_observed"]
-        )
+        observed = [messages.log_prob(site) for site in sites if site["is_observed"]]
+        of_priors = [jnp.sum(p.mean) + jnp.sum(p.kernel(p.X, p.X)) for p in priors]
+        return sum(map(jnp.sum, observed)), sum(of_priors)
 
     with suppress(*NEEDS_KNOWN_DATA):
         found = eval_provenance(log_densities, key=jax.random.key(0), f=0.0)
-        return None if anywhere.drawn else frozenset(found)
+        return Reach("f" in found[0], any("key" in each for each in found))
     return None

@@ -121,17 +121,24 @@ class Checkpoints:
 
 def _difference(name, there, here) -> str:
     """
-    What two trainings have at an entry; of a list of leaves the first that one alone has.
+    What two trainings have at an entry; of leaves by name the first that one alone has.
     """
     told = []
     for own, other in ((there, here), (here, there)):
         value = own.get(name)
-        if isinstance(value, list) and all(isinstance(leaf, list) for leaf in value):
-            leaves = [leaf for leaf in value if leaf not in other.get(name, [])]
+        if _are_named(value) and _are_named(other.get(name)):
+            leaves = [leaf for leaf in value if leaf not in other[name]]
             more = f" and {len(leaves) - 1} more" if len(leaves) > 1 else ""
             value = " ".join(map(str, leaves[0])) + more if leaves else "nothing else"
         told.append(value)
     return f"{name}: {told[0]} there, {told[1]} here"
+
+
+def _are_named(value) -> bool:
+    """Whether it is a list of leaves as :func:`shapes_of` has them."""
+    leaves = value if isinstance(value, list) else []
+    named = [v for v in leaves if isinstance(v, list) and v and isinstance(v[0], str)]
+    return 0 < len(named) == len(leaves)
 
 
 def _data(leaf):

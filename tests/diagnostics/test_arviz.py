@@ -543,6 +543,7 @@ def test_errors(svi, mcmc):
         to_arviz(mcmc, X)
     with pytest.raises(ValueError, match=r"dims names sites \['F'\]"):
         to_arviz(mcmc, X, y, dims={"F": ["day"]})
+    assert "day" in to_arviz(mcmc, X, y, dims={"y": ["day"]}).observed_data["y"].dims
     with pytest.raises(TypeError, match="dims of 'f' must be a list of names"):
         to_arviz(mcmc, X, y, dims={"f": "day"})
     with pytest.raises(ValueError, match=r"dims of 'f' has 2 names \['a', 'b'\]"):

@@ -430,7 +430,7 @@ def test_checkpoints_of_another_training_are_refused(plain, data, tmp_path):
         ({"batch_size": 8}, "batch_size: 7 there, 8 here"),
         ({"shuffle": False}, "shuffled block"),
         ({"data": other}, "some rows of data"),
-        ({"data": tuple(a[:50] for a in data), "num_rows": 50}, "shapes of data"),
+        ({"data": tuple(a[:50] for a in data), "num_rows": 50}, r"shapes of data: \[\["),
     ):
         options = {"data": data, "checkpoint": tmp_path, **changed}
         with pytest.raises(ValueError, match=f"another training.*{what}"):
