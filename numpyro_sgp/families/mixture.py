@@ -225,11 +225,13 @@ class MixtureGaussian(QU):
 
     def kl(self, rng_key: Array | None = None, sets: Sets | None = None) -> Array:
         r"""
-        An upper bound of the KL (exact for K = 1, unbiased for ``"monte_carlo"``) of all
-        latent functions together, shape ``()``.
+        An upper bound of the KL (unbiased for ``"monte_carlo"``) of all latent functions
+        together, shape ``()``; for K = 1 exact, of each latent function.
 
         :param rng_key: for ``entropy="monte_carlo"``.
         """
+        if self.num_components == 1:
+            return self.component(0).kl(rng_key, sets)
         (block,) = self.components.blocks
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         return mixture_kl(block, self.log_weights, self.entropy, rng_key)

@@ -20,6 +20,7 @@ from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.placing import AtValues, Unconstrained
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.trees import is_plain
 
 _TOGETHER = 16  # draws of a node that are made by one call
 
@@ -145,8 +146,7 @@ def _means(field, known, free, w, args, kwargs) -> dict[str, list]:
 
     :param known: those at one of them.
     """
-    leaves = jax.tree.leaves(known)
-    if not all(isinstance(leaf, jax.Array | np.ndarray | float | int) for leaf in leaves):
+    if not is_plain(known):
         each = [_priors(field, free, row, args, kwargs) for row in w]
         return {name: [prior[name].mean_function for prior in each] for name in known}
 
@@ -171,7 +171,12 @@ def _priors(field, free, w, args, kwargs) -> dict:
     def run(args, kwargs, free, w):
         return _run(field, free, w, args, kwargs)
 
-    return on_data(run, args, kwargs, jnp.asarray(free, field.dtype), w)
+    free = jnp.asarray(free, field.dtype)
+    found = on_data(run, args, kwargs, free, w)
+    if all(is_plain((prior.kernel, prior.mean_function)) for prior in found.values()):
+        return found
+    # A function or an object of the user may hold numbers of that program.
+    return run(args, kwargs, free, w)
 
 
 def _run(field, free, w, args, kwargs):

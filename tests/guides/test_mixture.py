@@ -170,6 +170,34 @@ def test_one_component_is_svgp(poisson_guide):
     assert got.num_components == expected.num_components == 1
 
 
+@pytest.mark.parametrize("num_components", [1, 2])
+def test_the_kl_of_several_functions_is_that_of_one_gaussian(num_components):
+    """Of equal components; of one it counted as often as there were functions."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([2]))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f[0] + f[1], 0.5), obs=y)
+
+    rng = np.random.default_rng(0)
+    mu, sqrt = rng.normal(size=(2, M)), np.tril(rng.uniform(0.5, 1.0, (2, M, M)))
+    options = {"inducing": Z, "covariance": "full"}
+    mixed = sgp.AutoSparseGP(model, sgp.MixtureSVGP(M, num_components, **options))
+    plain = sgp.AutoSparseGP(model, sgp.SVGP(M, inducing=Z))
+    y, elbo = np.sin(X[:, 0]), sgp.TraceGP_ELBO()
+    losses = []
+    for guide, q in (
+        (mixed, [np.stack([v] * num_components) for v in (mu, sqrt)]),
+        (plain, [mu, sqrt]),
+    ):
+        guide.setup(X, y)
+        params = named("f", (*q, np.zeros(num_components)))
+        if guide is plain:
+            del params["f_auto_qu_logits"]
+        losses.append(elbo.loss(jax.random.key(0), params, model, guide, X, y))
+    assert_allclose(*losses, rtol=1e-10)
+
+
 @pytest.mark.parametrize("whiten", [True, False])
 def test_components_start_near_the_prior_and_apart(whiten):
     prior = sgp.GaussianProcess(sgp.kernels.RBF(4.0), X)

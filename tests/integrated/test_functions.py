@@ -40,6 +40,18 @@ def with_a_level(X, y=None):
     observe(f + slope[1], y)
 
 
+def with_a_level_in_a_function(X, y=None):
+    """The same by a function, in which JAX does not see it."""
+    level = numpyro.sample("level", dist.Normal(0.5, 2.0))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+
+    def mean(X):
+        return level + scale * 0.1 * X[:, 0]
+
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 1.0), X, mean))
+    observe(f, y)
+
+
 def assert_moments(values, q):
     """
     Means and standard deviations of 3,000 draws within five standard errors: wrong for
@@ -80,8 +92,10 @@ def test_they_are_functions(posterior):
 
 
 @pytest.mark.slow
-def test_means_of_processes_with_effects_in_them():
-    found = sgp.nested(with_a_level, sgp.SVGP(5), (X, Y), progress_bar=False)
+@pytest.mark.parametrize("model", [with_a_level, with_a_level_in_a_function])
+def test_means_of_processes_with_effects_in_them(model):
+    """Functions of the user ended in JAX' error of a tracer that has leaked."""
+    found = sgp.nested(model, sgp.SVGP(5), (X, Y), progress_bar=False)
     drawn = found.functions(jax.random.key(0), 600, num_features=16)["f"](X_NEW)
     q, values = found.posterior(X_NEW)["f"], np.asarray(drawn)
     # Five standard errors of 600 draws.
