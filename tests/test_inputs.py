@@ -11,7 +11,7 @@ import optax
 import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
-from numpyro.contrib.control_flow import cond
+from numpyro.contrib.control_flow import cond, scan
 from numpyro.handlers import seed
 from numpyro.infer import SVI, Predictive
 from numpyro.infer.util import log_density
@@ -668,7 +668,20 @@ def outside_of_a_plate(X, y=None):
         numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
 
 
-@pytest.mark.parametrize("model", [a_parameter_by_key, three_at_once, outside_of_a_plate])
+def a_walk(X, y=None):
+    def step(before, _):
+        now = numpyro.sample("walk", dist.Normal(before, 1.0))
+        return now, now
+
+    _, walk = scan(step, 0.0, jnp.arange(len(X)))
+    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(f + walk, 0.3), obs=y)
+
+
+@pytest.mark.parametrize(
+    "model", [a_parameter_by_key, three_at_once, outside_of_a_plate, a_walk]
+)
 def test_parameters_latents_and_batches_are_no_such_numbers(model):
     check_reach(*started(model), (X, np.ones(N)), {})
 

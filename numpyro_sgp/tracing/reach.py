@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from numpyro.ops.provenance import eval_provenance
+from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.tracing import messages
@@ -25,7 +26,7 @@ class Reach(NamedTuple):
 
     :param of_f: whether the likelihood depends on the values at GP sites.
     :param of_key: whether it, or a prior of a GP site, depends on random numbers that are
-        no latent site.
+        no latent site; False with ``scan`` or ``cond``, where that is not known.
     """
 
     of_f: bool
@@ -39,11 +40,13 @@ def reach_of(model, args: tuple, kwargs: dict, data: dict | None = None) -> Reac
     :return: None where that cannot be told before data are known.
     """
 
+    flows = _Flows(model)
+
     def log_densities(key, f):
         def at_site(site):
             return site["fn"], messages.prior_mean(site) + f
 
-        trace = messages.trace_of(model, args, kwargs, key, data=data, at_site=at_site)
+        trace = messages.trace_of(flows, args, kwargs, key, data=data, at_site=at_site)
         sites = [site for site in trace.values() if site["type"] == "sample"]
         priors = [messages.unwrap(s["fn"])[0] for s in sites if messages.is_latent_gp(s)]
         observed = [messages.log_prob(site) for site in sites if site["is_observed"]]
@@ -52,5 +55,16 @@ def reach_of(model, args: tuple, kwargs: dict, data: dict | None = None) -> Reac
 
     with suppress(*NEEDS_KNOWN_DATA):
         found = eval_provenance(log_densities, key=jax.random.key(0), f=0.0)
-        return Reach("f" in found[0], any("key" in each for each in found))
+        # All that comes out of control flow is taken to be made of all that goes in.
+        of_key = not flows.seen and any("key" in each for each in found)
+        return Reach("f" in found[0], of_key)
     return None
+
+
+class _Flows(Messenger):
+    """Sees NumPyro's ``scan`` and ``cond``, which take a key whatever they do."""
+
+    seen = False
+
+    def process_message(self, msg):
+        self.seen = self.seen or msg["type"] == "control_flow"
