@@ -100,10 +100,7 @@ def at_places(dataset, places: dict) -> Dataset:
 
 def named_dims(trace, draws, given) -> dict[str, list]:
     """Names of the axes of each site, those of plates where they are not given."""
-    given = {
-        name: axes if isinstance(axes, str) or not isinstance(axes, Iterable) else [*axes]
-        for name, axes in (given or {}).items()
-    }
+    given = dict(given or {})
     known = {k for k, s in trace.items() if s["type"] in ("sample", "deterministic")}
     unknown = sorted(set(given) - known - set(draws))
     if unknown:
@@ -112,11 +109,12 @@ def named_dims(trace, draws, given) -> dict[str, list]:
             f"{sorted(known)}."
         )
     for name, axes in given.items():
-        if not isinstance(axes, list):
+        if isinstance(axes, str) or not isinstance(axes, Iterable):
             raise TypeError(
                 f"dims of '{name}' must be a list of names, one for each axis but those of "
                 f"chains and draws, such as ['row'], got {axes!r}."
             )
+        given[name] = list(axes)
         if name in draws:
             shape = np.shape(draws[name])[2:]
         elif trace[name]["type"] == "sample":
