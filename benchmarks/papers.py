@@ -140,64 +140,86 @@ def of_large(rows):
 
 def longer(rows):
     """The table of trainings on digits that were gone on from, and of one kernel."""
-    told = ["| experiment | M | calls of `fit` | minutes | bound | ER | NLP |"]
-    told.append("|---|---|---|---|---|---|---|")
     experiments = {row["experiment"] for row in rows if row["again"]} | {"mnist-shared"}
-    for row in sorted(rows, key=lambda row: (row["experiment"], row["again"])):
-        if row["experiment"] in experiments and row["trained"]:
-            told.append(
-                f"| {row['experiment']} | {row['inducing']} | {row['again'] + 1} "
-                f"| {row['seconds'] / 60:.0f} | {row['bound']:.0f} | {row['ER']:.4f} "
-                f"| {row['NLP']:.4f} |"
+    return _table(
+        ("experiment", "M", "calls of `fit`", "minutes", "bound", "ER", "NLP"),
+        (
+            (
+                row["experiment"],
+                row["inducing"],
+                row["again"] + 1,
+                f"{row['seconds'] / 60:.0f}",
+                f"{row['bound']:.0f}",
+                f"{row['ER']:.4f}",
+                f"{row['NLP']:.4f}",
             )
-    return "\n".join(told)
+            for row in sorted(rows, key=lambda row: (row["experiment"], row["again"]))
+            if row["experiment"] in experiments and row["trained"]
+        ),
+    )
 
 
 def on_batches(rows):
     """Table 3 of SAVIGP: odd and even digits by all rows, and by batches."""
-    told = ["| M | by | ER [paper] | NLP [paper] | minutes |", "|---|---|---|---|---|"]
     kinds = {"mnist-b-lbfgs": "all rows", "mnist-b-batches": "batches"}
     kinds |= {"mnist-b": "batches, then all rows"}
+    found = {
+        (row["experiment"], row["inducing"]): row
+        for row in rows
+        if row["trained"] and not row["again"]
+    }
+    lines = []
     for M, published in savigp_large.ON_BATCHES.items():
         for name, what in kinds.items():
-            for row in rows:
-                if (row["experiment"], row["inducing"], row["trained"]) == (name, M, True):
-                    paper = [f" [{v:g}]" for v in published.get(name, ())] or ["", ""]
-                    told.append(
-                        f"| {M} | {what} | {row['ER']:.4f}{paper[0]} "
-                        f"| {row['NLP']:.4f}{paper[1]} | {row['seconds'] / 60:.1f} |"
-                    )
-    return "\n".join(told)
+            if (row := found.get((name, M))) is not None:
+                paper = [f" [{v:g}]" for v in published.get(name, ())] or ["", ""]
+                errors = (f"{row[k]:.4f}" for k in ("ER", "NLP"))
+                cells = map("".join, zip(errors, paper, strict=True))
+                lines.append((M, what, *cells, f"{row['seconds'] / 60:.1f}"))
+    return _table(("M", "by", "ER [paper]", "NLP [paper]", "minutes"), lines)
 
 
 def at_hand(rows):
     """Joint torques and delays of flights, of which the paper had other rows."""
-    told = [
-        "| experiment | M | SMSE | RMSE | NLPD | minutes |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        if "NLPD" in row:
-            smse, rmse = np.mean(row["SMSE"]), np.ravel(row["RMSE"])
-            told.append(
-                f"| {row['experiment']} | {row['inducing']} | {smse:.4f} "
-                f"| {', '.join(f'{v:.3g}' for v in rmse)} | {row['NLPD']:.4f} "
-                f"| {row['seconds'] / 60:.1f} |"
+    return _table(
+        ("experiment", "M", "SMSE", "RMSE", "NLPD", "minutes"),
+        (
+            (
+                row["experiment"],
+                row["inducing"],
+                f"{np.mean(row['SMSE']):.4f}",
+                ", ".join(f"{v:.3g}" for v in np.ravel(row["RMSE"])),
+                f"{row['NLPD']:.4f}",
+                f"{row['seconds'] / 60:.1f}",
             )
-    return "\n".join(told)
+            for row in rows
+            if "NLPD" in row
+        ),
+    )
 
 
 def of_patches(rows):
     """The table of a convolutional kernel on ten classes of MNIST."""
-    told = ["| patches | ER | NLP | minutes | on |", "|---|---|---|---|---|"]
-    for row in rows:
-        if (row["set"], row["method"], row["layers"]) == ("mnist", "solve", 1):
-            where = "two cores" if row["device"] == "cpu" else row["device"]
-            told.append(
-                f"| {row['patch'][0]} x {row['patch'][0]}, stride {row['stride'][0]} "
-                f"| {row['error']:.4f} | {-row['ll']:.4f} | {row['seconds'] / 60:.0f} "
-                f"| {where} |"
+    return _table(
+        ("patches", "ER", "NLP", "minutes", "on"),
+        (
+            (
+                f"{row['patch'][0]} x {row['patch'][0]}, stride {row['stride'][0]}",
+                f"{row['error']:.4f}",
+                f"{-row['ll']:.4f}",
+                f"{row['seconds'] / 60:.0f}",
+                "two cores" if row["device"] == "cpu" else row["device"],
             )
+            for row in rows
+            if (row["set"], row["method"], row["layers"]) == ("mnist", "solve", 1)
+        ),
+    )
+
+
+def _table(heads, lines):
+    """Cells as a table of Markdown."""
+    told = [f"| {' | '.join(map(str, line))} |" for line in (heads, *lines)]
+    told.insert(1, "|" + "---|" * len(heads))
     return "\n".join(told)
 
 
