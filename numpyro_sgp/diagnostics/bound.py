@@ -9,7 +9,7 @@ from jax import Array
 
 from numpyro_sgp._programs import on_data
 from numpyro_sgp.distributions.arguments import as_arrays
-from numpyro_sgp.elbo import MonteCarlo, ScoreFunction
+from numpyro_sgp.elbo import MonteCarlo, ScoreFunction, TraceGP_ELBO
 
 _NUM_KEYS = 10
 
@@ -19,11 +19,11 @@ def bound_of(
 ) -> tuple[float, float]:
     """
     The bound with these arguments, and its standard error, by draws that are others than
-    those of its training.
+    those of its training, and with exact KLs where training draws these.
     """
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     args, kwargs = as_arrays(svi.model, args, kwargs)
-    loss = with_fresh_draws(svi.loss)
+    loss = as_reported(svi.loss)
 
     def bounds(args, kwargs, params, keys):
         def bound(key):
@@ -40,11 +40,23 @@ def bound_of(
     return float(np.mean(found)), float(np.std(found, ddof=1) / np.sqrt(len(found)))
 
 
-def with_fresh_draws(loss):
-    """A loss, where its draws are the same at each evaluation, with new ones each time."""
-    rule = getattr(loss, "expectation", None)
-    if not isinstance(rule, MonteCarlo | ScoreFunction) or rule.seed is None:
+def differs_from_training(svi) -> bool:
+    """Whether :func:`bound_of` has other draws than the losses of a training."""
+    options = getattr(svi.guide, "approximations", {}).values()
+    return _has_seed(svi.loss) or any(option.draws_kl for option in options)
+
+
+def as_reported(loss):
+    """A loss with new draws at each evaluation, and none for KLs."""
+    if not isinstance(loss, TraceGP_ELBO):
         return loss
-    fresh = copy.copy(loss)
-    fresh.expectation = replace(rule, seed=None)
-    return fresh
+    loss = copy.copy(loss)
+    loss.draws_kl = False
+    if _has_seed(loss):
+        loss.expectation = replace(loss.expectation, seed=None)
+    return loss
+
+
+def _has_seed(loss):
+    rule = getattr(loss, "expectation", None)
+    return isinstance(rule, MonteCarlo | ScoreFunction) and rule.seed is not None

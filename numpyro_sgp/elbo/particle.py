@@ -87,15 +87,23 @@ class Particle:
         takes at each row, to an expectation rule.
     :param run_guide: runs the guide.
     :param run_model: runs the model, given the guide's trace.
-    :param rng_key: key for nodes of which only the kind is asked for, and for KLs.
+    :param rng_key: key for nodes of which only the kind is asked for.
+    :param kl_key: key for KLs that are drawn; None where these are to be exact.
     :param moving: whether the marginals of f can be moved, for derivatives by them.
     :raises ValueError: if guide and model do not fit together, or the rule is not for them.
     """
 
     def __init__(
-        self, make_rule: Callable, run_guide, run_model, rng_key: Array, moving: bool
+        self,
+        make_rule: Callable,
+        run_guide,
+        run_model,
+        rng_key: Array,
+        kl_key: Array | None,
+        moving: bool,
     ):
-        self._make_rule, self._key, self._moving = make_rule, rng_key, moving
+        self._make_rule, self._key, self._kl_key = make_rule, rng_key, kl_key
+        self._moving = moving
         self.sites: dict[str, GPSite] = {}
         self._program = Program(lambda: self._run(run_guide, run_model))
         self._origins = self._program.origins
@@ -294,7 +302,7 @@ class Particle:
         if "marginals" in vars(component):  # where they are used
             parts["marginals"][name] = component.marginals
         parts["scale"][name] = 1.0 if site["scale"] is None else site["scale"]
-        parts["kl"][name] = jnp.sum(scale_and_mask(q.prior_kl(self._key), site["scale"]))
+        parts["kl"][name] = jnp.sum(scale_and_mask(q.prior_kl(self._kl_key), site["scale"]))
         if relaxed:
             precision = None
             if here.needs_precision:

@@ -85,6 +85,9 @@ class TraceGP_ELBO(ELBO):
     >>> loss = sgp.TraceGP_ELBO(sgp.GaussHermite(20))
     """
 
+    #: Whether a KL that has an estimate by random numbers is estimated.
+    draws_kl = True
+
     def __init__(
         self,
         expectation: Expectation | None = None,
@@ -222,7 +225,8 @@ class TraceGP_ELBO(ELBO):
         def make_rule(*gp_sites):
             return self.expectation or default_expectation(*gp_sites)
 
-        return Particle(make_rule, run_guide, run_model, kl_key, moving), node_key
+        drawn = kl_key if self.draws_kl else None
+        return Particle(make_rule, run_guide, run_model, kl_key, drawn, moving), node_key
 
 
 def _bound(particle, rng_key, given=None):

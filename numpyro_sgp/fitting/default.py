@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from numpyro_sgp._programs import on_data, split
 from numpyro_sgp._threads import alone
-from numpyro_sgp.diagnostics.bound import bound_of, with_fresh_draws
+from numpyro_sgp.diagnostics.bound import bound_of, differs_from_training
 from numpyro_sgp.elbo import Expectation, TraceGP_ELBO
 from numpyro_sgp.fitting import hierarchies, still, unbounded
 from numpyro_sgp.fitting.arguments import (
@@ -398,7 +398,7 @@ def _train(
     make = guide.fitted if hasattr(guide, "fitted") else functools.partial(Fitted, guide)
     params = constrained(svi, found.free)
     bound, bound_se = found.bound, found.bound_se
-    if with_fresh_draws(svi.loss) is not svi.loss:
+    if size is None and differs_from_training(svi):
         bound, bound_se = bound_of(svi, params, args, kwargs)
     return make(
         params,

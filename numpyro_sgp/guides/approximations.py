@@ -272,6 +272,10 @@ class ODVGP(SOLVEGP):
             return PriorAfterFirst(first)
         return Decoupled(first, self.num_columns)
 
+    @property
+    def draws_kl(self) -> bool:
+        return self.num_columns is not None
+
     def _check(self, name):
         b = self.num_columns
         super()._check(name)

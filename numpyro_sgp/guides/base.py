@@ -143,6 +143,11 @@ class Approximation:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
+    def draws_kl(self) -> bool:
+        """Whether training estimates the KL by random numbers."""
+        return False
+
+    @property
     def needs_all_rows(self) -> bool:
         """Whether the set-up must see all rows of the data, and not minibatches."""
         return self.family.needs_all_rows

@@ -152,6 +152,10 @@ class InverseFreeSVGP(SVGP):
         self._refuse_unless(self.bound in BOUNDS, "bound", f"one of {BOUNDS}")
         super().__post_init__()
 
+    @property
+    def draws_kl(self) -> bool:
+        return self.kl == "stochastic"
+
     def _jitter(self, dtype) -> float | None:
         """The relative jitter of K; None for that by dtype."""
         pseudo_noise = self.jitter is None and self.bound == "relaxed"

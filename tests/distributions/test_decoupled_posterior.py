@@ -96,6 +96,24 @@ def test_natural_gradients_and_tight_bounds_go_with_it():
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        sgp.ODVGP(3, 12, num_columns=2),
+        sgp.InverseFreeSVGP(4, bound="relaxed", kl="stochastic", num_probes=2),
+    ],
+    ids=["columns", "probes"],
+)
+def test_the_bound_that_is_told_has_the_exact_kl(option):
+    X, y = regression_data(20)
+    fitted = sgp.fit(gaussian_model, option, (X, y), steps=30, progress_bar=False)
+    q, noise = fitted.posterior(X)["f"], 0.3
+    density = jax.scipy.stats.norm.logpdf(y, q.mean, noise)
+    expected = jnp.sum(density - 0.5 * q.variance / noise**2) - q.prior_kl()
+    assert fitted.bound_se == 0.0
+    np.testing.assert_allclose(fitted.bound, expected, rtol=1e-7)
+
+
 def test_bad_input_is_told():
     for columns in (0, 2.5, True):
         with pytest.raises(ValueError, match="positive whole number"):
