@@ -59,11 +59,15 @@ class GPRegression(dist.Distribution):
                 "Give a number, or for Q functions the shape (Q, 1)."
             )
         real(noise, f"{type(self).__name__}: noise")
-        if not_jax_tracer(noise) and not np.all(np.asarray(noise) > 0):
-            raise ValueError(
-                f"{type(self).__name__}: noise is the standard deviation of y given f and "
-                f"must be positive, got {np.asarray(noise).min()}."
-            )
+        if not_jax_tracer(noise):
+            known = np.asarray(noise)
+            if not np.all((known > 0) & (known < np.inf)):
+                wrong = known.min() if not np.all(known > 0) else known.max()
+                raise ValueError(
+                    f"{type(self).__name__}: noise is the standard deviation of y given f "
+                    f"and must be positive and finite, got {wrong}. Leave rows that are "
+                    "not observed out of X and y."
+                )
         super().__init__(
             self.prior.batch_shape, self.prior.event_shape, validate_args=validate_args
         )
@@ -82,6 +86,18 @@ class GPRegression(dist.Distribution):
         expanded.prior = self.prior.expand(batch_shape)
         expanded._batch_shape = expanded.prior.batch_shape
         return expanded
+
+    def mask(self, mask) -> dist.Distribution:
+        """
+        :raises ValueError: for a mask of rows, of which there is no density each.
+        """
+        if np.ndim(mask) > len(self.batch_shape):
+            raise ValueError(
+                f"{type(self).__name__} has one log density for all rows (batch shape "
+                f"{self.batch_shape}), which a mask of shape {np.shape(mask)} would count "
+                "once for each entry. Leave rows that are not observed out of X and y."
+            )
+        return super().mask(mask)
 
     @property
     def _rows_noise(self) -> Array:
@@ -175,6 +191,11 @@ class GPRegression(dist.Distribution):
         elif not_jax_tracer(noise) and not np.all(np.asarray(noise) > 0):
             raise ValueError(
                 f"noise is a standard deviation and must be positive, got {noise}."
+            )
+        elif not broadcasts_to(jnp.shape(noise), f.mean.shape):
+            raise ValueError(
+                f"The noise at X_new has the shape {jnp.shape(noise)}, which does not "
+                f"broadcast to {f.mean.shape}, one for each row of X_new (and function)."
             )
         return dist.Normal(f.mean, jnp.sqrt(f.variance + jnp.asarray(noise) ** 2))
 

@@ -329,7 +329,8 @@ def family(found: Weighed, points, uncoupled=True, narrow=False) -> Cause:
         coupled = "covariance='coupled', " if uncoupled else ""
         full = "covariance='full' (of SVGP or VGP), " if narrow else ""
         mend = f"{IF_MORE}{full}{coupled}a mixture, or MCMC"
-    return Cause(name, max(found.gap, 0.0), found.error, told, mend)
+    lower = bool(found.khat > limit)  # and its error is of what was drawn
+    return Cause(name, max(found.gap, 0.0), found.error, told, mend, at_least=lower)
 
 
 def _moments(site, found):

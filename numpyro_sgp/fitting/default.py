@@ -218,7 +218,7 @@ def fit(
     if isinstance(known, TraceGP_ELBO) and expectation is None:
         loss = known
 
-    def train(guide, start=None, before=None, descent=None, limits=limits):
+    def train(guide, start=None, before=None, descent=None, limits=limits, raced=False):
         call = "fit(model, approximation, (X, group, y), num_groups=8)"
         with data_as_arguments(call):
             return _train(
@@ -231,6 +231,7 @@ def fit(
                 batch_size=batch_size,
                 restarts=restarts,
                 start=start,
+                raced=raced,
                 before=before,
                 descent=descent,
                 progress_bar=progress_bar,
@@ -257,6 +258,10 @@ def fit(
         most = max(allowed.values())
         return grow(begin, go_on, most, data, kwargs, limits, progress_bar)
 
+    def train_new(approximation, limits=limits):
+        found = train_from_gaussian(approximation, train_new, make, train, limits)
+        return found or train_option(approximation, limits)
+
     check_same_rows(guide_of(approximation), data, kwargs)
     if is_joint:
         before = None if approximation is guide_of(approximation) else approximation
@@ -276,15 +281,14 @@ def fit(
         guide = guide_for(approximation, data, kwargs) or approximation
 
         def train_other(option, limits):
-            return train(guide.instead(option), limits=limits)
+            found = train_from_gaussian(option, train_other, guide.instead, train, limits)
+            return found or train(guide.instead(option), limits=limits)
 
         given = None if guide.is_set_up else guide.approximation
         fitted = train_from_gaussian(given, train_other, lambda _: guide, train, limits)
         fitted = fitted or train(guide)
     else:
-        given = None if joint else approximation
-        fitted = train_from_gaussian(given, train_option, make, train, limits)
-        fitted = fitted or train_option(approximation)
+        fitted = (train_option if joint else train_new)(approximation)
     fitted.seconds = time.monotonic() - started
     is_at_edge = fitted.stopped.startswith(AT_EDGE)
     where = fitted.guide, fitted.params, data, kwargs
@@ -313,6 +317,7 @@ def _train(
     batch_size,
     restarts,
     start,
+    raced,
     before,
     descent,
     progress_bar,
@@ -321,6 +326,7 @@ def _train(
     One training.
 
     :param start: values of parameters that are known already, in place of the race.
+    :param raced: whether there is a race nevertheless, by all rows.
     :param before: a fit of this guide to go on from.
     :param descent: that of a fit with the same data, or None.
     """
@@ -345,7 +351,8 @@ def _train(
     size = _batch_size(problem, batch_size)
     whole = not problem.random and size is None
     stepper, race, settling = Stepper(problem, size), None, None
-    if before is None and start is None and problem.natural:
+    raced = start is None or (raced and whole)
+    if before is None and raced and problem.natural:
         # Fast steps of Adam make components of a mixture, which has none, collapse.
         race = Race(stepper, whole)
         race.prepare(for_race)
@@ -355,12 +362,14 @@ def _train(
     if whole and descent is None:  # in the order in which they are needed
         descent = descent_of(problem, for_training)
         descent.prepare()
-    held = {}
+    held, known_start = {}, []
+    if start is not None:
+        known = {name: v for name, v in start.items() if name in problem.free}
+        known_start = [{**problem.free, **inside(unconstrained(svi, known), problem.free)}]
     if before is not None:
         starts = [problem.free]
-    elif start is not None:
-        known = {name: v for name, v in start.items() if name in problem.free}
-        starts = [{**problem.free, **inside(unconstrained(svi, known), problem.free)}]
+    elif not raced:
+        starts = known_start
     else:
         starts, held = lengthscale_starts(problem)
         starts += random_starts(problem, for_starts, restarts - 1)
@@ -371,6 +380,8 @@ def _train(
     if race is not None:
         keep = 2 if affordable < 1 else len(starts)
         starts = race(starts, for_race, keep, limits, held)
+        # Which hardly moves, and would have others judged by that.
+        starts[min(few - 1, 1) : 0] = known_start
     elif restarts > 1:  # that nothing else chooses from
         few = len(starts)
     early = np.zeros(0)

@@ -33,6 +33,7 @@ class Cause(NamedTuple):
     :param mend: what to do about it; empty where nothing needs to be done.
     :param headline: what is told with the verdict, and the mend beside it, whatever the
         nats.
+    :param at_least: whether there may be more, so that the error says nothing.
     """
 
     name: str
@@ -41,16 +42,19 @@ class Cause(NamedTuple):
     told: str = ""
     mend: str = ""
     headline: str = ""
+    at_least: bool = False
 
     @property
     def number(self) -> str:
-        """The nats as text, with their standard error."""
+        """The nats as text, with their standard error where they are not a lower end."""
         if np.isnan(self.nats):
             return "?"
         if np.isinf(self.nats):
             return "many"
         text = f"{self.nats:.2g}" if self.nats < 100 else f"{self.nats:.0f}"
         text = "<0.01" if 0.0 <= self.nats < 0.01 else text
+        if self.at_least and self.nats >= 0.01:
+            return f"≥{text}"
         return f"{text} ± {self.error:.1g}" if self.error else text
 
 

@@ -103,10 +103,10 @@ class SVGP(Approximation):
     inducing: Inducing = "kmeans"
 
     @property
-    def gaussian(self) -> "SVGP | None":
-        """The same q(u) without a part for each row, where it has one."""
+    def gaussian(self) -> "Approximation | None":
+        """See the base class; for a part for each row, the same q(u) without it."""
         has_rows = isinstance(self.family, PseudoData)
-        return replace(self, covariance="full") if has_rows else None
+        return replace(self, covariance="full") if has_rows else super().gaussian
 
 
 class VGP(SVGP):
@@ -137,7 +137,11 @@ class VGP(SVGP):
 
     _covariances = ("full", "diagonal", "coupled", "pseudo_data")
     needs_all_rows = True
-    gaussian = None  # whose points stay where they are
+
+    @property
+    def gaussian(self) -> Approximation | None:
+        """None for a part for each row: its points stay where they are."""
+        return None if isinstance(self.family, PseudoData) else super().gaussian
 
     def __init__(
         self,

@@ -51,6 +51,7 @@ class SmoothedPoints(InducingVariables):
         _check_window(self, least=0.0)
 
     def covariance(self, kernel: Any, other: InducingVariables | Array) -> Array:
+        _check_columns(self, self.shape[-1])
         own, points = self.points, other  # type: Any, Any
         if isinstance(other, SmoothedPoints):
             points = own if other is self else other.points
@@ -104,6 +105,7 @@ class FourierFeatures(InducingVariables):
 
     def covariance(self, kernel: Any, other: InducingVariables | Array) -> Array:
         dim = self.shape[-1] - 1
+        _check_columns(self, dim)
         parts = _rbf_parts(kernel, dim, "FourierFeatures")
         if isinstance(other, FourierFeatures):
             points = self.points if other is self else other.points
@@ -188,6 +190,17 @@ def _check_window(kind, least, centre=0.0):
             f"{type(kind).__name__}: width must be positive, and it and the centre finite, "
             f"numbers or of shape (D,), got {width} and {centre}."
         )
+
+
+def _check_columns(kind, dim):
+    """Refuses a window of another number of columns than the inputs have."""
+    for name in ("width", "centre"):
+        shape = np.shape(getattr(kind, name, 0.0))
+        if shape not in ((), (1,), (dim,)):
+            raise ValueError(
+                f"{type(kind).__name__}: {name} must be a number or have the shape "
+                f"({dim},), one for each column of the inputs, got {shape}."
+            )
 
 
 def _rbf_parts(kernel: Any, dim: int, kind: str) -> Iterator[tuple[Array, Array]]:

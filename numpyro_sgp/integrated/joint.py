@@ -264,7 +264,7 @@ class AutoJointGP(autoguide.AutoGuide):
     @property
     def approximations(self) -> dict:
         """The family of q(w)."""
-        return {"field": SimpleNamespace(family=Full())}
+        return {"field": SimpleNamespace(family=Full(), draws_kl=False)}
 
     def take_natural_gradients(self, rate: float) -> None:
         """As :meth:`AutoSparseGP.take_natural_gradients`; there is nothing to prepare."""

@@ -390,6 +390,14 @@ def test_bad_input_is_told():
         sgp.MarginalGP(KERNEL, X, 0.1, lambda X: 2.0 * X)
     with pytest.raises(ValueError, match="must be positive"):
         svgp.predictive(y, X, noise=-1.0)
+    for noise in (jnp.ones(3), jnp.ones((10, 1))):
+        with pytest.raises(ValueError, match=r"noise at X_new .* \(10,\), one for each"):
+            svgp.predictive(y, X, noise=noise)
+    with pytest.raises(ValueError, match="count once for each entry"):
+        svgp.mask(jnp.ones(10, bool))
+    assert svgp.mask(False).log_prob(y) == 0.0
+    with pytest.raises(ValueError, match="positive and finite, got inf"):
+        sgp.MarginalGP(KERNEL, X, jnp.full(10, 0.1).at[2].set(jnp.inf))
     with pytest.raises(ValueError, match="filled up with -1"):
         sgp.CollapsedSVGP(
             KERNEL, X, X[:3], 0.1, tight=sgp.relaxation.Blocks(partition=[[0], [1, 2]])
@@ -398,7 +406,7 @@ def test_bad_input_is_told():
         sgp.neighbour_blocks(X[:, 0], 3)
     with pytest.raises(ValueError, match=r"10 rows of X, but y has the shape \(10, 1\)"):
         svgp.log_prob(y[:, None])
-    with pytest.raises(ValueError, match="must be positive, got -0.1"):
+    with pytest.raises(ValueError, match="must be positive and finite, got -0.1"):
         sgp.MarginalGP(KERNEL, X, -0.1)
     with pytest.raises(ValueError, match=r"noise has the shape \(3,\)"):
         sgp.MarginalGP(KERNEL, X, jnp.ones(3))

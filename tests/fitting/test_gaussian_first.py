@@ -1,5 +1,7 @@
 """What natural gradients do not train begins at a Gaussian that they trained."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import numpyro_sgp as sgp
+from numpyro_sgp.fitting import default
 from numpyro_sgp.fitting.default import train_from_gaussian
 from numpyro_sgp.fitting.gaussian_first import gaussian_of
 from numpyro_sgp.fitting.progress import INTERRUPTED, Limits
@@ -182,8 +185,51 @@ def test_vgp_has_points_where_they_are():
     assert gaussian_of(sgp.SVGP(4)) is None
 
 
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("kind", [sgp.SVGP, sgp.SOLVEGP])
+def test_variances_are_those_of_the_nearest_gaussian(batch, kind):
+    option = kind(3, **({} if kind is sgp.SVGP else {"num_orthogonal": 2}))
+    option = replace(option, covariance="diagonal")
+    assert option.gaussian.covariance == "full"
+    rng = np.random.default_rng(0)
+    names = ("qu",) if kind is sgp.SVGP else ("qu", "qv")
+    mode = {}
+    for name, size in zip(names, (3, 2), strict=False):
+        mode[f"{name}_mu"] = rng.normal(size=(*batch, size))
+        mode[f"{name}_sqrt"] = np.tril(rng.normal(size=(*batch, size, size)), -1)
+        mode[f"{name}_sqrt"] += np.eye(size)
+    found = option.at_gaussian([mode], [0.0], None)
+    for name in names:
+        root = mode[f"{name}_sqrt"]
+        precision = np.linalg.inv(root @ np.swapaxes(root, -1, -2))
+        # KL(N(0, diag v) | N(0, S)) is least where 1 / v is the diagonal of S^-1.
+        expected = np.diagonal(precision, axis1=-2, axis2=-1) ** -0.5
+        assert_allclose(found[f"{name}_sqrt"], expected, rtol=1e-10)
+        assert_allclose(found[f"{name}_mu"], mode[f"{name}_mu"])
+
+
+def test_variances_begin_at_a_full_covariance_and_where_the_race_ends(monkeypatch):
+    own, runs = default.train_whole, []
+
+    def train_whole(problem, starts, *args, **options):
+        found = own(problem, starts, *args, **options)
+        covariance = problem.guide.approximations["f"].covariance
+        runs.append((covariance, starts, found.free["f_auto_Z"]))
+        return found
+
+    monkeypatch.setattr(default, "train_whole", train_whole)
+    fitted(smooth, sgp.MixtureSVGP(4, 1), steps=40)
+    assert [covariance for covariance, *_ in runs] == ["full", "diagonal", "diagonal"]
+    full, variances, mixture = runs
+    raced, known, *_ = (start["f_auto_Z"] for start in variances[1])
+    assert_allclose(known, full[2], rtol=1e-9)
+    assert np.any(raced != known)
+    assert_allclose(mixture[1][0]["f_auto_Z"], variances[2], rtol=1e-9)
+
+
 @pytest.mark.slow
 def test_steps_are_of_both_trainings_together():
+    assert len(fitted(smooth, sgp.SVGP(4, covariance="diagonal"), steps=12).losses) <= 12
     assert len(fitted(smooth, sgp.MixtureSVGP(4, 2), steps=12).losses) <= 12
     assert len(fitted(smooth, sgp.MixtureSVGP(4, 2), steps=1).losses) == 1
 
@@ -208,8 +254,8 @@ def test_auto_chooses_the_number_by_the_gaussian():
 
 @pytest.mark.slow
 def test_ctrl_c_in_the_first_training_keeps_what_it_found(gaussian):
-    def train(guide, start, limits):
-        assert limits.reached(0)
+    def train(guide, start, limits, raced):
+        assert limits.reached(0) and not raced
         return sgp.fit(counts, guide, (X, COUNTS), steps=1, progress_bar=False)
 
     def train_gaussian(approximation, limits):

@@ -168,6 +168,18 @@ def test_windows_that_are_none_are_told(make):
         make()
 
 
+@pytest.mark.parametrize(
+    "kind, name",
+    [(SmoothedPoints, "width"), (FourierFeatures, "width"), (FourierFeatures, "centre")],
+)
+def test_windows_of_other_columns_are_told(kind, name):
+    """A centre of two columns made a "bound" of one column exceed the evidence."""
+    Z = kind(jnp.ones((3, 2)), **{name: jnp.ones(3)})
+    columns = Z.shape[-1] - (kind is FourierFeatures)
+    with pytest.raises(ValueError, match=rf"{name} must .* shape \({columns},\)"):
+        inducing_covariance(RBF(), (Z,))
+
+
 @pytest.mark.parametrize("kind", [SmoothedPoints, FourierFeatures])
 def test_scales_of_functions_are_not_lengthscales_of_columns(kind):
     """Two scales beside two columns: as many functions as columns."""
