@@ -83,8 +83,8 @@ class Particle:
     later only.
 
     :param make_rule: from shapes of GP sites, whether their rows are coupled or combined,
-        whether their likelihood has kinks, and how many linear combinations of them it
-        takes at each row, to an expectation rule.
+        whether their likelihood has kinks, how many linear combinations of them it takes at
+        each row, and which functions its terms take, to an expectation rule.
     :param run_guide: runs the guide.
     :param run_model: runs the model, given the guide's trace.
     :param rng_key: key for nodes of which only the kind is asked for.
@@ -129,6 +129,7 @@ class Particle:
             any(s.coupling.combines or s.joint_rows > 1 for s in sites.values()),
             any(s.coupling.kinked for s in sites.values()),
             min(s.coupling.predictors for s in sites.values()),
+            sum((s.coupling.axes for s in sites.values()), ()),
         )
 
     def at_nodes(self, given: dict) -> tuple[Callable[[dict], tuple[dict, dict]], dict]:

@@ -9,7 +9,12 @@ from jax import Array
 
 from numpyro_sgp._checks import check_whole, shown
 from numpyro_sgp.elbo.expectation import Expectation, MonteCarlo, Nodes, Shapes
-from numpyro_sgp.elbo.quadrature import GaussHermite, Trapezoid, nodes_at_kinks
+from numpyro_sgp.elbo.quadrature import (
+    GaussHermite,
+    SharedAxes,
+    Trapezoid,
+    nodes_at_kinks,
+)
 from numpyro_sgp.linalg import einsum
 
 
@@ -133,6 +138,7 @@ def default_expectation(
     combines_rows: bool = False,
     kinked: bool = False,
     predictors: int = 0,
+    axes: tuple[tuple[int, ...], ...] = (),
 ) -> Expectation:
     """
     The rule of :class:`~numpyro_sgp.TraceGP_ELBO` where none is given.
@@ -143,6 +149,8 @@ def default_expectation(
     :param kinked: whether the likelihood has kinks.
     :param predictors: of how many linear combinations of functions it is at each row, 0
         where that is not known.
+    :param axes: by site an axis of nodes for each function, where those that are in no term
+        together share one; empty where that is not known.
     """
     if couples_rows:
         return MonteCarlo(10, joint=True)
@@ -150,6 +158,9 @@ def default_expectation(
         return MonteCarlo(10)
     total = sum(int(np.prod(shape[:-1])) for shape in shapes.values())
     number = predictors or total
+    shared = sum(axes, ()) if number > 2 else ()
+    if len(shared) == total and max(shared, default=2) < 2:
+        number = 1 + max(shared)
     if number > 2:
         # A third to a seventh of the noise of ten independent draws, in the same time.
         return MonteCarlo(16, antithetic=True, sequence="sobol")
@@ -157,4 +168,6 @@ def default_expectation(
     if kinked:
         rows = max(shape[-1] for shape in shapes.values())
         rule = Trapezoid(nodes_at_kinks(number, rows))
+    if shared:
+        return SharedAxes(rule, shared)
     return AlongPredictors(rule, number) if number < total else rule

@@ -118,6 +118,40 @@ class Trapezoid(_Grid):
         return trapezoid(self.num_points)
 
 
+@dataclass(frozen=True)
+class SharedAxes(Expectation):
+    r"""
+    Quadrature for likelihoods of any number of latent functions whose terms take one or two
+    of them each, as those of several responses at each row, with a function of its own for
+    the mean of each, or one for its mean and one for its scale:
+    :math:`\log p(y_n \mid f_n) = \sum_t h_t(f_{i_t n}, f_{j_t n})`.
+
+    An expectation of a term sees its own functions alone, so that functions that are in no
+    term together may have the same nodes: 20 for any number of responses, where draws have
+    noise. For independent functions.
+
+    :param rule: of as many variables as there are axes.
+    :param axes: the variable of each function, in the order of GP sites.
+    """
+
+    rule: GaussHermite | Trapezoid
+    axes: tuple[int, ...]
+
+    def nodes(self, rng_key: Array, shapes: Shapes, dtype) -> Nodes:
+        """Nodes of shape ``(S, *batch_shape, 1)``; no key is used."""
+        axes = np.asarray(self.axes)
+        x, weights = self.rule.nodes(rng_key, {"x": (1 + axes.max(), 1)}, dtype)
+        nodes, end = {}, 0
+        for name, shape in shapes.items():
+            start, end = end, end + int(np.prod(shape[:-1]))
+            chosen = x["x"][:, axes[start:end], 0]
+            nodes[name] = chosen.reshape(-1, *shape[:-1], 1)
+        return nodes, weights
+
+    def check(self, sites):
+        self.rule.check(sites)
+
+
 def nodes_at_kinks(number: int, num_rows: int) -> int:
     """
     Nodes for each function of a likelihood with kinks.

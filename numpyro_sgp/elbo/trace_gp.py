@@ -65,11 +65,13 @@ class TraceGP_ELBO(ELBO):
         20 nodes and ``Trapezoid(40)`` of 10, with fewer for more than 2048 rows, where the
         likelihood has kinks, as a Laplace distribution has), the same in
         :class:`AlongPredictors` with several of which the likelihood takes one or two
-        linear combinations at each row (their sum), and
+        linear combinations at each row (their sum), the same nodes for functions that are
+        in no term together with several of which each term takes one or two (responses
+        with functions of their own), and
         ``MonteCarlo(16, antithetic=True, sequence="sobol")`` with more;
         ``MonteCarlo(10)`` where a GP site combines several rows of another one
         (``joint=True`` where the likelihood ties rows together). An
-        :class:`~numpyro_sgp.AutoSparseGP` finds out about sums, kinks and ties.
+        :class:`~numpyro_sgp.AutoSparseGP` finds out about sums, terms, kinks and ties.
     :param num_particles: number of draws of the latents beside f; mutable state is that of
         the first.
     :param vectorize_particles: as in :class:`~numpyro.infer.Trace_ELBO`.

@@ -54,7 +54,8 @@ def write(path: str | os.PathLike, fitted: Any) -> None:
             "prefix": guide.prefix,
             "approximation": encode(guide.approximation, "approximation", arrays),
             "base_guide": base_guide,
-            "coupling": [int(known) for known in guide.known().coupling],
+            "coupling": [int(known) for known in guide.known().coupling[:-1]],
+            "axes": guide.known().coupling.axes,
             "loss": encode(fitted.loss, "loss", arrays),
             "computes": _computed(guide.model, arguments, arrays),
         },
@@ -112,7 +113,8 @@ def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
         found["examples"] = args, kwargs = chosen("arguments", header["arguments"])
         description, prefix = recipe["description"], recipe["prefix"]
         if coupling := recipe.get("coupling"):  # files of former versions have none
-            coupling = tuple(map(int, coupling))
+            axes = tuple(tuple(map(int, axes)) for axes in recipe.get("axes", ()))
+            coupling = *map(int, coupling), axes
     except NotInFile as error:
         raise ValueError(
             f"{path} does not have all that makes the guide: {error}. Give it: "

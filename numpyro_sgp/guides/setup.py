@@ -192,10 +192,15 @@ class Setup:
                     posterior = posterior.drawn_together(num_rows)
                 except (ValueError, NotImplementedError) as error:
                     raise type(error)(f"GP site '{name}': {error}") from None
-            message["infer"] = {**message["infer"], "coupling": self.coupling}
+            message["infer"] = {**message["infer"], "coupling": self._coupling_at(name)}
             return messages.rewrap(posterior, reinterpreted)
 
         return posterior_at
+
+    def _coupling_at(self, name) -> Coupling:
+        """With the axes of the functions at a GP site alone."""
+        axes = dict(zip(self.sites, self.coupling.axes, strict=False))
+        return self.coupling._replace(axes=(axes[name],) if name in axes else ())
 
 
 def prepare(

@@ -14,6 +14,7 @@ from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.kinks import has_kinks
 from numpyro_sgp.tracing.predictor import num_predictors
 from numpyro_sgp.tracing.rows import origins
+from numpyro_sgp.tracing.together import axes_of_functions
 
 _PLACES = 3  # values of f at which rows are looked at
 # Of the steps that rows are moved by, up and down: a maximum moves with half of either.
@@ -29,6 +30,8 @@ class Coupling(NamedTuple):
     combines: bool = False  # several rows of a site become one row of another
     kinked: bool = False  # slopes of the likelihood jump, as a Laplace distribution's do
     predictors: int = 0  # linear combinations of functions that it takes a row, at most
+    # By site an axis for each function, such that no term has two of one axis.
+    axes: tuple[tuple[int, ...], ...] = ()
 
 
 def find_coupling(
@@ -62,17 +65,21 @@ def find_coupling(
     programs = _programs(log_density, shapes)
     where = log_density, shapes, dtype, frozenset(coupled)
     couples = mixes_rows(*where, near=near, programs=programs)
-    number = 0 if couples else num_predictors(log_density, shapes, dtype)
-    if number and len(shapes) > 1 and feeding(trace_at, shapes, dtype):
-        number = 0
-    kinked = not (couples or near) and _kinked(programs, shapes, dtype, number)
+    feeds = len(shapes) > 1 and bool(feeding(trace_at, shapes, dtype))
+    number = 0 if couples or feeds else num_predictors(log_density, shapes, dtype)
+    axes: tuple[tuple[int, ...], ...] = ()
+    several = number or sum(int(np.prod(shape[:-1])) for shape in shapes.values())
+    if several > 2 and not (couples or feeds or coupled):
+        axes = axes_of_functions(log_density, shapes, dtype)
+        several = 1 + max(map(max, axes), default=several - 1)
+    kinked = not (couples or near) and _kinked(programs, shapes, dtype, several)
     if len(shapes) == 1:
-        return Coupling(couples, kinked=kinked, predictors=number)
+        return Coupling(couples, kinked=kinked, predictors=number, axes=axes)
     # Mixed second derivatives where inputs of a GP site mix rows of f, or have several
     # rows of f in different columns.
     by_rows = _of_priors(trace_at, shapes, by_rows=True)
     if not mixes_rows(by_rows, shapes, dtype):
-        return Coupling(couples, kinked=kinked, predictors=number)
+        return Coupling(couples, kinked=kinked, predictors=number, axes=axes)
     rest = [name for name in shapes if name not in set(chosen)]
     priors = _of_priors(trace_at, shapes)
     couples = couples or mixes_rows(priors, shapes, dtype, names=rest)
@@ -231,10 +238,14 @@ def _programs(log_density, shapes) -> dict[str, shared]:
     return {k: shared(partial(_derivatives, log_density, k), briefly=True) for k in shapes}
 
 
-def _kinked(programs, shapes, dtype, predictors) -> bool:
-    """Whether a likelihood of one or two latent functions, or combinations, has kinks."""
+def _kinked(programs, shapes, dtype, several) -> bool:
+    """
+    Whether a likelihood has kinks.
+
+    :param several: functions, combinations or axes of them, that it takes at a time.
+    """
     sizes = {name: (int(np.prod(shape[:-1])), shape[-1]) for name, shape in shapes.items()}
-    if (predictors or sum(number for number, _ in sizes.values())) > 2:
+    if several > 2:
         return False
     f = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
 

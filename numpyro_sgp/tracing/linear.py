@@ -141,6 +141,15 @@ class LinearProgram:
         """Keys of the field that a value depends on."""
         return self.kind(value).labels
 
+    def made_by(self, value: _Value) -> _Step:
+        """The operation that a value which depends on the field is a result of."""
+        return self._made_by[value]
+
+    def steps_to(self, targets: Iterable[_Value]) -> list[_Step]:
+        """The operations that targets need, in their order."""
+        needed = self._needed(targets, {})
+        return [step for step in self._steps if step in needed]
+
     def predictors(self, outputs: Iterable[_Value]) -> list[_Value]:
         """
         The values, linear in the field, from which all else follows that outputs need: the
