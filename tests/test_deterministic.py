@@ -390,3 +390,36 @@ def test_a_figure_is_of_the_response_first():
     assert fitted.plot(num_points=4, site="rate").get_ylabel() == "rate"
     with pytest.raises(ValueError, match="'total' is not predicted: a row of it"):
         fitted.plot(num_points=4, site="total")
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_one_function_is_above_another_as_often_as_it_is(number):
+    """By a product rule, whose nodes are where functions are equal, it was .08 off."""
+
+    def model(X, y=None):
+        kernel = sgp.kernels.RBF(jnp.full(number, 0.5), jnp.linspace(0.7, 2.0, number))
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        rate = numpyro.deterministic("rate", jnp.exp(f.sum(axis=0)))
+        numpyro.deterministic("above", f[0] > f[1])
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+    X = np.linspace(0.0, 4.0, 9)[:, None]
+    guide = sgp.AutoSparseGP(model, sgp.SVGP(4))
+    svi = numpyro.infer.SVI(model, guide, numpyro.optim.Adam(0.1), sgp.TraceGP_ELBO())
+    counts = np.array([1, 2, 0, 3, 4, 2, 1, 5, 2])
+    params = svi.get_params(svi.init(jax.random.key(0), X, counts))
+    params["f_auto_qu_mu"] = params["f_auto_qu_mu"] + 0.3 * jnp.arange(4)
+    X_new = np.linspace(-4.0, 8.0, 7)[:, None]
+    found = sgp.predict(guide, params, X_new)
+    q = guide.posterior(params, X_new)["f"]
+    variance = q.variance[0] + q.variance[1]
+    exact = norm.cdf((q.mean[0] - q.mean[1]) / np.sqrt(variance))
+    # 2,048 quasi-random numbers, of a fixed seed.
+    assert_allclose(found["above"].mean, exact, atol=0.008)
+    m, v = q.mean.sum(axis=0), q.variance.sum(axis=0)
+    mean = np.exp(m + v / 2)
+    # By products of rules, which have all digits of this.
+    assert_allclose(found["rate"].sd, mean * np.sqrt(np.expm1(v)), rtol=1e-6)
+    sd = np.sqrt(mean + mean**2 * np.expm1(v))
+    assert_allclose(found["y"].sd, sd, rtol=1e-6)

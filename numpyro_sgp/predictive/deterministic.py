@@ -26,6 +26,8 @@ from numpyro_sgp.tracing.program import Program, opening
 from numpyro_sgp.tracing.trees import is_number
 
 _ROUNDING = 1e-6  # of a level
+_FEW = 16  # points, of which some have the same values where there are steps
+_FAR = 2.0  # times as far from others as halves of these are, where there is a jump
 _AGREED = 1e-4  # of a standard deviation
 _MOST_SORTED = 1e7  # numbers at all points
 
@@ -156,18 +158,25 @@ def of_deterministic(
         values["sd"] = jnp.where(is_known, 0.0, values["sd"])
         out |= split(values, linear)
     if curved:
-        some = numbers_at(middle, curved)
+        of_curved, some = partial(numbers_at, sites=curved), numbers_at(middle, curved)
         where = partial(at, sites=curved), jnp.where(jnp.isfinite(some), some, 0.0)
         mean, variance = moments(where[0], for_moments, where[1])
         if others is not None:
             again = moments(where[0], others, where[1])
-            halves = [
-                moments(where[0], _part(for_quantiles, outer), where[1])
-                for outer in (True, False)
-            ]
-            mean, variance = chosen((mean, variance), again, *halves)
+            last = (parts.posteriors[name] for name in parts.last)
+            several = sum(int(np.prod(q.batch_shape)) for q in last) > 1
+            size = None
+            if several and gaussians:
+                size = len(for_quantiles["weight"]) // gaussians
+            few = jax.tree.map(lambda v: v[:_FEW], for_quantiles)
+            ordered = jnp.sort(mapped(of_curved, few, FEW_POINTS), axis=0)
+            steps = jnp.any(ordered[1:] == ordered[:-1], axis=0)
+            half, other = (
+                moments(where[0], _half(for_quantiles, first, size), where[1])
+                for first in (True, False)
+            )
+            mean, variance = chosen((mean, variance), again, half, other, steps)
         sd = jnp.sqrt(jnp.maximum(variance, 0.0))
-        of_curved = partial(numbers_at, sites=curved)
         quantiles = _quantiles(of_curved, for_quantiles, levels, mean, sd)
         values = {"mean": mean, "sd": sd, "quantiles": quantiles, "probs": None}
         out |= split(values, curved)
@@ -201,17 +210,24 @@ def split(found: dict, sites: dict[str, Site]) -> dict[str, OfRows]:
     return out
 
 
-def _part(points, outer):
+def _half(points, first, size=None):
     """
     Half of weighted points: of each four in a row both ends, or both between them, which
     have the same mean where points are evenly spaced.
+
+    :param size: of sequences of quasi-random points, of which the first halves, or the last
+        ones, are taken, each of which is such a sequence; None for evenly spaced points.
     """
     index = np.arange(len(points["weight"]))
-    half = jax.tree.map(lambda v: v[index[np.isin(index % 4, (0, 3)) == outer]], points)
+    if size is None:
+        chosen = np.isin(index % 4, (0, 3))
+    else:
+        chosen = index % size < size // 2
+    half = jax.tree.map(lambda v: v[index[chosen == first]], points)
     return {**half, "weight": half["weight"] / jnp.sum(half["weight"])}
 
 
-def chosen(rule, again, half, other) -> tuple[Array, Array]:
+def chosen(rule, again, half, other, steps=False) -> tuple[Array, Array]:
     """
     Means and variances by a rule for smooth functions, or where it is off by more than
     others are, because of a jump or a kink, by those: of smooth ones that have long tails
@@ -219,15 +235,18 @@ def chosen(rule, again, half, other) -> tuple[Array, Array]:
 
     :param rule: means and variances.
     :param again: those by a rule as good.
-    :param half: by one half of the other points.
+    :param half: by one half of the other points, see :func:`_half`.
     :param other: by the other one.
+    :param steps: whether values are the same at many points, so that they have no tails.
     """
     mean = 0.5 * (half[0] + other[0])
     parts = (v + (m - mean) ** 2 for m, v in (half, other))
     variance = 0.5 * sum(parts)
     error, of_halves = _apart(rule, again), _apart(half, other)
     size = jnp.sqrt(jnp.maximum(rule[1], 0.0))
-    off = (error > _AGREED * size) & (error > of_halves)
+    # Rules of products may be off alike: where functions are equal, both have nodes.
+    far = _apart(rule, (mean, variance)) > _FAR * of_halves
+    off = (error > _AGREED * size) & ((error > of_halves) | (steps & far))
     return jnp.where(off, mean, rule[0]), jnp.where(off, variance, rule[1])
 
 

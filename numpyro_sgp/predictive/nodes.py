@@ -92,6 +92,8 @@ def rules(num_functions, num_draws, shift=0.5):
         return GaussHermite(100), _Units(), _Midpoints(512, shift), *first
     if num_functions == 2:
         return GaussHermite(10 if drawn else 30), _Units(), several
+    if num_functions == 3 and (size := _of_three(each)):
+        return GaussHermite(size), _Units(), several
     return several, _Units(), several
 
 
@@ -102,7 +104,16 @@ def another(num_functions, num_draws):
         return GaussHermite(21 if drawn else 101)
     if num_functions == 2:
         return GaussHermite(11 if drawn else 31)
-    return MonteCarlo(max(2048 // num_draws, 16), sequence="sobol")
+    each = max(2048 // num_draws, 16)
+    if num_functions == 3 and (size := _of_three(each)):
+        return GaussHermite(size - 1)
+    return MonteCarlo(each, sequence="sobol")
+
+
+def _of_three(number) -> int:
+    """Nodes for each of three functions, of so many in all; 0 where these are too few."""
+    size = int(round(number ** (1 / 3), 9))
+    return size if size >= 5 else 0
 
 
 def points_of(posteriors, rule, key, given, others) -> dict:

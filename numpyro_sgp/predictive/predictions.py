@@ -177,7 +177,7 @@ def predict(
 
     The marginals of f at each row are integrated out of the moments, the probabilities and
     the cdf that the response's distribution has in the model's code. Moments and
-    probabilities are by Gauss-Hermite quadrature for one or two latent functions, and by
+    probabilities are by Gauss-Hermite quadrature for one to three latent functions, and by
     2048 quasi-random numbers for more. Quantiles solve :math:`E[F(y \mid f)] = p`, with 64
     evenly spaced values of f where as many others agree, and levels are right to about
     0.0001; with 512 values of equal probability where they do not (2048 quasi-random ones
@@ -189,8 +189,9 @@ def predict(
     for a :class:`~numpyro_sgp.BlackBox` without ``sample``.
 
     Deterministic sites that are linear in f are exact too. Of others moments are by the
-    same nodes, and where a rule with one node more has others, because of a jump or a kink,
-    by those of quantiles: a probability ``f > c`` is right to about 0.001. Their quantiles
+    same nodes, and where a rule with one node more or fewer has others, because of a jump
+    or a kink, by those of quantiles: a probability ``f > c`` is right to about 0.001, one
+    of several functions (``f > g``) to about 0.005. Their quantiles
     are between the values at these, to about 0.001 of a level (0.005 at single rows of
     what is made of several functions), and none beyond the outermost.
 
