@@ -48,12 +48,18 @@ def differs_from_training(svi) -> bool:
 
 def as_reported(loss):
     """A loss with new draws at each evaluation, and none for KLs."""
+    loss = with_exact_kl(loss)
+    if isinstance(loss, TraceGP_ELBO) and _has_seed(loss):
+        loss.expectation = replace(loss.expectation, seed=None)
+    return loss
+
+
+def with_exact_kl(loss):
+    """A loss that draws no KL; of another kind than :class:`TraceGP_ELBO`, as it is."""
     if not isinstance(loss, TraceGP_ELBO):
         return loss
     loss = copy.copy(loss)
     loss.draws_kl = False
-    if _has_seed(loss):
-        loss.expectation = replace(loss.expectation, seed=None)
     return loss
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpyro.infer.svi import SVIState
 from numpyro.util import find_stack_level
 
+from numpyro_sgp.diagnostics.bound import with_exact_kl
 from numpyro_sgp.diagnostics.evidence import begin_bracket
 from numpyro_sgp.diagnostics.khat import (
     NUM_DRAWS,
@@ -179,7 +180,10 @@ def problem_at(svi, params, args, kwargs) -> Problem:
         svi.init(jax.random.key(0), *args, **kwargs)
     free = unconstrained(svi, params)
     state = SVIState(svi.optim.init(free), None, jax.random.key(0))
-    return Problem(svi, state, args, kwargs)
+    problem = Problem(svi, state, args, kwargs)
+    options = getattr(svi.guide, "approximations", {}).values()
+    drawn = any(option.draws_kl for option in options)
+    return problem.with_loss(with_exact_kl(svi.loss)) if drawn else problem
 
 
 def _of_q(left, rng_key, problem):

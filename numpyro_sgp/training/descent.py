@@ -69,7 +69,7 @@ class Descent:
         often=False,
     ):
         self.svi, self.args, self.kwargs = svi, args, kwargs
-        _check_fixed(svi.guide, natural)
+        _check_fixed(svi, natural)
         self.free = svi.optim.get_params(state.optim_state)
         self._flat = Flat(self.free)
         self.x = self._flat.ravel(self.free).astype(np.float64)
@@ -369,21 +369,22 @@ def warn_of_edge() -> None:
     )
 
 
-def _check_fixed(guide, natural):
+def _check_fixed(svi, natural):
     """
     Refuses a KL by random numbers, which has no minimum with these fixed, and what has no
     plain gradient.
     """
-    if not isinstance(guide, AutoSparseGP):
+    if not isinstance(svi.guide, AutoSparseGP):
         return
-    for name, option in guide.approximations.items():
-        if getattr(option, "num_columns", None) is not None:
+    is_drawn = getattr(svi.loss, "draws_kl", True)
+    for name, option in svi.guide.approximations.items():
+        if is_drawn and getattr(option, "num_columns", None) is not None:
             raise ValueError(
                 f"GP site '{name}' has {option}, whose KL divergence is estimated from "
                 "random columns, and L-BFGS keeps its random numbers. Use "
                 "num_columns=None, or train by SVI."
             )
-        if getattr(option, "kl", None) == "stochastic":
+        if is_drawn and getattr(option, "kl", None) == "stochastic":
             raise ValueError(
                 f"GP site '{name}' estimates its KL by random vectors (kl='stochastic'), "
                 "and with these fixed, as L-BFGS keeps them, it has no minimum. Use "

@@ -114,6 +114,15 @@ def test_the_bound_that_is_told_has_the_exact_kl(option):
     np.testing.assert_allclose(fitted.bound, expected, rtol=1e-7)
 
 
+@pytest.mark.slow
+def test_check_knows_what_is_left_with_the_exact_kl():
+    X, y = regression_data(20)
+    option = sgp.ODVGP(3, 12, num_columns=2)
+    fitted = sgp.fit(gaussian_model, option, (X, y), progress_bar=False)
+    left = fitted.check().causes["other parameters"]
+    assert 0.0 <= left.nats < 5.0 and "gained" in left.told
+
+
 def test_bad_input_is_told():
     for columns in (0, 2.5, True):
         with pytest.raises(ValueError, match="positive whole number"):
