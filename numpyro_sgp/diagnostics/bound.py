@@ -47,7 +47,7 @@ def differs_from_training(svi) -> bool:
 
 
 def as_reported(loss):
-    """A loss with new draws at each evaluation, and none for KLs."""
+    """A loss with new draws at each evaluation, and exact KLs."""
     loss = with_exact_kl(loss)
     if isinstance(loss, TraceGP_ELBO) and _has_seed(loss):
         loss.expectation = replace(loss.expectation, seed=None)

@@ -61,7 +61,7 @@ class GPRegression(dist.Distribution):
         real(noise, f"{type(self).__name__}: noise")
         if not_jax_tracer(noise):
             known = np.asarray(noise)
-            if not np.all((known > 0) & (known < np.inf)):
+            if not np.all(_is_positive(known)):
                 wrong = known.min() if not np.all(known > 0) else known.max()
                 raise ValueError(
                     f"{type(self).__name__}: noise is the standard deviation of y given f "
@@ -91,7 +91,7 @@ class GPRegression(dist.Distribution):
         """
         :raises ValueError: for a mask of rows, of which there is no density each.
         """
-        if np.ndim(mask) > len(self.batch_shape):
+        if not broadcasts_to(np.shape(mask), self.batch_shape):
             raise ValueError(
                 f"{type(self).__name__} has one log density for all rows (batch shape "
                 f"{self.batch_shape}), which a mask of shape {np.shape(mask)} would count "
@@ -188,9 +188,10 @@ class GPRegression(dist.Distribution):
                     f"The noise differs by row (shape {noise.shape}); give predictive its "
                     "values at X_new: noise=..."
                 )
-        elif not_jax_tracer(noise) and not np.all(np.asarray(noise) > 0):
+        elif not_jax_tracer(noise) and not np.all(_is_positive(np.asarray(noise))):
             raise ValueError(
-                f"noise is a standard deviation and must be positive, got {noise}."
+                "noise is a standard deviation and must be positive and finite, got "
+                f"{noise}."
             )
         elif not broadcasts_to(jnp.shape(noise), f.mean.shape):
             raise ValueError(
@@ -198,6 +199,10 @@ class GPRegression(dist.Distribution):
                 f"broadcast to {f.mean.shape}, one for each row of X_new (and function)."
             )
         return dist.Normal(f.mean, jnp.sqrt(f.variance + jnp.asarray(noise) ** 2))
+
+
+def _is_positive(noise):
+    return (noise > 0.0) & (noise < np.inf)
 
 
 register_stacked(GPRegression, lambda marginal: marginal.prior.X)

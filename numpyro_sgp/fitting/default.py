@@ -351,7 +351,7 @@ def _train(
     size = _batch_size(problem, batch_size)
     whole = not problem.random and size is None
     stepper, race, settling = Stepper(problem, size), None, None
-    raced = start is None or (raced and whole)
+    raced = start is None or (raced and whole and bool(problem.natural))
     if before is None and raced and problem.natural:
         # Fast steps of Adam make components of a mixture, which has none, collapse.
         race = Race(stepper, whole)

@@ -139,7 +139,13 @@ class Problem:
         """``batch_shape + (N,)`` of each GP site."""
         trace = self.guide.prototype_trace
         sites = {name: trace[name]["fn"] for name in self.guide.approximations}
-        return {name: messages.unwrap(fn)[0].shape() for name, fn in sites.items()}
+        found = {name: messages.unwrap(fn)[0].shape() for name, fn in sites.items()}
+        # A guide from a file was set up with a few rows.
+        few = max(shape[-1] for shape in found.values())
+        return {
+            name: (*shape[:-1], self.num_rows if shape[-1] == few else shape[-1])
+            for name, shape in found.items()
+        }
 
     @functools.cached_property
     def inner_layers(self) -> frozenset[str]:

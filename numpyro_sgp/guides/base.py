@@ -1,5 +1,6 @@
 """What every approximation at a GP site offers, and the families by their names."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
@@ -194,9 +195,12 @@ class Approximation:
         covariance, since they stay more often where all is noise (creep rupture, 80 points:
         700 nats below). None for no such one.
         """
-        if isinstance(self.family, DiagonalCovariance):
-            return replace(self, covariance="full")
-        return None
+        if not isinstance(self.family, DiagonalCovariance):
+            return None
+        full = copy.copy(self)  # whose class may be made of other arguments
+        full.covariance = "full"
+        full.__post_init__()
+        return full
 
     def at_gaussian(
         self, modes: list[dict], bounds: list[float], factor: Callable[[], np.ndarray]

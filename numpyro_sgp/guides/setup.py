@@ -199,8 +199,10 @@ class Setup:
 
     def _coupling_at(self, name) -> Coupling:
         """With the axes of the functions at a GP site alone."""
-        axes = dict(zip(self.sites, self.coupling.axes, strict=False))
-        return self.coupling._replace(axes=(axes[name],) if name in axes else ())
+        if not self.coupling.axes:
+            return self.coupling
+        axes = dict(zip(self.sites, self.coupling.axes, strict=True))
+        return self.coupling._replace(axes=(axes[name],))
 
 
 def prepare(

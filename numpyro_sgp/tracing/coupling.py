@@ -1,6 +1,7 @@
 """Whether a likelihood ties the latent values at different rows together."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -70,8 +71,10 @@ def find_coupling(
     axes: tuple[tuple[int, ...], ...] = ()
     several = number or sum(int(np.prod(shape[:-1])) for shape in shapes.values())
     if several > 2 and not (couples or feeds or coupled):
-        axes = axes_of_functions(log_density, shapes, dtype)
-        several = 1 + max(map(max, axes), default=several - 1)
+        with suppress(Exception):  # of an operation that is not known: there are draws
+            axes = axes_of_functions(log_density, shapes, dtype)
+        if axes:
+            several = 1 + max(map(max, axes))
     kinked = not (couples or near) and _kinked(programs, shapes, dtype, several)
     if len(shapes) == 1:
         return Coupling(couples, kinked=kinked, predictors=number, axes=axes)

@@ -27,7 +27,7 @@ _BY_PLACE = frozenset(
     "sin cos tan asin acos atan atan2 logistic sqrt rsqrt cbrt square pow integer_pow abs "
     "sign floor ceil round max min rem select_n eq ne lt le gt ge and or not xor is_finite "
     "lgamma digamma polygamma igamma igammac erf erfc erf_inv regularized_incomplete_beta "
-    "bessel_i0e bessel_i1e clamp convert_element_type copy copy_p stop_gradient nextafter "
+    "bessel_i0e bessel_i1e clamp convert_element_type copy copy_p nextafter "
     "reduce_precision".split()
 )
 #: Numbers are moved, or added up, as they are.
@@ -36,6 +36,8 @@ _MOVED = frozenset(
     "concatenate split stack unstack".split()
 )
 _REDUCED = frozenset("reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
+#: References, through which values go unseen.
+_STATE = frozenset("get swap addupdate".split())
 _CALLS = frozenset("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr".split())
 
 
@@ -51,7 +53,7 @@ def axes_of_functions(
 
     as all have one axis where each response has a function of its own: then nodes along
     that axis, the same for all functions, give every expectation. It is told by the
-    program alone, and by no numbers, which may be zero now and not later.
+    program alone, and by no numbers, which may be zero now and others later.
 
     :param log_density: from values of GP sites, of the given shapes, to a number.
     :param shapes: ``batch_shape + (N,)`` of each site.
@@ -68,6 +70,8 @@ def axes_of_functions(
     if number * sum(map(np.prod, shapes.values())) > _MOST:
         return ()
     program = LinearProgram(run, shapes)
+    if any(step.primitive.name in _STATE for step in program.steps_to(_leaves(program))):
+        return ()
     terms = _terms(program)
     units = np.split(np.eye(number, dtype=bool), np.cumsum([*counts.values()])[:-1], axis=1)
     fields = {
@@ -89,19 +93,25 @@ def axes_of_functions(
     return tuple(tuple(axes[i:j]) for i, j in zip(ends[:-1], ends[1:], strict=True))
 
 
+def _leaves(program) -> list:
+    return list(jax.tree.leaves(program.outputs))
+
+
 def _terms(program) -> list:
     """The values of whose numbers the output is a sum, with known factors."""
-    terms, left = {}, list(jax.tree.leaves(program.outputs))
+    terms, left = {}, _leaves(program)
     while left:
         value = left.pop()
         if not program.labels(value):
             continue
         step = program.made_by(value)
         name, unknown = step.primitive.name, [v for v in step.operands if program.labels(v)]
+        # Of whole numbers sums and quotients are no sums of terms: they overflow, are cut.
+        real = all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in (value, *unknown))
         is_sum = name in _SUMS or (name in _SCALED and unknown == step.operands[:1])
         is_sum = is_sum or (name == "mul" and len(unknown) == 1)
         is_sum = is_sum or (name == "select_n" and not program.labels(step.operands[0]))
-        if is_sum:
+        if is_sum and real:
             left.extend(unknown)
         else:
             terms[value] = None
@@ -137,12 +147,8 @@ class _Masks:
 
     def _through(self, step, masks):
         shapes = [v.aval.shape for v in step.results]
-        own = step.primitive, step.params
         unknown = [bool(self._program.labels(v)) for v in step.operands]
-        if step.primitive.name == "gather" and unknown == [True, False]:
-            (indices,) = self._program.evaluate(step.operands[1:], {}, {})
-            return [_some(*own, [masks[0], indices])]
-        return _through(*own, masks, unknown, shapes)
+        return _through(step.primitive, step.params, masks, unknown, shapes)
 
 
 def _through(primitive, params, masks, unknown, shapes) -> list[Array]:
@@ -165,7 +171,8 @@ def _through(primitive, params, masks, unknown, shapes) -> list[Array]:
         inner = params.get("call_jaxpr", params.get("fun_jaxpr"))
         if hasattr(inner, "jaxpr"):
             return _inside(inner.jaxpr, masks)
-    moved = jnp.any(jnp.stack([jnp.any(m) for m in masks]))
+    # Of anything else all of the operands: also of indices, which are data.
+    moved = _union([jnp.zeros((), bool), *map(jnp.any, masks)])
     return [jnp.broadcast_to(moved, shape) for shape in shapes]
 
 
@@ -188,13 +195,6 @@ def _inside(jaxpr, masks) -> list[Array]:
             results = _through(eqn.primitive, eqn.params, masks, unknown, shapes)
         found.update(zip(eqn.outvars, results, strict=True))
     return [at(v) for v in jaxpr.outvars]
-
-
-def _some(primitive, params, values):
-    """Of an operation that takes some numbers of its first operand, where they are."""
-    values = [values[0].astype(jnp.float32), *values[1:]]
-    params = {**params, "fill_value": 0.0} if "fill_value" in params else params
-    return bound(primitive, params, values)[0] > 0
 
 
 def _union(masks):

@@ -395,7 +395,12 @@ def test_bad_input_is_told():
             svgp.predictive(y, X, noise=noise)
     with pytest.raises(ValueError, match="count once for each entry"):
         svgp.mask(jnp.ones(10, bool))
+    with pytest.raises(ValueError, match="count once for each entry"):
+        svgp.expand([1]).mask(jnp.ones(10, bool))
     assert svgp.mask(False).log_prob(y) == 0.0
+    for noise in ([jnp.inf] * 10, jnp.nan):
+        with pytest.raises(ValueError, match="positive and finite"):
+            svgp.predictive(y, X, noise=noise)
     with pytest.raises(ValueError, match="positive and finite, got inf"):
         sgp.MarginalGP(KERNEL, X, jnp.full(10, 0.1).at[2].set(jnp.inf))
     with pytest.raises(ValueError, match="filled up with -1"):

@@ -181,6 +181,9 @@ def test_a_guide_in_the_place_of_the_approximation_begins_there_too():
 
 
 def test_vgp_has_points_where_they_are():
+    full = gaussian_of(sgp.VGP(covariance="diagonal", jitter=1e-5))
+    assert type(full) is sgp.VGP and full.jitter == 1e-5
+    assert full.covariance == full.family.name == "full"
     assert gaussian_of(sgp.VGP(covariance="pseudo_data")) is None
     assert gaussian_of(sgp.SVGP(4)) is None
 
