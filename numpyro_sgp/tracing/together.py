@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_sgp._programs import shared
+from numpyro_sgp.linalg import matmul
 from numpyro_sgp.tracing.linear import LinearProgram
 from numpyro_sgp.tracing.program import OPENING, bound, opening
 
@@ -82,7 +83,7 @@ def axes_of_functions(
     def together(fields):
         masks = jax.vmap(lambda field: _Masks(program, field).of(terms))(fields)
         flat = [jnp.reshape(mask, (number, -1)).astype(jnp.float32) for mask in masks]
-        return sum((mask @ mask.T for mask in flat), jnp.zeros((number, number)))
+        return sum((matmul(mask, mask.T) for mask in flat), jnp.zeros((number, number)))
 
     pairs = np.asarray(shared(together, briefly=True)(fields)) > 0
     axes: list[int] = []
