@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -103,10 +103,11 @@ class SVGP(Approximation):
     inducing: Inducing = "kmeans"
 
     @property
-    def gaussian(self) -> "Approximation | None":
-        """See the base class; for a part for each row, the same q(u) without it."""
+    def gaussian(self) -> "SVGP | None":
+        """Where it begins: without a part for each row, or with a full covariance."""
+        found: Any = super().gaussian
         has_rows = isinstance(self.family, PseudoData)
-        return replace(self, covariance="full") if has_rows else super().gaussian
+        return replace(self, covariance="full") if has_rows else found
 
 
 class VGP(SVGP):
@@ -139,7 +140,7 @@ class VGP(SVGP):
     needs_all_rows = True
 
     @property
-    def gaussian(self) -> Approximation | None:
+    def gaussian(self) -> SVGP | None:
         """None for a part for each row: its points stay where they are."""
         return None if isinstance(self.family, PseudoData) else super().gaussian
 
