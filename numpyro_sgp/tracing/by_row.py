@@ -14,7 +14,7 @@ from jax.extend.core import Literal
 from numpyro_sgp.tracing.program import OPENING, Program
 
 #: Each of the numbers that come out is made of the numbers there of all operands.
-_BY_NUMBER = frozenset(
+BY_NUMBER = frozenset(
     "abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil "
     "clamp convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp "
     "exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow is_finite le lgamma "
@@ -126,7 +126,7 @@ class _Reader:
             return MIXED
         if not any(operands):
             return None
-        if name in _BY_NUMBER:
+        if name in BY_NUMBER:
             return self._by_number(cell, operands)
         if name in _REDUCING:
             return _reduced(params["axes"], operands[0])
@@ -250,5 +250,5 @@ def _is_uniform(cell, axis) -> bool:
         if axis not in places:
             return True
         return _is_uniform(cell.operands[0], places.index(axis))
-    by_number = cell.eqn.primitive.name in _BY_NUMBER
+    by_number = cell.eqn.primitive.name in BY_NUMBER
     return by_number and all(_is_uniform(c, axis) for c in cell.operands)

@@ -11,6 +11,7 @@ from jax import Array
 
 from numpyro_sgp._programs import shared
 from numpyro_sgp.linalg import matmul
+from numpyro_sgp.tracing.by_row import BY_NUMBER
 from numpyro_sgp.tracing.linear import LinearProgram
 from numpyro_sgp.tracing.program import OPENING, bound, opening
 
@@ -22,15 +23,7 @@ _SUMS = frozenset(
 )
 #: A known factor leaves terms apart, and so does a known choice.
 _SCALED = frozenset("mul div".split())
-#: Each number that comes out is made of those at its place.
-_BY_PLACE = frozenset(
-    "add sub mul div neg add_any exp exp2 log log1p expm1 tanh sinh cosh asinh acosh atanh "
-    "sin cos tan asin acos atan atan2 logistic sqrt rsqrt cbrt square pow integer_pow abs "
-    "sign floor ceil round max min rem select_n eq ne lt le gt ge and or not xor is_finite "
-    "lgamma digamma polygamma igamma igammac erf erfc erf_inv regularized_incomplete_beta "
-    "bessel_i0e bessel_i1e clamp convert_element_type copy copy_p nextafter "
-    "reduce_precision".split()
-)
+_BY_NUMBER = BY_NUMBER | {"add_any"}
 #: Numbers are moved, or added up, as they are.
 _MOVED = frozenset(
     "squeeze reshape broadcast_in_dim expand_dims transpose rev slice reduce_sum cumsum "
@@ -155,7 +148,7 @@ class _Masks:
 def _through(primitive, params, masks, unknown, shapes) -> list[Array]:
     """Masks of the results of an operation, from those of its operands."""
     name = primitive.name
-    if name in _BY_PLACE:
+    if name in _BY_NUMBER:
         return [_union([jnp.broadcast_to(m, shapes[0]) for m in masks])]
     if name in _MOVED:
         found = bound(primitive, params, [m.astype(jnp.float32) for m in masks])
