@@ -277,9 +277,8 @@ def test_moments_of_a_few_draws_are_not_told(k, shown):
     found = weighed_moments(1.0, 0.35)._replace(khat=k)
     cause = family(found, ())
     assert ("by them f is off" in cause.told) is shown and bool(cause.mend) is shown
-    assert (
-        cause.number == f"≥{found.gap:.2g}"
-    )  # and no error, which is of the weights that were drawn
+    # And no error, which would be of the weights that were drawn.
+    assert cause.number == f"≥{found.gap:.2g}"
     assert "±" in family(found._replace(khat=0.3), ()).number
 
 
