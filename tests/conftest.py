@@ -54,6 +54,22 @@ def pytest_configure(config):
             break
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked slow
+def pytest_collection_modifyitems(items):
+    """Of a test marked ``quick(n)`` n cases, evenly spaced, are quick, the others slow."""
+    cases = {}
+    for item in items:
+        if item.get_closest_marker("quick") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in cases.values():
+        (number,) = found[0].get_closest_marker("quick").args
+        number = min(number, len(found))
+        kept = {i * len(found) // number for i in range(number)}
+        for i, item in enumerate(found):
+            if i not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
 # Tracing makes many small objects that live shortly, and a process of the suite holds
 # millions that live long, which the collector would look through again and again.
 gc.set_threshold(100_000, 20, 50)

@@ -461,6 +461,7 @@ def test_a_deep_convolutional_gp_trains_and_predicts(joint):
     assert density.shape == (12,) and density.mean() > np.log(1 / 3)
 
 
+@pytest.mark.slow
 def test_the_posterior_of_a_convolutional_layer_moves_with_the_image():
     rng = np.random.default_rng(2)
     images = jnp.zeros((2, 9, 9)).at[:, 1:4, 1:4].set(rng.normal(size=(2, 3, 3)))

@@ -60,6 +60,7 @@ def found(guide):
     return sgp.predict(guide, PARAMS, X_NEW, quantiles=LEVELS)
 
 
+@pytest.mark.slow
 def test_values_made_of_a_row_of_f_have_its_moments_and_quantiles(guide, found):
     q = guide.posterior(PARAMS, X_NEW)["f"]
     mean, variance = np.asarray(q.mean), np.asarray(q.variance)
@@ -152,6 +153,7 @@ def test_of_batches_they_are_those_of_all_rows():
         assert np.all(apart <= 0.03 * filled[name].sd + 1e-9)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("gap", [0.4, 0.7, 1.0, 20.0])
 def test_values_of_several_rows_are_left_out_wherever_rows_are(gap):
     """The best of some, say, where one is far ahead of all others."""
@@ -263,6 +265,7 @@ def test_what_depends_on_a_response_is_left_out_beside_two_of_them():
     assert_allclose(given["residual"].mean, 2.0 - given["f"].mean, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_minibatches_do_not_mind_them():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -361,6 +364,7 @@ class OnlyDensity(dist.Normal):
         raise NotImplementedError
 
 
+@pytest.mark.slow
 def test_sites_of_responses_that_cannot_be_drawn_are_no_draws():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

@@ -461,6 +461,7 @@ def operations(jaxpr, M):
 COLUMNS = [sgp.SVGP(16), sgp.SVGP(32), sgp.SOLVEGP(16, 16), sgp.ODVGP(16, 16)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("column", range(4), ids=["SVGP M", "SVGP 2M", "SOLVE-GP", "ODVGP"])
 def test_operations_of_a_step_are_those_of_docs(column):
     M, rng = 16, np.random.default_rng(0)

@@ -84,6 +84,7 @@ def test_moments_of_cauchy_responses_between_limits(limits):
     np.testing.assert_allclose(variance, second / total - mean**2, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [sgp.MarginalGP, slow(sgp.CollapsedSVGP)])
 def test_functions_with_one_prior_and_a_noise_each(kind):
     points = () if kind is sgp.MarginalGP else (X[::2],)

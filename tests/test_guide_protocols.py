@@ -353,6 +353,7 @@ REFUSALS = {
 }  # fmt: skip
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("name", [*HANDLERS, *ELBOS])
 def test_accepted_with_the_value_by_hand(name):
     found, expected = {**HANDLERS, **ELBOS}[name]
@@ -374,6 +375,7 @@ def test_a_guide_of_another_model_may_have_an_equal_prior(other):
     assert_allclose(found, expected, rtol=1e-6)  # of a number in float32
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refused_by_name(name):
     call, error, message, _ = REFUSALS[name]
@@ -426,6 +428,7 @@ def started(request):
     return guide, svi, state, svi.get_params(state)
 
 
+@pytest.mark.quick(1)
 def test_svi_evaluates_and_summaries_agree(started):
     guide, svi, state, params = started
     assert np.isfinite(svi.evaluate(state, X, Y))

@@ -112,12 +112,14 @@ ENTRIES = [
 ]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_arrays_give_what_jax_arrays_give(fitted, entry, kind):
     assert_allclose(entry(*fitted, *KINDS[kind]), entry(*fitted, *JAX), rtol=1e-10)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sparsified_model_takes_other_arrays(kind):
     points = sgp.SVGP(inducing=JAX[0][:3])
@@ -153,6 +155,7 @@ def test_svi_says_what_to_write_in_place_of_a_frame_or_list(kind):
         svi_of().init(jax.random.key(0), *KINDS[kind])
 
 
+@pytest.mark.slow
 def test_predictive_says_what_to_write_in_place_of_a_numpy_array():
     """It runs the model in a loop of JAX, where a plate's index is not known."""
 
@@ -362,6 +365,7 @@ def lbfgs(model, X, y):
     sgp.fit_lbfgs(svi_of(model), jax.random.key(0), X, y, progress_bar=False)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     "entry",
     [
@@ -586,6 +590,7 @@ def test_supports_that_leave_observations_outside_are_refused(infer):
         infer(model, sgp.SVGP(3), (X, np.zeros(N)), progress_bar=False)
 
 
+@pytest.mark.slow
 def test_supports_that_keep_them_inside_are_not():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -679,6 +684,7 @@ def a_walk(X, y=None):
         numpyro.sample("y", dist.Normal(f + walk, 0.3), obs=y)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "model", [a_parameter_by_key, three_at_once, outside_of_a_plate, a_walk]
 )

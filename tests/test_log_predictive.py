@@ -183,6 +183,7 @@ def test_rows_of_f_may_be_in_another_order_than_observations(noise):
     assert_allclose(got, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_densities_that_overflow_at_outer_nodes_are_numbers():
     """The rate is infinite where f is 14 standard deviations away."""
 
@@ -206,6 +207,7 @@ def test_densities_that_overflow_at_outer_nodes_are_numbers():
     assert_allclose(got, expected, atol=0.01)
 
 
+@pytest.mark.slow
 def test_fewer_rows_than_a_table_of_groups_has():
     """A GP site over ten groups, and three rows of observations."""
 
@@ -297,6 +299,7 @@ def test_coupled_functions_are_integrated_with_their_covariance():
     assert_allclose(got, expected, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_other_latents_are_at_their_median_and_data_are_not_scaled():
     def model(X, y=None):
         noise = numpyro.sample("noise", dist.LogNormal())
@@ -400,6 +403,7 @@ def test_random_latents_are_averaged(base_guide):
     assert (np.abs(np.exp(at_median) - density) > 10 * error).any()
 
 
+@pytest.mark.slow
 def test_rows_outside_of_the_support_are_told():
     def counts(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -512,6 +516,7 @@ def test_inputs_without_numbers_are_told(single):
         sgp.log_predictive_density(guide, params, X_NEW.at[1].set(np.nan), Y_NEW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [30.0, pytest.param(4.0, marks=pytest.mark.slow)])
 def test_observed_rows_without_a_density_are_told(level):
     def model(X, y=None):

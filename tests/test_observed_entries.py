@@ -49,6 +49,7 @@ def indexed(X, index, y=None, mask=True):
         numpyro.sample("y", dist.Normal(f[index], NOISE), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, slow(True)])
 def test_several_observations_of_a_row_have_a_density_each(masked, count_compiled):
     fitted = untrained(indexed, X, INDEX, Y)
@@ -127,6 +128,7 @@ def test_one_event_of_several_rows_is_none_of_a_row():
         fitted.log_score(X, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "index",
     [

@@ -63,6 +63,7 @@ def test_an_order_is_looked_at_each_time(fitted):
         assert_allclose(found, f.mean[rows], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_scores_of_sharp_likelihoods_are_those_of_their_rows(fitted):
     rng = np.random.default_rng(2)
     times, index = np.sort(rng.uniform(0.0, 5.0, 30)), rng.permutation(30)

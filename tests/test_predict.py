@@ -415,6 +415,7 @@ def test_latents_of_training_rows_are_drawn_anew_at_others(train_args):
     assert abs(np.mean(draws["y"] - draws["f"]) - 3.0) < 0.01
 
 
+@pytest.mark.slow
 def test_other_rows_are_seen_however_they_are_given():
     """In dicts of other keys, by position and by name."""
 

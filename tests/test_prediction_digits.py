@@ -94,6 +94,7 @@ def cumulative_moment(likelihood, f, power):
     return mean if power == 1 else variance + mean**2
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("df", [1.0, 1.5, 2.5, 6.0])
 @pytest.mark.parametrize("limits", [(-1.0, None), (3.0, None), (None, -2.0), (-1.0, 2.0)])
 def test_truncated_student_responses_are_integrals(limits, df):

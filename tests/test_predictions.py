@@ -179,6 +179,7 @@ def test_a_sum_of_functions_is_normal_however_many_there_are():
     assert_allclose(found.quantiles, known, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_noise_that_is_a_function_is_averaged_over():
     guide, params = three_functions(is_scale=True)
     q, levels = guide.posterior(params, X_NEW), np.array([0.02, 0.7])
@@ -192,6 +193,7 @@ def test_noise_that_is_a_function_is_averaged_over():
         assert_allclose(WEIGHTS @ norm(mean, total).cdf(y), level, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_draws_of_hyperparameters_are_of_a_mixture_of_normals():
     def model(X, y=None):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0))
@@ -346,6 +348,7 @@ def test_random_latents_are_averaged():
         assert abs(known - norm(mean[row], np.hypot(sd[row], np.exp(-0.2))).ppf(0.9)) < 0.1
 
 
+@pytest.mark.slow
 def test_a_mixture_of_gaussians_has_the_quantiles_of_its_parts():
     guide = sgp.AutoSparseGP(
         model_of(lambda f: dist.Normal(f, 0.5)), sgp.MixtureSVGP(2, 2, inducing=Z)
@@ -423,6 +426,7 @@ def test_quantiles_where_the_support_depends_on_f(likelihood, known, observed):
         assert_allclose(cdf(found), levels, atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("high", [None, slow(1.5)])
 def test_a_truncation_may_be_far_above_f(high):
     """Some values of f are thirty standard deviations of the response below zero."""
@@ -469,6 +473,7 @@ def test_angles_have_the_moments_of_numbers():
     assert_allclose(found.sd, spread, rtol=0.07)
 
 
+@pytest.mark.slow
 def test_what_has_no_cdf_is_drawn():
     guide = guide_of(lambda f: dist.NegativeBinomial2(jnp.exp(f + 2.0), 3.0))
     mean, sd = moments(guide)
@@ -482,6 +487,7 @@ def test_what_has_no_cdf_is_drawn():
     assert (np.mean(y < found.quantiles[0], axis=0) < 0.5 + 0.055).all()
 
 
+@pytest.mark.slow
 def test_without_levels_there_are_no_quantiles():
     guide = guide_of(lambda f: dist.Poisson(jnp.exp(f)))
     found = sgp.predict(guide, PARAMS, X_NEW, quantiles=())

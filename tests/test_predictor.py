@@ -65,6 +65,7 @@ def by_hand(params, jitter):
 
 
 # Smaller than the prior; wider in a few directions; wider in most.
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shrink", [0.9, slow(1.2), 30.0])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_marginals_are_those_of_dense_algebra(shrink, dtype):
@@ -130,6 +131,7 @@ def test_batches_of_arrays_on_the_host_are_no_copies_and_compile_nothing(count_c
     assert all(batch.dtype == keys.dtype and len(batch) == 256 for batch in batches)
 
 
+@pytest.mark.slow
 def test_a_plate_with_a_size_of_its_own_gets_rows_as_they_are():
     def fixed(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -211,6 +213,7 @@ def test_a_q_that_is_wider_in_some_directions_is_split():
     assert_allclose(root.T @ root - more.T @ more, W, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_sites_with_rows_of_their_own_are_whole():
     def two(X, X2, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -231,6 +234,7 @@ def test_sites_with_rows_of_their_own_are_whole():
     assert shapes == {"f": (140,), "y": (140,), "g": (20,), "y2": (20,)}
 
 
+@pytest.mark.slow
 def test_a_table_of_groups_before_the_inputs_is_no_row():
     def grouped(effect, X, group, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -247,6 +251,7 @@ def test_a_table_of_groups_before_the_inputs_is_no_row():
     assert_allclose(y.mean, effect[group], atol=1e-6)  # q(f) starts at the prior
 
 
+@pytest.mark.slow
 def test_inputs_that_a_model_standardises_are_not_cut_or_filled_up():
     def standardising(X, y=None):
         inputs = (X - X.mean(axis=0)) / X.std(axis=0)
@@ -408,6 +413,7 @@ def test_rows_that_a_model_numbers_are_not_numbered_anew_in_batches():
     assert_allclose(found["f"].mean, want, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_as_many_outputs_as_rows_stay_apart():
     def outputs(X, y=None):
         with numpyro.plate("latent", 2):

@@ -344,6 +344,7 @@ def test_what_a_kernel_of_ones_own_reads_may_change(monkeypatch):
     np.testing.assert_allclose(posterior(Changing(1.0)).variance[0], 4.0, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_traced_values_that_hide_in_a_kernel_are_differentiated():
     def total(s):
         return posterior(Changing(1.0, s)).variance.sum()
@@ -445,6 +446,7 @@ def test_programs_that_ask_whether_results_are_equal_are_the_same():
         jax.tree.map(same, found, expected)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "approximation",
     [

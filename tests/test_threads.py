@@ -29,6 +29,7 @@ for library in ThreadpoolController().info():
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("cores", "chosen", "done"), [(2, None, True), (2, "2", False), (64, None, False)]
 )

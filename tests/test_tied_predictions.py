@@ -75,6 +75,7 @@ def test_differences_have_the_variance_of_both_rows_together():
     assert_allclose(y.sd, np.sqrt(y.mean * (1.0 - y.mean)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_sums_over_areas_have_the_moments_of_lognormals():
     data = X, np.array([0, 0, 0, 0, 1, 1, 1]), np.array([3, 2])
     y, mean, covariance = predicted(areas, data, (X_NEW, AREA), quantiles=[0.5])
@@ -87,6 +88,7 @@ def test_sums_over_areas_have_the_moments_of_lognormals():
     assert y.quantiles.shape == (1, 2)
 
 
+@pytest.mark.slow
 def test_running_sums_are_normal_and_of_all_rows():
     data = X, jnp.sin(X[:, 0])
     # Batches would begin the sum anew.

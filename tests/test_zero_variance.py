@@ -50,6 +50,7 @@ def test_the_bound_has_slopes(approximation, X):
     assert losses[2] < losses[1] < losses[0]
 
 
+@pytest.mark.slow
 def test_draws_are_the_mean_where_no_row_has_a_variance():
     prior = sgp.GaussianProcess(RBF(active_dims=[0]) * Linear(active_dims=[1]), GROUPS[::2])
     assert np.abs(prior.sample(jax.random.key(0))).max() < 1e-6

@@ -218,6 +218,7 @@ def test_arguments_may_be_numpy_arrays_frames_and_lists(svi, svi_tree):
         assert np.isfinite(data.attrs["khat"])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.filterwarnings(*_REMARKS)
 @pytest.mark.parametrize("which", ["mcmc_tree", "svi_tree", "masked_tree"])
 def test_the_installed_arviz_takes_its_own_container(which, mcmc, request):
@@ -332,6 +333,7 @@ def two():
     return w, Y, lambda mask: to_arviz(mcmc, Y, mask)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*_REMARKS)
 def test_single_masked_entries_are_listed_with_their_labels(two):
     w, Y, convert = two
@@ -397,6 +399,7 @@ def several():
     return tree, data, mask
 
 
+@pytest.mark.slow
 def test_masks_params_several_sites_and_several_latents(several):
     tree, data, mask = several
     f = tree.posterior["f"].values

@@ -88,6 +88,7 @@ def test_numpyros_own_call_gives_the_same_ranks(exact):
     assert_array_equal(result.ranks["f"], calibration.result.ranks["f"])
 
 
+@pytest.mark.slow
 def test_guide_of_a_smaller_variance_is_too_narrow():
     calibration = run(make_svi(make_model(), make_model(variance=0.05)))
     row = calibration.summary().loc["f"]
@@ -95,6 +96,7 @@ def test_guide_of_a_smaller_variance_is_too_narrow():
     assert "too narrow" in calibration.verdict
 
 
+@pytest.mark.slow
 def test_guide_of_a_higher_mean_is_too_high():
     calibration = run(make_svi(make_model(), make_model(mean=3.0)))
     row = calibration.summary().loc["f"]
@@ -102,6 +104,7 @@ def test_guide_of_a_higher_mean_is_too_high():
     assert "f: too high" in calibration.verdict
 
 
+@pytest.mark.slow
 def test_the_test_of_symmetry_is_exact_and_numpyros_is_not():
     n, rng = 25, np.random.default_rng(0)
     x = rng.uniform(-1, 1, size=(4000, n))

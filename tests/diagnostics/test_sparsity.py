@@ -468,6 +468,7 @@ def test_more_patches_than_rows_may_lose_all_the_same():
 # ---- what is refused, and what it says ---------------------------------------------------
 
 
+@pytest.mark.slow
 def test_with_points_at_all_rows_nothing_is_lost():
     guide, params, _ = trained(sgp.VGP(), y, 1)
     curve = sparsity_curve(guide, params, X, y)

@@ -49,6 +49,7 @@ def test_it_is_the_posterior_of_odvgp(batch):
     close(found.parallel().mean + found.orthogonal().mean, known.mean)
 
 
+@pytest.mark.slow
 def test_random_columns_estimate_the_kl_without_bias():
     found, _ = pair()
     exact = found.prior_kl()
@@ -86,6 +87,7 @@ def test_training_factorises_nothing_of_the_size_of_the_orthogonal_points():
     assert loss(result.params) < loss(start.params) - 20
 
 
+@pytest.mark.slow
 def test_natural_gradients_and_tight_bounds_go_with_it():
     X, y = regression_data(20)
     option = sgp.ODVGP(4, orthogonal=X, num_columns=5, tight="diagonal", whiten=False)

@@ -115,6 +115,7 @@ def sample(make, shape, num_features):
     return make().sample_functions(jax.random.key(0), shape, num_features)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_draws_have_the_moments_of_the_posterior(make):
     # 480 numbers in all within five standard errors: one key in 3e3 fails. Whatever the

@@ -173,6 +173,7 @@ MEANS = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", MEANS)
 def test_means_shift_the_process(name):
     mean, batch, expected = MEANS[name]

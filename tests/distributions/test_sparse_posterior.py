@@ -125,6 +125,7 @@ def assert_moments(got, mean, covariance, kl):
     assert_allclose(got[3], kl, rtol=1e-9)
 
 
+@pytest.mark.quick(3)
 @cases
 @given(seed=seeds)
 def test_moments_and_kl_are_those_of_algorithm_1(case, whiten, seed):

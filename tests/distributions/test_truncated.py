@@ -68,6 +68,7 @@ def test_moments_are_integrals(loc, scale, low, high, value):
     np.testing.assert_allclose(found[1], variance, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_infinite_limits_are_none():
     """Of arrays some may be."""
 
@@ -111,6 +112,7 @@ def test_wrappers_stay_and_gradients_are_finite():
 NARROW = [(-8.0, 0.5), (60.0, 2.0), (-3.0, 2.0), (9.0, 2.0), (0.004, 0.02), (0.0, 50.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize(("loc", "scale"), NARROW)
 def test_moments_between_near_limits_are_integrals(loc, scale, x64):
@@ -181,6 +183,7 @@ BASES = {
 CENSORED = np.array([True, False])
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("mode", [-4.0, slow(-0.5), slow(0.4), 3.0])
 @pytest.mark.parametrize("name", BASES)
 def test_censored_densities_are_those_of_scipy(name, mode):
@@ -568,6 +571,7 @@ def test_censored_rows_of_small_units_have_slopes():
     assert with_digits(normal).log_prob(jnp.zeros(4)).shape == (3, 4)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "base",
     [

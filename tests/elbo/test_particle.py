@@ -48,6 +48,7 @@ def set_up(model, approximation):
     return guide, {k: s["value"] for k, s in trace.items() if s["type"] == "param"}
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("model", "approximation", "options"),
     [
@@ -94,6 +95,7 @@ class ThreePoints(Expectation):
         return {name: x[:, None] for name in shapes}, jnp.array([1.0, 4.0, 1.0], dtype) / 6
 
 
+@pytest.mark.slow
 def test_a_rule_of_ones_own_is_one_class():
     guide, params = set_up(one, sgp.SVGP(3))
     params["f_auto_qu_mu"] = params["f_auto_qu_mu"] + 0.7

@@ -83,6 +83,7 @@ def of_counts():
     return trained(counts, COUNTS)
 
 
+@pytest.mark.slow
 def test_the_expectation_is_that_of_a_normal_combination(of_counts):
     guide, params = of_counts
     m, v = moments(guide, params, coefficients(params["weight"]), 0.3)
@@ -131,6 +132,7 @@ def test_gradients_by_marginals_and_parameters_are_right(of_counts):
     assert_allclose(more, total(params["weight"]), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_second_derivatives_are_right_where_they_are_needed(of_counts):
     guide, params = of_counts
     a = coefficients(params["weight"])
@@ -151,6 +153,7 @@ def test_second_derivatives_are_right_where_they_are_needed(of_counts):
         assert_allclose(bent["var", f"f{k}"], right, rtol=1e-7, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "approximation",
     [
@@ -170,6 +173,7 @@ def test_other_posteriors_agree_with_many_draws(approximation):
     assert_allclose(found, drawn, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_rows_where_a_density_is_flat_or_masked_have_their_part():
     seen = np.arange(N) % 3 > 0
 
@@ -263,6 +267,7 @@ def test_functions_of_one_site_that_depend_on_each_other():
     assert_allclose(found, drawn, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_rows_that_are_masked_leave_the_others_right():
     observed = np.arange(N) % 3 > 0
 
@@ -384,6 +389,7 @@ def scaled(X, Z, y=None):
         numpyro.sample("y", dist.Normal(f0 + Z[:, 1] * f1, scale), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [slow(np.float32), np.float64])
 def test_two_sums_are_integrated_together(dtype):
     with jax.enable_x64(dtype == np.float64):

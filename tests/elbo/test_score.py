@@ -116,6 +116,7 @@ def test_gradients_of_one_latent_function_are_unbiased(one):
     assert_unbiased(draws, quadrature)
 
 
+@pytest.mark.slow
 def test_gradients_of_two_latent_functions_are_unbiased():
     given = (
         two_latents,
@@ -212,6 +213,7 @@ def counts():
     return {name: count_gradients(rule) for name, rule in RULES.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_gradients_are_unbiased_by_every_rule(counts, name):
     # E[y f - e^f] = y m - e^(m + v / 2).
@@ -378,6 +380,7 @@ def gradient_of_mean(model, rule, X, y):
     return jax.jit(jax.grad(loss))(params)["f_auto_qu_mu"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["factor", "latent", "conditioned"])
 def test_all_that_depends_on_f_is_scored_or_refused(kind):
     X = jnp.linspace(0.0, 3.0, 9)[:, None]

@@ -282,6 +282,7 @@ def test_likelihoods_with_an_expectation_of_their_own_are_relaxed_alike():
         np.testing.assert_allclose(*found, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_closed_forms_stay_beside_a_tight_bound():
     """A likelihood without a slope by f has one by its closed form."""
     X, y = regression_data(6)

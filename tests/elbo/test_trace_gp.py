@@ -107,6 +107,7 @@ def test_monte_carlo_agrees_with_quadrature():
         assert error < 0.01 * abs(exact)
 
 
+@pytest.mark.slow
 def test_several_sites_masks_and_extra_latents_beside_the_gp():
     def model(X, y, counts, mask):
         scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
@@ -304,6 +305,7 @@ def test_guide_of_another_minibatch_is_refused(regression):
         loss(sgp.TraceGP_ELBO(), {}, helpers.gaussian_model, other, X, y, batch_size=3)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .* values of a GaussianProcess")
 def test_guide_without_sparse_posterior_is_refused(regression):
     X, y, _, _ = regression

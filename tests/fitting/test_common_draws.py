@@ -110,6 +110,7 @@ def two_layers(X, y=None):
     classes(X + inner[:, None], y)
 
 
+@pytest.mark.slow
 def test_where_draws_stay_the_same():
     assert not is_random(classes)
     assert is_random(classes, rows=6_000)  # of which there are batches

@@ -359,6 +359,7 @@ def test_no_step_is_undone_for_a_batch_with_a_row_that_is_far_off():
     assert np.isfinite(losses).all() and np.argmax(losses) == 30
 
 
+@pytest.mark.slow
 def test_steps_are_one_program_whatever_their_number(poisson_fit, count_compiled):
     svi = poisson_fit.svi
     given = problem.Problem(svi, svi.init(KEY, X, COUNTS), (X, COUNTS), {})
@@ -690,6 +691,7 @@ def test_keywords_of_an_svi_are_those_of_the_fit_that_goes_on():
     assert_allclose(fitted.bound, again.bound, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_fit_of_a_bound_method_is_gone_on_from():
     class Study:
         def model(self, X, y=None):

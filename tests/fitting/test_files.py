@@ -104,6 +104,7 @@ def loaded(path):
 # ---- whole files ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_another_process_predicts_the_same_to_the_last_bit(fitted, path, tmp_path):
     known = fitted.predict(NEW, num_draws=3)["y"]
     code = f"""
@@ -364,6 +365,7 @@ def test_a_model_or_precision_that_does_not_fit_is_refused(fitted, path, tmp_pat
         sgp.load(path, model)  # noqa: F821
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("with_data", [False, True])
 @pytest.mark.parametrize("variance, noise", [(1.0, 0.3), (9.0, 0.3), (1.0, 3.0)])
 def test_a_model_with_other_numbers_is_told_of(tmp_path, variance, noise, with_data):

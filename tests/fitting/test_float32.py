@@ -78,11 +78,13 @@ def test_the_row_is_the_bound_of_float64_at_the_same_parameters(single, verdict)
     assert "numpyro.enable_x64()" in row.mend and "SVGP(..., jitter=1e-6)" in row.mend
 
 
+@pytest.mark.slow
 def test_a_bound_that_rounding_moves_is_not_converged_without_a_word(single):
     assert "as far as float32 goes: rounding moves the bound by" in single.stopped
     assert "numpyro.enable_x64()" in single.stopped
 
 
+@pytest.mark.slow
 def test_a_bound_that_rounding_hardly_moves_is_converged():
     def noisy(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

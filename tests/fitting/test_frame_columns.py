@@ -39,6 +39,7 @@ def results(request, tmp_path_factory):
     return found, sgp.load(path, model)
 
 
+@pytest.mark.slow
 def test_columns_in_another_order_are_refused(results):
     """They were taken by place, without a word."""
     swapped = FRAME[["b", "a"]]
@@ -52,6 +53,7 @@ def test_columns_in_another_order_are_refused(results):
             result.posterior(FRAME.rename(columns={"b": "c"}))
 
 
+@pytest.mark.slow
 def test_rows_in_another_order_are_refused(results):
     """They were paired by place: a noise ten times too large, without a word."""
     other = Y.sample(frac=1.0, random_state=0)

@@ -74,6 +74,7 @@ def test_points_of_others_go_there_too(name, gaussian):
     assert found.bound > gaussian.bound - 0.1
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", ["mixture", "full mixture", "relaxed", "fr", "lc"])
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_a_q_is_that_of_the_gaussian(name, batch):
@@ -211,6 +212,7 @@ def test_variances_are_those_of_the_nearest_gaussian(batch, kind):
         assert_allclose(found[f"{name}_mu"], mode[f"{name}_mu"])
 
 
+@pytest.mark.slow
 def test_variances_begin_at_a_full_covariance_and_where_the_race_ends(monkeypatch):
     own, runs = default.train_whole, []
 

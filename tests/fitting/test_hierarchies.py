@@ -37,6 +37,7 @@ def guide():
     return found
 
 
+@pytest.mark.slow
 def test_what_priors_depend_on(guide):
     values = {"tau": 1.0, "middle": 0.0, "noise": 1.0, "b": jnp.zeros(G)}
     assert tied(model, (X, GROUP, Y), {}, values) == {"b": {"tau", "middle"}}
@@ -63,6 +64,7 @@ def test_effects_at_their_mean_with_no_scale_are_told(guide, tau, spread, is_not
     assert all(share < 1e-7 for share in found.values())
 
 
+@pytest.mark.slow
 def test_effects_of_a_learned_centring_are_told_too():
     """Which is a parameter of the model, of which the start was taken for its value."""
     free = reparam(model, config={"b": LocScaleReparam()})

@@ -55,6 +55,7 @@ def test_a_fit_and_its_check_tell_of_many_optima():
     assert any(cause is not None and "restarts=10" in cause.mend for cause in told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("even", [slow(True), False])
 def test_mirror_images_are_told(even):
     """Of f**2 there is -f as well, far from f where that is nowhere near zero."""

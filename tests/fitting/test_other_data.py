@@ -39,6 +39,7 @@ def first():
 class TestInputs:
     """Inducing points go to where the data are now."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("shift", [slow(0.0), 4.0])
     def test_points_follow(self, first, shift):
         second = fit(model, first, (X + 4.0 - shift, Y), shift=shift)
@@ -47,6 +48,7 @@ class TestInputs:
         # A shift changes nothing but which optimum of Z is found.
         assert second.bound == pytest.approx(first.bound, abs=0.3)
 
+    @pytest.mark.slow
     def test_programs_serve_again(self, first, count_compiled):
         fit(model, first, (X + 4.0, Y))
         count_compiled()
@@ -101,6 +103,7 @@ class TestRows:
             with pytest.raises(ValueError, match="has other rows"):
                 fitted.predict(other)
 
+    @pytest.mark.slow
     def test_a_joint_guide_is_of_its_rows(self):
         guide = sgp.AutoJointGP(self.model, sgp.SVGP(4))
         check_joint_data(guide, (X, Y), {})  # which is not set up

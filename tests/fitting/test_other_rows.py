@@ -88,6 +88,7 @@ def test_a_guide_that_was_set_up_with_all_rows_tells_of_a_batch_too(tmp_path):
     assert guide.posterior(fitted.params, X, batch=None)["f"].mean.shape == (60,)
 
 
+@pytest.mark.slow
 def test_f_of_all_rows_is_known_where_a_plate_draws_responses():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))

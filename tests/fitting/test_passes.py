@@ -91,6 +91,7 @@ def test_they_end_where_no_step_is_lower(end):
     assert end([2.0] * 3) == (3 * PASSES, NO_HIGHER)
 
 
+@pytest.mark.slow
 def test_a_fit_tells_of_them():
     """That the message is that of the end, not of the batches before it."""
     X = jnp.linspace(0.0, 1.0, 300)[:, None]

@@ -63,6 +63,7 @@ def fitted_in(seconds):
     return fitted
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seconds, looks", [(60.0, 1), (200.0, 2), (400.0, 2)])
 @pytest.mark.parametrize("slow", [1.0, 5.0])
 def test_batches_and_what_follows_them_end_in_their_time(clock, seconds, looks, slow):
@@ -74,6 +75,7 @@ def test_batches_and_what_follows_them_end_in_their_time(clock, seconds, looks, 
     assert len(fitted.losses) >= clock.now - clock.look * sum(clock.looks) - 4 * slow - 1
 
 
+@pytest.mark.slow
 def test_where_the_bound_takes_more_than_the_time_half_of_it_goes_to_steps(clock):
     clock.look = 125.0
     fitted = fitted_in(60.0)
@@ -81,6 +83,7 @@ def test_where_the_bound_takes_more_than_the_time_half_of_it_goes_to_steps(clock
     assert clock.now <= 60.0 + clock.look
 
 
+@pytest.mark.slow
 def test_no_step_of_all_rows_is_made_where_there_is_no_time(clock):
     fitted_in(1e-3)
     assert clock.looks == [1]

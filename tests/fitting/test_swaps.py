@@ -57,6 +57,7 @@ def test_each_swap_raises_the_bound_and_work_is_limited():
     assert swaps.search(np.inf, lambda: True) == 0.0
 
 
+@pytest.mark.slow
 def test_trained_points_of_a_smooth_function_stay():
     descent, swaps = begun(smooth, sgp.SVGP(5), optimised=True)
     before, work = np.array(descent.x), descent.work
@@ -85,6 +86,7 @@ def test_points_that_are_not_trained_stay():
     assert swaps.search(np.inf) == 0.0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_search_and_keeps_what_was_found(monkeypatch):
     descent, swaps = begun(counts, sgp.SVGP(4), optimised=False)
     looked, look_at = [], descent.look_at

@@ -250,6 +250,7 @@ def latents(kind):
     return model
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "kind", [pytest.param("kernel", marks=pytest.mark.slow), "plate", "expand", "event"]
 )
@@ -699,6 +700,7 @@ def scan_model(X, y=None):
         numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
 
 
+@pytest.mark.slow
 def test_latents_of_a_scan_are_those_of_the_guide():
     X, y = helpers.regression_data(6)
     guide, svi, state = start(scan_model, sgp.SVGP(3), X, y)

@@ -122,6 +122,7 @@ def test_a_fingerprint_keeps_at_other_rows_starts_and_values(fitted):
     assert made(starts)[0].fingerprint() == expected
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "change",
     [

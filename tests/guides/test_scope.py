@@ -73,6 +73,7 @@ def test_a_guide_of_a_scoped_model_is_that_of_the_model(plain, divider):
     assert tree["log_likelihood"]["a.y"].dims == ("chain", "draw", "a.data")
 
 
+@pytest.mark.slow
 def test_a_scoped_guide_is_the_guide(plain):
     guide, params, losses = plain
     model, scoped = scope(poisson_model, prefix="a"), scope(guide, prefix="a")

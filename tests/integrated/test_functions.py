@@ -113,6 +113,7 @@ def test_of_a_joint_fit_and_of_a_file(tmp_path):
     np.testing.assert_allclose(f, other, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_what_is_refused(posterior):
     with pytest.raises(ValueError, match="num_features must be"):
         posterior.functions(jax.random.key(0), num_features=0)

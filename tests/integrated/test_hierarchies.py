@@ -93,6 +93,7 @@ def check_beside_importance_sampling(X, y, found):
     assert_allclose(own_sd, sd, rtol=0.08)
 
 
+@pytest.mark.slow
 def test_lengthscales_of_groups_are_those_of_importance_sampling(of_two):
     """In a funnel, in whose end the ascent went without a mode."""
     check_beside_importance_sampling(*of_two)
@@ -127,6 +128,7 @@ def test_of_noise_that_data_know_coordinates_stay(rows, standardised):
     assert found.nodes.effective > 900 and not found.nodes.astray
 
 
+@pytest.mark.slow
 def test_a_file_keeps_coordinates(of_two, tmp_path):
     found = of_two[-1]
     found.save(tmp_path / "saved")
@@ -203,6 +205,7 @@ PRIORS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", sorted(PRIORS))
 def test_coordinates_have_a_density_without_the_scale(name):
     """That of (m, log s, z) is the prior of m and s times that of standardised z."""
@@ -233,6 +236,7 @@ NOT = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", sorted(NOT))
 def test_what_is_not_standardised(name):
     """Of a location that is made of the data values would be others at new inputs."""
@@ -319,6 +323,7 @@ def test_weights_are_by_the_density_of_what_was_drawn():
     assert_allclose(weights, np.exp(log_w - logsumexp(log_w)), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [False, slow(True)])
 def test_two_lengthscales_may_be_all_that_is_open(several):
     """Both are held where others are tried, so that nothing is left to climb."""

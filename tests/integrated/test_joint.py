@@ -184,6 +184,7 @@ def test_float32_hyperparameters_and_subsampling(data):
     assert guide.quantiles(run.params, [0.1, 0.9], X, day)["f"].shape == (2, 30)
 
 
+@pytest.mark.slow
 def test_what_is_refused(data, trained):
     _, guide, result = trained
     with pytest.raises(ValueError, match="Leave the expectation out"):

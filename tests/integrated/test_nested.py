@@ -55,6 +55,7 @@ def test_its_parts(posterior):
     assert "integrated: lengthscale" in repr(posterior)
 
 
+@pytest.mark.slow
 def test_marginals_are_those_of_draws(posterior):
     """4,000 draws: means to .1 sd and sds to 10 %, five standard errors and more."""
     marginals = posterior.posterior(X_NEW)
@@ -656,6 +657,7 @@ def test_local_effects_at_other_rows():
         found.posterior(X_NEW)
 
 
+@pytest.mark.slow
 def test_nan_that_a_mask_does_not_keep_from_derivatives():
     """Of a factor, whose rows are not said to be tied together for it."""
     there = np.arange(30) != 4

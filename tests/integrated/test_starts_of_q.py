@@ -43,6 +43,7 @@ def laplace(f, log_density, slopes, curvatures, K):
     return -found.fun - 0.5 * np.linalg.slogdet(hessian)[1], f
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, slow(3)])
 def test_directions_are_not_wound_once_more(seed):
     """Uphill of zero f goes around the circle somewhere, 32 and 46 nats below."""
@@ -132,6 +133,7 @@ def test_a_joint_fit_is_compared_with_its_own_optimum():
     assert told.causes["inducing points"].nats < 0.05
 
 
+@pytest.mark.slow
 def test_mirrored_optima_are_counted():
     """The sign of f makes no difference: q(w) has half of the mass."""
     y = np.sin(1.5 * X[:, 0]) ** 2 + 0.1 * np.random.default_rng(1).normal(size=N)
@@ -141,6 +143,7 @@ def test_mirrored_optima_are_counted():
     assert not told.converged and "several optima" in told.summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, slow(2)])
 def test_a_bound_that_quadrature_makes_up_is_not_believed(seed):
     """

@@ -115,6 +115,7 @@ def test_draws_have_its_moments(kind):
     assert jnp.isfinite(q.log_prob(draws["joint"][0]))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_estimated_kl_has_no_bias(kind):
     """Of its gradient, and for the relaxed bound of its value."""

@@ -143,6 +143,7 @@ def test_quasiseparable_kernels_of_tinygp_see_numbers():
         kernel(points(4))
 
 
+@pytest.mark.slow
 @foreign
 def test_foreign_kernel_takes_batches_of_inputs(make, wrapper):
     kernel = as_kernel(make())

@@ -54,6 +54,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_second_moments_are_the_kernel(kernel):
     # 310 numbers in all within five standard errors: one key in 5e3 fails.

@@ -188,6 +188,7 @@ def test_an_outlier_costs_the_others_no_digits_of_their_derivatives():
     assert_allclose(found, -2.0 * (apart**2).sum(-1), atol=1e-4)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("number", [0, 2, 300, 2000], ids=str)
 @pytest.mark.parametrize("same", [True, False], ids=["itself", "another"])
 def test_few_near_points_of_many_columns_are_differenced_alone(number, same):
@@ -272,6 +273,7 @@ def test_slopes_of_matern12_by_lengthscales_are_those_of_double_precision():
     assert_allclose(found, slope(np.float64), rtol=0.05)
 
 
+@pytest.mark.quick(4)
 @over_stationary
 @pytest.mark.parametrize("D", [2, 20])
 def test_kernels_of_a_batch_with_a_lengthscale_each_are_those_one_by_one(kernel, D):
@@ -377,6 +379,7 @@ def near_pairs(seed, D, dtype, shift=0.0):
     return X, np.concatenate([X[:3], near, X[6:] + dtype(0.5)])
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32 - 1),
     D=st.sampled_from([2, 9, 20]),
@@ -735,6 +738,7 @@ def test_active_dims_select_columns(given, kept):
     )
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     ("kernel", "D"),

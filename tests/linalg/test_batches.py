@@ -70,6 +70,7 @@ def test_no_batch_goes_to_lapack_where_several_functions_have_sites(monkeypatch)
 SIDES = [(left, lower, turned) for left in (0, 1) for lower in (0, 1) for turned in (0, 1)]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("left, lower, turned", SIDES)
 def test_values_and_derivatives_of_solves_are_those_of_jax(
     left, lower, turned, monkeypatch
@@ -104,6 +105,7 @@ def test_matrices_without_entries_are_taken(monkeypatch):
     assert batches.cholesky(jnp.zeros((0, 0))).shape == (0, 0)
 
 
+@pytest.mark.slow
 def test_derivatives_of_factors_are_those_of_jax(matrices, monkeypatch):
     """By symmetric matrices: which half of them counts differs between versions."""
 
@@ -122,6 +124,7 @@ def test_derivatives_of_factors_are_those_of_jax(matrices, monkeypatch):
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_vectorised_chains_end(monkeypatch):
     """Gradients of two chains of 60 points waited for each other, in nearly every call."""
     monkeypatch.setattr(batches, "few_cores", lambda: True)

@@ -230,11 +230,13 @@ def case(request):
 # ---- what NUTS, elliptical slices and predictions see -----------------------------------
 
 
+@pytest.mark.quick(2)
 def test_whitened_models_have_the_density_written_by_hand(case):
     name, free, _, expected = case
     assert_allclose(potentials(whiten(of(name, process)), free), expected, rtol=1e-8)
 
 
+@pytest.mark.quick(2)
 def test_models_sparsified_at_their_inputs_have_the_density_written_by_hand(case):
     name, free, _, expected = case
     sparse = sparsify(of(name, process), SVGP(inducing=X, jitter=JITTER)).setup()
@@ -270,6 +272,7 @@ def test_elliptical_slices_and_nuts_share_a_density_in_gibbs(case):
     assert_allclose(got, expected[0], rtol=1e-8)
 
 
+@pytest.mark.quick(2)
 def test_predictions_at_the_inputs_are_those_of_each_sample(case):
     name, _, values, _ = case
     hand = of(name, by_hand)

@@ -91,6 +91,7 @@ def predict():
     return GPPredictive(model, samples, train_args=(X, Y))(jax.random.key(0), X)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "run",
     [
@@ -166,6 +167,7 @@ def sites_of(model, rng):
     }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("handler", HANDLERS)
 def test_handlers_outside_act_as_on_a_model_written_by_hand(handler):
     wrap = HANDLERS[handler]

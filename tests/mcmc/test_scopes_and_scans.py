@@ -78,6 +78,7 @@ def test_latents_of_a_scan_with_responses_are_no_functions_of_f():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_are_tied_by_what_has_first_derivatives_alone():
     """A solver of differential equations: the bound of marginals was 20 nats too low."""
 

@@ -138,6 +138,7 @@ def test_expectation_over_a_likelihood_that_is_not_gaussian():
     assert_allclose(got, prior + expected.sum(), rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)]
 )

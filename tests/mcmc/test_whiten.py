@@ -126,6 +126,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("case", CASES)
 def test_whitening_is_a_change_of_variables(case):
     model, others, gps = CASES[case]

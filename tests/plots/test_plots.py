@@ -199,6 +199,7 @@ def test_arguments_of_other_lengths_are_told_and_not_drawn_around():
         fitted.plot(X=np.linspace(-1.0, 1.0, 5)[:, None], offset=np.zeros(12))
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_more_than_inputs_is_given_it_by_name(of_additive):
     with pytest.raises(
         TypeError, match=r"needs 'group' beside .* plot\(X=X_new, group=...\)"
@@ -218,6 +219,7 @@ def test_colours_are_those_of_the_style(line):
 # ---- components -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_site_is_drawn_over_the_column_that_its_kernel_reads(of_additive):
     axes = plot_components(of_additive, level=0.8)
     assert [ax.get_ylabel() for ax in axes] == ["season", "trend", "level", "of_group"]
@@ -272,6 +274,7 @@ def test_a_mean_of_another_column_is_drawn_over_it_too():
     assert_allclose(ax.collections[0].get_array(), fitted.posterior(X)["f"].mean)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_drawn_of_components_is_told(of_additive, plane):
     with pytest.raises(ValueError, match=r"no sites \['g'\]; there are \['level', 'of_gr"):
         plot_components(of_additive, sites=["g", "trend"])

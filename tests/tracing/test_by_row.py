@@ -81,6 +81,7 @@ def rows_of(fn, data=None):
     return rows_of_values(program, {"f"}, data)[""]
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize("name", BY_ROW)
 def test_rows_are_told_and_change_with_themselves_alone(name):
     fn, axis = BY_ROW[name]

@@ -27,6 +27,7 @@ def groups(X, group, y=None, *, last=False):
         numpyro.sample("y", dist.Normal(f + b[group] + ends, 0.3), obs=y)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("make", [np.asarray, jnp.asarray, pd.Series, list])
 def test_codes_of_groups_are_counted_from_zero(make):
     """JAX takes the last group for codes beyond, and says nothing."""

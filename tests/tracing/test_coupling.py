@@ -77,6 +77,7 @@ BY_ROW = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("size", [6, 3000])
 @pytest.mark.parametrize("name", OVER_KINKS)
 def test_rows_tied_at_kinks_alone_are_found(name, size):

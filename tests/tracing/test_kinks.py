@@ -40,6 +40,7 @@ KINKED = {
 }
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", [*SMOOTH, *KINKED])
 def test_kinks_are_seen_and_smooth_likelihoods_have_none(name, dtype):
@@ -138,6 +139,7 @@ def dense():
     return -found.fun, np.asarray(mean), np.asarray(sd)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("joint", [False, slow(True)], ids=["fit", "joint"])
 def test_a_laplace_likelihood_has_the_best_gaussian(joint, dense):
     """Twenty nodes have .3 nats too much, and means .3 sds off."""
@@ -173,6 +175,7 @@ def test_many_nodes_are_numbers():
     assert_allclose(weights @ nodes["f"][:, 0] ** 2, 1.0, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_densities_of_new_responses_keep_their_digits_at_kinks():
     """Far from the data too, where the likelihood is narrow beside q(f)."""
     fitted = sgp.fit(laplace, sgp.VGP(), (X, Y), progress_bar=False)

@@ -439,6 +439,7 @@ def test_a_check_is_not_of_two_models(monkeypatch):
     assert found.causes["other parameters"].nats > 1.0
 
 
+@pytest.mark.slow
 def test_rows_are_apart_or_not_by_the_numbers_of_each_call():
     """A largest value that does not count for some, and does for others."""
 
@@ -489,6 +490,7 @@ def largest_norm(X, y=None):
     model_of(lambda f: f)(X / jnp.max(jnp.linalg.norm(X, axis=1)), y)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("model", [own_kernel, neighbours, largest_norm])
 @pytest.mark.parametrize("batch_size", [50, 10_000])
 def test_rows_of_these_are_not_apart(model, batch_size):
@@ -502,6 +504,7 @@ def test_rows_of_these_are_not_apart(model, batch_size):
     assert_allclose(found["f"].mean, expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_what_is_read_at_some_numbers_of_rows_is_seen():
     box, big = SimpleNamespace(level=0.0), np.zeros(100)
 
@@ -594,6 +597,7 @@ def test_a_model_that_holds_its_fit_is_freed():
     assert guide() is None
 
 
+@pytest.mark.slow
 def test_batches_of_rows_follow_what_a_model_reads(monkeypatch):
     """Whether rows are apart was remembered from before."""
 

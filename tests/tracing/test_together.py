@@ -166,6 +166,7 @@ def loss_of(model, expectation):
     return loss, params, guide
 
 
+@pytest.mark.slow
 def test_bound_and_slopes_are_those_of_a_grid():
     loss, params, guide = loss_of(three, SharedAxes(sgp.GaussHermite(8), (0, 0, 0)))
     assert guide.known().coupling.axes == ALIKE
@@ -178,6 +179,7 @@ def test_bound_and_slopes_are_those_of_a_grid():
         assert_allclose(found[1][name], slope, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_bound_of_means_and_one_scale_is_that_of_many_draws():
     loss, params, guide = loss_of(model, None)
     assert guide.known().coupling.axes == ((0, 0, 0), (1,))

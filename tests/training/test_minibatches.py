@@ -131,6 +131,7 @@ def test_blocks_stay_near_in_the_file_and_mix():
 # ---- steps ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_steps_are_those_of_svi_update(svi, data):
     result = fit(svi, data, 21)
     source = Rows(data, 7, True, tuple(random.key_data(KEY).tolist()))
@@ -351,6 +352,7 @@ def kill_after(monkeypatch, saves):
     monkeypatch.setattr(os, "replace", replace)
 
 
+@pytest.mark.slow
 def test_kills_leave_no_trace(svi, data, tmp_path, monkeypatch):
     options = {"validation": (data[0][:9], data[1][:9]), "every": 10, "save_every": 0.0}
     known = fit(svi, data, 50, **options)
@@ -662,6 +664,7 @@ def test_latents_of_rows_are_refused_where_batches_are_given(base):
         sgp.train(svi, jax.random.key(0), (X, y), 3, **options)
 
 
+@pytest.mark.slow
 def test_latents_of_rows_that_a_guide_makes_of_the_data_are_taken():
     """An encoder knows each row by what it is."""
 

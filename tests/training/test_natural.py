@@ -60,6 +60,7 @@ def test_one_step_is_the_optimum_of_a_gaussian_likelihood():
     assert_allclose(moved["f_auto_qu_linear"], Y / NOISE**2, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("poisson", [False, True])
 @pytest.mark.parametrize("mean", [3.0, sgp.means.Linear(np.array([0.7]), 1.0)])
 def test_steps_are_to_the_optimum_whatever_the_mean_of_the_prior(mean, poisson):
@@ -147,6 +148,7 @@ def test_natural_gradients_need_a_gaussian():
         sgp.fit_lbfgs(svi, jax.random.key(0), X, Y, progress_bar=False, **options)
 
 
+@pytest.mark.slow
 def test_a_scaled_model_has_the_same_optimum():
     scaled = handlers.scale(model, 1.0 / N)
     losses = []

@@ -87,6 +87,7 @@ def test_a_step_is_that_of_the_natural_parameters(seed, rate, diagonal):
     np.testing.assert_allclose(to_mu, -rate * expected @ g, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.booleans())
 def test_no_slope_makes_an_indefinite_covariance(seed, diagonal):
     rng = np.random.default_rng(seed)
