@@ -34,7 +34,7 @@ STUDIES = [
     ("travel_times.py", "", ""),
     ("savigp.py", "", "--methods fit --sets cancer boston --sparsity 1 --no-progress"),
     ("savigp.py", "", "--methods fit --sets abalone creep --sparsity 1 --no-progress"),
-    ("savigp.py", "", "--methods fit fit-learned FG MoG1 MoG2 exact --no-progress"),
+    ("savigp.py", "", "--methods fit fit-learned fit-MoG1 fit-MoG2 exact --no-progress"),
     ("regression.py", "uci", "--sets kin40k --tight diagonal --natural 0.1 --splits 0 1 2"),
     ("regression.py", "uci", "--splits 0 1 2"),
     ("savigp_large.py", "", "--no-progress"),

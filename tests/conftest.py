@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items):
     """Of a test marked ``quick(n)`` n cases, evenly spaced, are quick, the others slow."""
     cases = {}
     for item in items:
-        if item.get_closest_marker("quick") is not None:
+        if item.get_closest_marker("quick") and not item.get_closest_marker("slow"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for found in cases.values():
         (number,) = found[0].get_closest_marker("quick").args

@@ -112,7 +112,7 @@ ENTRIES = [
 ]
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_arrays_give_what_jax_arrays_give(fitted, entry, kind):

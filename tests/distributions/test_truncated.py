@@ -183,7 +183,7 @@ BASES = {
 CENSORED = np.array([True, False])
 
 
-@pytest.mark.quick(7)
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("mode", [-4.0, slow(-0.5), slow(0.4), 3.0])
 @pytest.mark.parametrize("name", BASES)
 def test_censored_densities_are_those_of_scipy(name, mode):

@@ -134,7 +134,7 @@ def test_a_product_is_found_wherever_it_is():
 # ---- programs ---------------------------------------------------------------------------
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "case",
     [helpers.slow(c) if c in VARIANTS else c for c in CASES if c != "SVGP of one's own"],
