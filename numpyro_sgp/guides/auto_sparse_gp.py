@@ -24,7 +24,6 @@ from numpyro_sgp.distributions.columns import check_columns, telling_columns
 from numpyro_sgp.guides.memory import check_joint
 from numpyro_sgp.guides.messengers import (
     Drawn,
-    FirstRows,
     Params,
     Plates,
     drawn_by,
@@ -36,6 +35,7 @@ from numpyro_sgp.guides.reports import report, verdicts
 from numpyro_sgp.guides.row_latents import check_row_latents
 from numpyro_sgp.inducing import InducingVerdict
 from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.plates import FirstRows, WholeIfFew
 from numpyro_sgp.tracing.row_indices import check_codes, check_row_indices
 
 
@@ -316,7 +316,8 @@ class AutoSparseGP(PreparedGuide):
             for name in self.approximations:
                 check_joint(name, guide_trace[name]["value"])
             given = {**params, **messages.drawn(guide_trace)}
-            model = handlers.substitute(handlers.seed(self.model, model_key), data=given)
+            model = handlers.seed(WholeIfFew(self.model), model_key)
+            model = handlers.substitute(model, data=given)
             model = Drawn(handlers.replay(model, guide_trace))
             model_trace = handlers.trace(model).get_trace(*args, **kwargs)
             return {

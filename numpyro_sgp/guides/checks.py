@@ -17,8 +17,6 @@ from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA, on_data
 from numpyro_sgp.guides.messengers import (
-    FirstRows,
-    OnePlateEach,
     ProperPriors,
     PutInside,
 )
@@ -26,6 +24,7 @@ from numpyro_sgp.kernels import White
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.coupling import Coupling, find_coupling, log_likelihood
 from numpyro_sgp.tracing.curvature import check_gaussian
+from numpyro_sgp.tracing.plates import FirstRows, OnePlateEach
 from numpyro_sgp.tracing.reach import KEYS, NO_F, reach_of
 
 _Setup = TypeVar("_Setup")

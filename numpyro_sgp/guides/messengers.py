@@ -3,8 +3,6 @@
 import functools
 from contextlib import nullcontext
 
-import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
@@ -13,6 +11,7 @@ from numpyro.primitives import Messenger
 from numpyro_sgp.distributions.truncated import with_digits
 from numpyro_sgp.guides.identity import check_shapes
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.plates import WholeIfFew
 
 
 def run_model(model, at_site, given, rng_key, args, kwargs) -> dict:
@@ -27,7 +26,7 @@ def run_model(model, at_site, given, rng_key, args, kwargs) -> dict:
     """
     at_sites = messages.AtGPSites(at_site, hide_others=True)
     told = messages.telling_arguments(args, kwargs)
-    with told, at_sites, handlers.substitute(data=given), seeded(rng_key):
+    with told, at_sites, WholeIfFew(), handlers.substitute(data=given), seeded(rng_key):
         model(*args, **kwargs)
     return at_sites.values
 
@@ -126,42 +125,6 @@ class Params(Messenger):
             return
         if self._name in self.shapes:
             check_shapes(self._name, msg["value"], self.shapes[self._name])
-
-
-class FirstRows(Messenger):
-    """
-    Gives a subsampled plate its first rows, which do for starting values: outside of a
-    compiled program, a draw is from an array of all of them.
-    """
-
-    def process_message(self, msg):
-        if msg["type"] == "plate" and msg["value"] is None:
-            size, subsample_size = msg["args"]
-            if subsample_size not in (None, size):
-                numpyro.prng_key()  # that of the draw, so that later ones have theirs
-                msg["value"] = jnp.asarray(np.arange(subsample_size))
-
-
-class OnePlateEach(Messenger):
-    """Refuses a subsampled plate that is made twice, which draws two minibatches."""
-
-    def __enter__(self):
-        self.seen = set()
-        return super().__enter__()
-
-    def process_message(self, msg):
-        if msg["type"] != "plate":
-            return
-        name, (size, subsample_size) = msg["name"], msg["args"]
-        if name in self.seen and subsample_size not in (None, size):
-            raise ValueError(
-                f"The model makes the subsampled plate '{name}' twice, and each draws a "
-                "minibatch of its own, so that rows of X and y would not match. Make it "
-                f"once and enter it as often as needed: data = numpyro.plate('{name}', "
-                f"{size}, subsample_size={subsample_size}); with data as idx: ...; with "
-                "data: ..."
-            )
-        self.seen.add(name)
 
 
 class ProperPriors(Messenger):

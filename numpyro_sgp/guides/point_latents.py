@@ -3,8 +3,8 @@
 import jax
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_sgp.guides.messengers import FirstRows
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.plates import FirstRows
 
 
 def point_latents(guide, params: dict, args, kwargs) -> set[str]:

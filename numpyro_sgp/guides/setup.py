@@ -26,7 +26,6 @@ from numpyro_sgp.guides.checks import (
 )
 from numpyro_sgp.guides.identity import describe, shape_and_dtype
 from numpyro_sgp.guides.messengers import (
-    FirstRows,
     WithoutGPs,
     drawn_by,
     run_model,
@@ -35,7 +34,9 @@ from numpyro_sgp.guides.point_guide import near_means
 from numpyro_sgp.guides.reports import check_cholesky
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import Coupling
+from numpyro_sgp.tracing.plates import FirstRows
 from numpyro_sgp.tracing.row_indices import check_row_indices
+from numpyro_sgp.tracing.statistics import warn_of_statistics
 
 _MAX_SETUP_BATCHES = 64
 
@@ -249,6 +250,8 @@ def prepare(
                 prior = messages.unwrap(trace[name]["fn"])[0]
                 X = prior.X.reshape(-1, prior.X.shape[-1])
             found[name] = _start(name, prior, np.asarray(X), option, prefix, saved)
+        if saved is None and not subsampled:
+            warn_of_statistics(model, args, kwargs, gp_sites)
         near = rows.loops
         coupling = check_likelihood(model, trace, found, values, args, kwargs, near)
     of_model = {name: s["value"] for name, s in trace.items() if s["type"] == "param"}

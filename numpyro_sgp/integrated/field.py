@@ -35,6 +35,7 @@ from numpyro_sgp.integrated.predictors import Layout, Linear, Terms, layout_of_r
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.kinks import has_kinks
 from numpyro_sgp.tracing.linear import LinearProgram
+from numpyro_sgp.tracing.plates import WholeIfFew
 from numpyro_sgp.tracing.reach import NO_F
 
 _MOST_IN_A_ROW = 20  # linear predictors, integrated together
@@ -165,7 +166,7 @@ class Field:
         thetas = {name: values[name] for name in self.thetas if name in values}
         placed = AtValues(self, free, thetas)
         with handlers.block(), handlers.trace() as trace, placed:
-            handlers.seed(self.model, jax.random.key(0))(*args, **kwargs)
+            handlers.seed(WholeIfFew(self.model), jax.random.key(0))(*args, **kwargs)
         return trace
 
     def effect_parts(self, w: Array) -> dict[str, Array]:
@@ -203,7 +204,7 @@ class Field:
         :param joint: whether covariances of what inducing points leave open are wanted.
         """
         placed = Placed(self, thetas, points, joint)
-        trace_here = handlers.seed(self.model, jax.random.key(0))
+        trace_here = handlers.seed(WholeIfFew(self.model), jax.random.key(0))
         with handlers.block(hide_fn=_is_own), handlers.trace() as trace, placed:
             trace_here(*args, **kwargs)
         # Known arrays as JAX's, which supports are compared with that depend on the field.

@@ -20,6 +20,7 @@ from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
 from numpyro_sgp.integrated.placing import AtValues, Unconstrained
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.plates import WholeIfFew
 from numpyro_sgp.tracing.trees import is_plain
 
 _TOGETHER = 16  # draws of a node that are made by one call
@@ -182,7 +183,7 @@ def _priors(field, free, w, args, kwargs) -> dict:
 def _run(field, free, w, args, kwargs):
     placed = AtStandardised(field, dict(field.unravel(free)), field.effect_parts(w))
     with handlers.block(), handlers.trace() as trace, placed:
-        handlers.seed(field.model, jax.random.key(0))(*args, **kwargs)
+        handlers.seed(WholeIfFew(field.model), jax.random.key(0))(*args, **kwargs)
     return {name: messages.unwrap(trace[name]["fn"])[0] for name in field.sites}
 
 

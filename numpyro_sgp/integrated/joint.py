@@ -25,7 +25,7 @@ from numpyro_sgp.families.constraint import lower_triangular
 from numpyro_sgp.fitting.arguments import JOINT_GUIDES
 from numpyro_sgp.guides import AutoSparseGP, messengers
 from numpyro_sgp.guides.checks import check_set_up, check_support_stays
-from numpyro_sgp.guides.messengers import FirstRows, Params, Plates, WithoutGPs
+from numpyro_sgp.guides.messengers import Params, Plates, WithoutGPs
 from numpyro_sgp.guides.prepared import base_maker
 from numpyro_sgp.integrated.expectation import expected
 from numpyro_sgp.integrated.field import Field
@@ -39,6 +39,7 @@ from numpyro_sgp.integrated.row_parts import choose_layout
 from numpyro_sgp.integrated.starts import starting_hyperparameters
 from numpyro_sgp.integrated.weighing import unweighed
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.plates import FirstRows, WholeIfFew
 
 _DRAWS = 64  # of hyperparameters that are no points, for the result
 
@@ -481,7 +482,7 @@ def _plates(model, rng_key, args, kwargs) -> dict:
 
     plates, at_mean = Plates(), messages.AtGPSites(messages.at_prior_mean)
     with plates, handlers.block(hide_fn=other), at_mean:
-        handlers.seed(model, rng_key)(*args, **kwargs)
+        handlers.seed(WholeIfFew(model), rng_key)(*args, **kwargs)
     return plates.values
 
 

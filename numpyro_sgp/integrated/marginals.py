@@ -23,6 +23,7 @@ from numpyro_sgp.linalg import einsum
 from numpyro_sgp.predictive.deterministic import numbers_of
 from numpyro_sgp.predictive.predictions import axis_of_rows
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.plates import WholeIfFew
 from numpyro_sgp.tracing.rows import origins
 
 _KEPT_MASS = 0.999
@@ -355,7 +356,7 @@ def given(field: Field, free: Array, values: dict, args, kwargs, rng_key, drawn=
     """
     placed = AtValues(field, field.unravel(free), values, drawn)
     with handlers.block(), handlers.trace() as trace, placed:
-        handlers.seed(field.model, rng_key)(*args, **kwargs)
+        handlers.seed(WholeIfFew(field.model), rng_key)(*args, **kwargs)
     return trace
 
 

@@ -13,6 +13,7 @@ from numpyro.util import not_jax_tracer
 from numpyro_sgp._checks import check_key, check_model, check_whole, shown
 from numpyro_sgp.distributions.arguments import as_arrays, named_arguments
 from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing.plates import WholeIfFew
 from numpyro_sgp.tracing.row_indices import check_codes
 
 _GROUPED = " (Of chains, use mcmc.get_samples() without group_by_chain, or batch_ndims=2.)"
@@ -293,7 +294,7 @@ class GPPredictive:
         model = handlers.substitute(
             handlers.seed(self.model, rng_key), substitute_fn=_values(others)
         )
-        with handlers.trace() as trace, messages.AtGPSites(given_train):
+        with handlers.trace() as trace, messages.AtGPSites(given_train), WholeIfFew():
             model(*args, **kwargs)
         if self.return_sites is not None:
             unknown = sorted(set(self.return_sites) - set(trace))

@@ -20,6 +20,7 @@ from numpyro_sgp._stacked import Stacked
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.distributions.truncated import with_digits
+from numpyro_sgp.tracing.plates import WholeIfFew
 
 
 def unwrap(fn):
@@ -251,17 +252,16 @@ def trace_of(fn, args, kwargs, rng_key=0, *, data=None, at_site=None) -> dict:
     """
     The trace of a model or guide, which no handler outside of it sees.
 
-    :param args: tuple of its arguments.
-    :param kwargs: dict of its keyword arguments.
+    :param args: tuple of its arguments, and ``kwargs``, dict of those by keyword.
     :param rng_key: key, or seed.
     :param data: values by name, of parameters most often.
     :param at_site: of :class:`AtGPSites`, if anything is to be put there.
     """
-    fn = handlers.substitute(handlers.seed(fn, rng_key), data=data or {})
+    fn = handlers.substitute(handlers.seed(WholeIfFew(fn), rng_key), data=data or {})
     at_sites = nullcontext() if at_site is None else AtGPSites(at_site)
-    told = telling_arguments(args, kwargs)
-    with handlers.block(), handlers.trace() as trace, at_sites, told, _Improper():
-        fn(*args, **kwargs)
+    with handlers.block(), handlers.trace() as trace, at_sites, _Improper():
+        with telling_arguments(args, kwargs):
+            fn(*args, **kwargs)
     return trace
 
 
