@@ -63,7 +63,7 @@ MORE_CAUSES: list[Callable[..., Cause | None]] = []
 
 
 def check(
-    guide, params, args, kwargs, *, svi, loss, losses, bound, descent, rng_key
+    guide, params, args, kwargs, *, svi, loss, losses, bound, descent, grown, rng_key
 ) -> Verdict:
     """
     The verdict on a fit; see :meth:`~numpyro_sgp.Fitted.check`, whose attributes these are.
@@ -108,8 +108,11 @@ def check(
     found = [
         of_q,
         others,
-        _of_points(curve, points, beside, len(guide.approximations), narrow),
-        _of_family(weights, given, too_many, rounded or is_rounded(attempts.descent)),
+        _of_points(curve, points, beside, len(guide.approximations), narrow, bool(grown)),
+        _within(
+            bracket,
+            _of_family(weights, given, too_many, rounded or is_rounded(attempts.descent)),
+        ),
         _of_latents(given),
     ]
     found += [of_digits] if of_digits is not None else []
@@ -215,7 +218,17 @@ def _of_q(left, rng_key, problem):
     return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
 
 
-def _of_points(curve, points, beside, sites, narrow=False):
+def _within(bracket, of_family: Cause) -> Cause:
+    """No more than a bracket of the evidence leaves between the bound and its upper end."""
+    most = np.nan if bracket is None else bracket.upper - bracket.lower + bracket.gain
+    if not of_family.nats > max(most, 0.0):
+        return of_family
+    told = f"{of_family.told}; the bracket of the evidence leaves no more"
+    mend = of_family.mend if most > ENOUGH_NATS else ""
+    return Cause(of_family.name, max(most, 0.0), told=told, mend=mend)
+
+
+def _of_points(curve, points, beside, sites, narrow=False, grown=False):
     """
     What orthogonal points would gain.
 
@@ -223,6 +236,7 @@ def _of_points(curve, points, beside, sites, narrow=False):
     :param beside: what they do with the best q(u) beside them, where that is known.
     :param sites: number of GP sites.
     :param narrow: whether a best q(u) would be another family's.
+    :param grown: whether a fit has chosen their number.
     """
     name = "inducing points"
     if curve is None:
@@ -248,9 +262,11 @@ def _of_points(curve, points, beside, sites, narrow=False):
         number = f"{each} more" if sites > 1 else str(points + each)
         number = number if curve.needed else f"more than {number}"
         where = " at each GP site" if sites > 1 else ""
-        mend = f"{number} inducing points{where} (num_inducing='auto' looks for a number), "
-        mend += "and a check again: trained with more of them, hyperparameters may gain "
-        mend += "several times as much"
+        auto = (
+            "more than 'auto' took" if grown else "num_inducing='auto' looks for a number"
+        )
+        mend = f"{number} inducing points{where} ({auto}), and a check again: trained with "
+        mend += "more of them, hyperparameters may gain several times as much"
     return Cause(name, lost, se, told, mend)
 
 

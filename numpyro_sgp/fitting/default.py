@@ -139,8 +139,8 @@ def fit(
         :class:`~numpyro_sgp.AutoJointGP`; or a fit of this model, to go on from with these
         data, without a race between starts. ``SVGP("auto")`` starts from 32
         inducing points and has more until they lose less than a nat, or a further one
-        gains less than 0.1 (at most 512), and twice as many, tried for some steps, gain no
-        more than that.
+        gains less than 0.1 (at most 512), and twice as many, tried for some steps, gain
+        less than a nat in all, and than 0.1 for each point beyond 128.
     :param data: the model's positional arguments with all of the data, such as ``(X, y)``.
     :param rng_key: key of starts, batches and draws; ``jax.random.key(0)`` if None.
     :param steps: steps of the training after the race, at most.

@@ -414,6 +414,7 @@ class Fitted(Plotted):
             losses=self.losses,
             bound=self.bound,
             descent=descent,
+            grown=self.grown,
             rng_key=jax.random.key(0) if rng_key is None else rng_key,
         )
         self._verdict, self._attrs = found.summary, found.attrs
