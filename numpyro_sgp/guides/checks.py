@@ -109,7 +109,7 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
             stacklevel=find_stack_level(),
         )
     for name in given:
-        checks.check_support(name, trace[name])
+        checks.check_support(name, trace[name], name in valid)
     return trace
 
 

@@ -20,9 +20,11 @@ from numpyro_sgp.kernels.base import InputKernel, broadcasts_to
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.tracing import messages
 
+_POSITIVE = " Take jnp.exp(f), or jax.nn.softplus(f), of a GP site."
 # What has values in a range, of a function f that has all real ones.
 _IN_RANGE = (
-    (constraints.positive, " Take jnp.exp(f), or jax.nn.softplus(f), of a GP site."),
+    (constraints.positive, _POSITIVE),
+    (constraints.nonnegative, _POSITIVE),
     (constraints.unit_interval, " Take jax.nn.sigmoid(f) of a GP site, or logits=f."),
     (
         constraints.real,
@@ -58,7 +60,8 @@ def check_inputs(name: str, prior: GaussianProcess) -> None:
         raise ValueError(
             f"The inputs X of GP site '{name}' have NaN or infinite values in "
             f"{rows.size} of {bad.shape[-1]} rows (first: {rows[:5].tolist()}). Drop or "
-            "impute these rows before the model sees them."
+            "impute these rows before the model sees them; where data are finite, look at "
+            "what the model makes of them (a log, X.std(0) of a single row)."
         )
     if all(map(not_jax_tracer, jax.tree.leaves(prior.kernel))):
         with messages.known_inside_jit():
@@ -68,7 +71,7 @@ def check_inputs(name: str, prior: GaussianProcess) -> None:
 def valid_arguments(trace) -> dict[str, dict[str, jax.Array]]:
     """
     Whether the arguments of the distributions of a trace are in their ranges, by site and
-    argument: NumPyro's check, which passes over what is traced.
+    argument: NumPyro's check, which passes over what is traced. Of sites that are checked.
     """
     found: dict[str, dict[str, jax.Array]] = {}
     for name, site in trace.items():
@@ -77,10 +80,11 @@ def valid_arguments(trace) -> dict[str, dict[str, jax.Array]]:
         fn = messages.innermost(site["fn"])
         if not getattr(fn, "_validate_args", False):
             continue
+        found[name] = {}
         for argument, value in fn.get_args().items():
             constraint = fn.arg_constraints[argument]
             if not dist.constraints.is_dependent(constraint):
-                found.setdefault(name, {})[argument] = jnp.all(constraint(value))
+                found[name][argument] = jnp.all(constraint(value))
     return found
 
 
@@ -260,13 +264,15 @@ def _check_labels(name, site):
         )
 
 
-def check_support(name, site) -> None:
+def check_support(name, site, validated: bool) -> None:
     """
     Of values that are an argument of the model, of numbers one by one without a mask. Of
-    numbers between whole ones nothing is said: averages of counts, shares for classes.
+    numbers between whole ones nothing is said where the distribution does not validate
+    what it is given (averages of counts), so that they have a density.
 
+    :param validated: whether it does, as NumPyro's do by default.
     :raises ValueError: if known values are outside of a support that does not move with
-        latents, or at its ends where there is no density.
+        latents, or at its ends or between whole numbers where there is no density.
     """
     fn, value = messages.innermost(site["fn"]), site["value"]
     own = inspect.getattr_static(type(fn), "support", None)
@@ -307,6 +313,16 @@ def check_support(name, site) -> None:
             f"Observed site '{name}' has values {wrong} what its {type(fn).__name__} can "
             f"be ({told}), in {_places(np.atleast_1d(outside))}, as {first:g}. {from_zero} "
             "for other units, and for codes of missing values."
+        )
+    broken = np.atleast_1d(value != np.floor(value))
+    if counted and validated and broken.any():
+        first = np.atleast_1d(value)[broken][0]
+        raise ValueError(
+            f"Observed site '{name}' has values that are no whole numbers, which its "
+            f"{type(fn).__name__} counts, in {_places(broken)}, as "
+            f"{first:g}. Give counts as they are (the exposure goes into the likelihood: "
+            "Poisson(exposure * jnp.exp(f))), or take a likelihood of real numbers; where "
+            "such values are meant, validate_args=False."
         )
 
 
@@ -356,6 +372,12 @@ def _without_density(site) -> str:
     told = ""
     if value.ndim <= density.ndim:  # of numbers, not events
         told = f", as {np.broadcast_to(value, bad.shape)[bad][0]:g}"
+    fn = messages.innermost(site["fn"])
+    for argument, number in fn.get_args().items():
+        constraint = fn.arg_constraints.get(argument)
+        is_positive = constraint in (constraints.positive, constraints.nonnegative)
+        if is_positive and np.any(np.asarray(number) <= 0.0):
+            told += f", where its {argument} is {np.min(number):g}.{_POSITIVE[:-1]}"
     places = _places(np.atleast_1d(bad))
     return f"no finite log density under its {kind} in {places}{told}"
 

@@ -109,6 +109,7 @@ REFUSED = [
     (lambda f: dist.Bernoulli(logits=f[0]), 2 * (GROUP % 2) - 1, r"\(0 to 1\).* as -1"),
     (lambda f: dist.Binomial(jnp.full(12, 4), logits=f[0]), GROUP + 3, "0 to 4"),
     (lambda f: dist.Poisson(jnp.exp(f[0])), GROUP - 1.0, "from 0.*as -1"),
+    (lambda f: dist.Poisson(jnp.exp(f[0])), GROUP + 0.5, "no whole numbers.*as 0.5"),
     (lambda f: dist.Gamma(2.0, jnp.exp(f[0])), GROUP * 1.0, "at the end of.*from 0"),
     (lambda f: dist.BetaProportion(0.5, jnp.exp(f[0])), GROUP / 2.0, "at the end of"),
     (lambda f: dist.Categorical(logits=f.T), GROUP * 1.0, r"y.astype\(int\)"),
@@ -127,7 +128,10 @@ def test_values_that_cannot_be_are_told_by_name(likelihood, y, told):
         (lambda f: dist.Exponential(jnp.exp(f[0])), GROUP * 1.0),  # has a density at zero
         (lambda f: dist.Uniform(f[0] - 0.1, f[0] + 0.1), GROUP * 1.0),  # moves with f
         (lambda f: dist.VonMises(f[0], 1.0), GROUP + 3.0),  # angles are the same again
-        (lambda f: dist.Poisson(jnp.exp(f[0])), GROUP + 0.5),  # averages of counts
+        (  # averages of counts
+            lambda f: dist.Poisson(jnp.exp(f[0]), validate_args=False),
+            GROUP + 0.5,
+        ),
         (
             lambda f: dist.Bernoulli(logits=f[0]).mask(jnp.arange(12) > 0),
             3 * (X[:, 0] == 0),
