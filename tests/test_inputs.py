@@ -52,6 +52,17 @@ def without_index(X, y=None):
 
 # ---- kinds of arrays --------------------------------------------------------------------
 
+
+class Tensor:
+    """As those of PyTorch: an array that NumPy can read, and JAX cannot compute with."""
+
+    def __init__(self, array):
+        self._array, self.shape = array, array.shape
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self._array, dtype)
+
+
 KINDS = {
     "NumPy": (X, y),
     "long doubles": (X.astype(np.longdouble), y.astype(np.longdouble)),
@@ -65,6 +76,7 @@ KINDS = {
         pd.Series(y, dtype="Float64"),
     ),
     "lists": (X.tolist(), y.tolist()),
+    "of another library": (Tensor(X), Tensor(y)),
     "a masked array without a mask": (np.ma.masked_array(X), np.ma.masked_array(y)),
 }
 

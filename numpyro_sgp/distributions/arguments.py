@@ -250,14 +250,15 @@ def in_float64(tree):
 
 def as_numbers(value, what: str):
     """
-    A frame, series or list of numbers as a NumPy array; arrays and all else as they are.
+    A frame, series or list of numbers, or an array of another library, as a NumPy array;
+    arrays and all else as they are.
 
     :param what: what it is, the beginning of a message.
     :raises TypeError: if its entries are not numbers, or masked.
     """
     if _is_frame(value):
         return _frame_as_numbers(value, what)
-    if _is_list(value):
+    if _is_list(value) or _is_of_other_library(value):
         value = np.asarray(value)
     if isinstance(value, np.ma.MaskedArray):
         if np.ma.is_masked(value):
@@ -333,6 +334,13 @@ class _Series(_Data):
 
     def to_numpy(self):
         return np.asarray(self)
+
+
+def _is_of_other_library(value) -> bool:
+    """Whether it is an array that is neither JAX's nor NumPy's, as a tensor of PyTorch."""
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        return False
+    return hasattr(value, "__array__") and bool(getattr(value, "shape", ()))
 
 
 def is_frame(value) -> bool:
