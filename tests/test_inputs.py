@@ -239,6 +239,7 @@ def test_a_model_may_take_a_frame_apart_by_its_columns():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The inputs of GP site")
 def test_a_guide_of_arrays_takes_the_matrix_of_a_frame(count_compiled):
     """Of which the mean is one number, and that of the frame one for each column."""
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer.gibbs import subsample_plate_sizes
-from numpyro.util import not_jax_tracer
+from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_sgp._checks import numbers
 from numpyro_sgp.distributions.arguments import as_numbers
@@ -188,6 +188,7 @@ def check_observations(trace) -> None:
             continue
         _check_finite(name, site)
         _check_labels(name, site)
+        _warn_of_rows_as_classes(name, site, rows)
         got, expected = jnp.shape(site["value"]), tuple(site["fn"].shape())
         if "parallel" in kinds:  # values of discrete latents are along axes before
             expected = expected[max(len(expected) - len(got), 0) :]
@@ -262,6 +263,24 @@ def _check_labels(name, site):
             f"Observed site '{name}' ({type(fn).__name__}) has classes that are floats. "
             "They are whole numbers from 0: y.astype(int)."
         )
+
+
+def _warn_of_rows_as_classes(name, site, rows: dict[str, int]) -> None:
+    """Of one distribution for all rows, with classes that are rows, most never seen."""
+    fn, value = messages.innermost(site["fn"]), site["value"]
+    if not isinstance(fn, dist.CategoricalProbs | dist.CategoricalLogits):
+        return
+    num_classes = messages.support_of(fn).upper_bound + 1
+    known = not_jax_tracer(value) and np.shape(value)[-1:] == (num_classes,)
+    if fn.batch_shape == () and known and num_classes in rows.values():
+        if 2 * (np.max(value) + 1) <= num_classes:
+            warnings.warn(
+                f"Observed site '{name}' has one distribution for all rows, in which each "
+                f"of the {num_classes} rows of f is a class. For two classes write "
+                "Bernoulli(logits=f); for K classes a GP site of K functions, and "
+                "Categorical(logits=f.T).",
+                stacklevel=find_stack_level(),
+            )
 
 
 def check_support(name, site, validated: bool) -> None:

@@ -333,3 +333,16 @@ def test_rows_of_no_weight_may_have_any_label():
     checked_trace(model, (X, y, (GROUP > 0) * 1.0), {})
     with pytest.raises(ValueError, match="outside of"):
         checked_trace(model, (X, y, (GROUP > 1) * 1.0 + 0.5), {})
+
+
+def test_rows_of_f_as_classes_are_told():
+    """One function for a class: as many classes as rows, and all rows alike."""
+
+    def model(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Categorical(logits=f), obs=y)
+
+    with pytest.warns(UserWarning, match="'y' .* each of the 12 rows of f is a class"):
+        checked_trace(model, (X, GROUP % 2), {})
+    checked_trace(model, (X, jnp.arange(12)), {})  # a choice of an item: no warning
