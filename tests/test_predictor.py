@@ -251,6 +251,7 @@ def test_a_table_of_groups_before_the_inputs_is_no_row():
     assert_allclose(y.mean, effect[group], atol=1e-6)  # q(f) starts at the prior
 
 
+@pytest.mark.filterwarnings("ignore:The inputs of GP site")
 @pytest.mark.slow
 def test_inputs_that_a_model_standardises_are_not_cut_or_filled_up():
     def standardising(X, y=None):

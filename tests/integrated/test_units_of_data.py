@@ -61,6 +61,7 @@ def test_a_prior_of_other_units_is_refused(model, name, joint, tmp_path):
     np.testing.assert_allclose(again.predict(X)["y"].mean, found.predict(X)["y"].mean)
 
 
+@pytest.mark.filterwarnings("ignore:The inputs of GP site")
 @pytest.mark.slow
 def test_what_is_the_same_for_all_data_is_not(tmp_path):
     data = X, Y, 0.5

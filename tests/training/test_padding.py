@@ -232,6 +232,7 @@ def weighed(X, y=None):
         numpyro.sample("y", dist.Normal(f, scale), obs=y)
 
 
+@pytest.mark.filterwarnings("ignore:The inputs of GP site")
 @pytest.mark.parametrize(
     ("model", "site"), [(standardised, "f"), (centred, "y"), (weighed, "scale")]
 )
