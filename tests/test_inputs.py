@@ -81,6 +81,22 @@ KINDS = {
 }
 
 
+class Variable(Tensor):
+    """As those of Flax: it tells JAX what it is."""
+
+    def __jax_array__(self):
+        return self._array
+
+
+def test_what_tells_jax_its_values_is_left_to_it():
+    """It may hold a value that is traced, of which NumPy can make nothing."""
+
+    def inputs(x):
+        return sgp.GaussianProcess(sgp.kernels.RBF(), Variable(x)).X
+
+    assert_allclose(jax.jit(inputs)(jnp.asarray(X)), X)
+
+
 def posterior_mean(guide, params, X, y):
     return guide.posterior(params, X)["f"].mean
 

@@ -340,7 +340,8 @@ def _is_of_other_library(value) -> bool:
     """Whether it is an array that is neither JAX's nor NumPy's, as a tensor of PyTorch."""
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return False
-    return hasattr(value, "__array__") and bool(getattr(value, "shape", ()))
+    reads = hasattr(value, "__array__") and not hasattr(value, "__jax_array__")
+    return reads and bool(getattr(value, "shape", ()))
 
 
 def is_frame(value) -> bool:

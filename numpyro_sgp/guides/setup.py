@@ -250,7 +250,7 @@ def prepare(
                 prior = messages.unwrap(trace[name]["fn"])[0]
                 X = prior.X.reshape(-1, prior.X.shape[-1])
             found[name] = _start(name, prior, np.asarray(X), option, prefix, saved)
-        if saved is None and not subsampled:
+        if saved is None:
             warn_of_statistics(model, args, kwargs, gp_sites)
         near = rows.loops
         coupling = check_likelihood(model, trace, found, values, args, kwargs, near)

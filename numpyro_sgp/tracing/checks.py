@@ -333,15 +333,18 @@ def check_support(name, site, validated: bool) -> None:
             f"be ({told}), in {_places(np.atleast_1d(outside))}, as {first:g}. {from_zero} "
             "for other units, and for codes of missing values."
         )
-    broken = np.atleast_1d(value != np.floor(value))
+    weight = np.asarray(weight) if not_jax_tracer(weight) else 1.0
+    broken = np.atleast_1d((value != np.floor(value)) & (weight != 0))
     if counted and validated and broken.any():
-        first = np.atleast_1d(value)[broken][0]
+        first = np.broadcast_to(value, broken.shape)[broken][0]
+        mend = "the exposure goes into the likelihood: Poisson(exposure * jnp.exp(f))"
+        if high is not None:
+            mend = "of shares, of how many: Binomial(number, logits=f)"
         raise ValueError(
             f"Observed site '{name}' has values that are no whole numbers, which its "
             f"{type(fn).__name__} counts, in {_places(broken)}, as "
-            f"{first:g}. Give counts as they are (the exposure goes into the likelihood: "
-            "Poisson(exposure * jnp.exp(f))), or take a likelihood of real numbers; where "
-            "such values are meant, validate_args=False."
+            f"{first:g}. Give counts as they are ({mend}), or take a likelihood of real "
+            "numbers; where such values are meant, validate_args=False."
         )
 
 
@@ -395,8 +398,8 @@ def _without_density(site) -> str:
     for argument, number in fn.get_args().items():
         constraint = fn.arg_constraints.get(argument)
         is_positive = constraint in (constraints.positive, constraints.nonnegative)
-        if is_positive and np.any(np.asarray(number) <= 0.0):
-            told += f", where its {argument} is {np.min(number):g}.{_POSITIVE[:-1]}"
+        if is_positive and np.all(np.asarray(number) <= 0.0):
+            told += f", where its {argument} is {np.max(number):g}.{_POSITIVE[:-1]}"
     places = _places(np.atleast_1d(bad))
     return f"no finite log density under its {kind} in {places}{told}"
 

@@ -19,6 +19,7 @@ class WholeIfFew(Messenger):
             if subsample_size is not None and size < subsample_size:
                 msg["args"] = (size, size)
                 if msg["value"] is None:
+                    numpyro.prng_key()  # as in FirstRows
                     msg["value"] = jnp.asarray(np.arange(size))
 
 

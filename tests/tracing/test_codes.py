@@ -110,6 +110,7 @@ REFUSED = [
     (lambda f: dist.Binomial(jnp.full(12, 4), logits=f[0]), GROUP + 3, "0 to 4"),
     (lambda f: dist.Poisson(jnp.exp(f[0])), GROUP - 1.0, "from 0.*as -1"),
     (lambda f: dist.Poisson(jnp.exp(f[0])), GROUP + 0.5, "no whole numbers.*as 0.5"),
+    (lambda f: dist.Bernoulli(logits=f[0]), GROUP / 2.0, "as 0.5.*Binomial.number"),
     (lambda f: dist.Gamma(2.0, jnp.exp(f[0])), GROUP * 1.0, "at the end of.*from 0"),
     (lambda f: dist.BetaProportion(0.5, jnp.exp(f[0])), GROUP / 2.0, "at the end of"),
     (lambda f: dist.Categorical(logits=f.T), GROUP * 1.0, r"y.astype\(int\)"),

@@ -28,6 +28,7 @@ STATISTICS = {
     "from the first row": lambda X: X - X[0],
     "from the last row": lambda X: X - X[-1],
     "by the largest": lambda X: X / jnp.abs(X).max(0),
+    "by the smallest": lambda X: X - X.min(0),
     "median": lambda X: X - jnp.median(X, 0),
     "times of steps": lambda X: jnp.cumsum(X, 0),
 }
@@ -56,13 +57,63 @@ def test_what_goes_by_row_is_not_told(name):
 
 
 def test_the_site_that_has_them_is_named():
-    def model(X, y=None):
-        kernel, centred = sgp.kernels.RBF(1.0, 1.0), X - X.mean(0)
-        plain = numpyro.sample("plain", sgp.GaussianProcess(kernel, X))
-        other = numpyro.sample("other", sgp.GaussianProcess(kernel, centred))
-        numpyro.sample("y", dist.Normal(plain + other, 0.3), obs=y)
+    """Also where another one has rows of its own."""
 
-    assert made_of_all_rows(model, (X, Y), {}, ["plain", "other"]) == ["other"]
+    def model(X, weeks, week, y=None):
+        kernel, centred = sgp.kernels.RBF(1.0, 1.0), X - X.mean(0)
+        plain = numpyro.sample("plain", sgp.GaussianProcess(kernel, weeks))
+        other = numpyro.sample("other", sgp.GaussianProcess(kernel, centred))
+        numpyro.sample("y", dist.Normal(plain[week] + other, 0.3), obs=y)
+
+    data = X, np.arange(5.0)[:, None], np.arange(12) % 5, Y
+    assert made_of_all_rows(model, data, {}, ["plain", "other"]) == ["other"]
+
+
+@pytest.mark.parametrize("number", [40, 300, 100_000])
+def test_statistics_of_many_rows_are_seen(number):
+    X = np.random.default_rng(1).uniform(size=(number, 1))
+    for inputs in (STATISTICS["standardised"], STATISTICS["by the smallest"]):
+        assert made_of_all_rows(using(inputs), (X, X[:, 0]), {}, ["f"]) == ["f"]
+
+
+def test_whole_numbers_are_looked_at():
+    years = np.arange(1950, 2000)
+    model = using(lambda years: ((years - years[0]) / 10.0)[:, None])
+    assert made_of_all_rows(model, (years, np.zeros(50)), {}, ["f"]) == ["f"]
+
+
+LARGE = np.random.default_rng(1).normal(size=(300, 1))
+
+
+def test_plates_may_have_a_size_of_their_own():
+    """So that the model does not run with some of the rows."""
+
+    def model(X, y):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X - X.mean(0)))
+        with numpyro.plate("data", 300):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    assert made_of_all_rows(model, (LARGE, LARGE[:, 0]), {}, ["f"]) == ["f"]
+
+
+def test_plates_may_draw_rows():
+    def model(X, y):
+        rows = numpyro.plate("data", X.shape[0], subsample_size=20)
+        with rows as i:
+            centred, y = (X - X.mean(0))[i], y[i]
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), centred))
+        with rows:
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    assert made_of_all_rows(model, (LARGE, LARGE[:, 0]), {}, ["f"]) == ["f"]
+
+
+def test_statistics_of_an_argument_with_other_rows_stay_what_they_are():
+    def model(X, X_train, y=None):
+        f = using(lambda X: (X - X_train.mean(0)) / X_train.std(0))
+        return f(X, y)
+
+    assert made_of_all_rows(model, (X, X.copy(), Y), {}, ["f"]) == []
 
 
 def test_a_guide_warns_at_its_set_up():
