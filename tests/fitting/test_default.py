@@ -156,6 +156,7 @@ def test_parts_of_the_loss_add_up_where_outputs_are_before_rows():
     assert_allclose(parts, whole.loss(whole.free, KEY, whole.arrays), rtol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:The inputs of GP site")
 @pytest.mark.parametrize("of_inputs", [True, False])
 def test_data_that_a_model_standardises_have_no_batches(of_inputs):
     def standard(values):
