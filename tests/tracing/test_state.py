@@ -439,6 +439,7 @@ def test_a_check_is_not_of_two_models(monkeypatch):
     assert found.causes["other parameters"].nats > 1.0
 
 
+@pytest.mark.filterwarnings("ignore:The inputs of GP site")
 @pytest.mark.slow
 def test_rows_are_apart_or_not_by_the_numbers_of_each_call():
     """A largest value that does not count for some, and does for others."""
