@@ -204,6 +204,7 @@ def test_predictions_are_mixtures_over_draws_of_the_inner_layers(two_layers):
     assert_allclose(without, zero, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_inner_inducing_points_start_among_the_values_of_the_layer_before():
     wide = jnp.asarray(np.random.default_rng(0).normal(size=(12, 5)) @ np.diag(range(5)))
     mean = pca(wide, 2)

@@ -178,6 +178,7 @@ def test_values_of_several_rows_are_left_out_wherever_rows_are(gap):
     assert list(found) == ["f", "table", "y"] and found["table"].row_axis == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, slow(3), slow(4)])
 def test_weights_of_as_many_rows_are_none(number):
     def sites(f, X, W):
@@ -188,6 +189,7 @@ def test_weights_of_as_many_rows_are_none(number):
     assert found["F"].mean.shape == (3, number) and found["F"].row_axis == 1
 
 
+@pytest.mark.slow
 def test_jumps_and_kinks_have_the_digits_of_many_nodes():
     def sites(f, X, offset):
         numpyro.deterministic("jump", jnp.where(f > 0.1, 10.0 + f, f))
@@ -250,6 +252,7 @@ def test_quantiles_by_sorting_and_by_looking_are_the_same(monkeypatch):
     assert_allclose(found["above"].quantiles, other["above"].quantiles, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_depends_on_a_response_is_left_out_beside_two_of_them():
     def model(X, y=None, w=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

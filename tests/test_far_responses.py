@@ -101,6 +101,7 @@ def test_functions_with_one_prior_and_a_noise_each(kind):
         kind(RBF(), X, *points, noise=np.full((8, 1), 0.1))
 
 
+@pytest.mark.slow
 def test_the_diagonal_of_patches_with_noise_is_that_of_the_matrix():
     kernel = sgp.kernels.Convolutional(RBF() + White(0.5), (3, 3), 2)
     images = np.random.default_rng(0).standard_normal((3, 9))

@@ -360,6 +360,7 @@ def test_accepted_with_the_value_by_hand(name):
     assert_allclose(found(), expected(), rtol=1e-7)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "other",
     [

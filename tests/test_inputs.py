@@ -160,6 +160,7 @@ def test_a_sparsified_model_takes_other_arrays(kind):
     assert_allclose(density(*KINDS[kind]), density(*JAX), rtol=1e-10)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("model", "data"),
     [

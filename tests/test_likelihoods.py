@@ -170,6 +170,7 @@ def test_predictive_density_is_exact_where_f_is_gaussian():
     assert_allclose(got, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_samples_cdf_and_quantiles_agree():
     warped = WarpedNormal(0.4, 0.8, A, B, C)
     q = np.array([0.01, 0.3, 0.5, 0.9])

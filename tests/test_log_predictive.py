@@ -315,6 +315,7 @@ def test_other_latents_are_at_their_median_and_data_are_not_scaled():
     assert_allclose(got, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_masked_rows_are_nan_and_do_not_count(single):
     guide, params, _ = single
     known = sgp.log_predictive_density(guide, params, X_NEW, Y_NEW)["y"]

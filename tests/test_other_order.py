@@ -52,6 +52,7 @@ def test_responses_are_as_many_as_there_are_and_at_their_rows(fitted, number, ba
     assert found["f"].mean.shape == (180,)
 
 
+@pytest.mark.slow
 def test_an_order_is_looked_at_each_time(fitted):
     """Not kept from rows of as many in their own order."""
     times = np.linspace(0.0, 5.0, 200)

@@ -146,6 +146,7 @@ def test_each_latent_function_has_its_own_hyperparameters():
         assert_moments(np.asarray(draws["f"][:, q]), *moments)
 
 
+@pytest.mark.slow
 def test_a_process_fed_by_a_process_follows_its_samples():
     def deep(X, y=None):
         inner = numpyro.sample("inner", gp(X, mean=lambda x: x[:, 0]))
@@ -201,6 +202,7 @@ def test_return_sites_are_those_that_are_returned():
     assert sorted(draws) == ["rate", "y"] and draws["rate"].shape == (20, 3)
 
 
+@pytest.mark.slow
 def test_draws_depend_on_the_key_and_the_sample_and_not_on_the_batches():
     samples = {"f": np.tile(Y, (6, 1))}  # equal samples, so only the noise differs
     whole = GPPredictive(model, samples, train_args=(X, Y))
@@ -296,6 +298,7 @@ class Scaled:
         return self.variance * jnp.ones(X.shape[:-1])
 
 
+@pytest.mark.slow
 def test_kernels_that_are_no_pytrees_have_the_hyperparameters_of_each_sample():
     """It ended in JAX' error of a tracer that has leaked."""
 
@@ -441,6 +444,7 @@ def test_other_rows_are_seen_however_they_are_given():
     assert abs(np.mean(draws["y"] - draws["f"])) < 0.06
 
 
+@pytest.mark.slow
 def test_samples_of_groups_and_outputs_are_kept():
     """In plates that hold the response too, they are not of rows."""
 

@@ -121,6 +121,7 @@ def test_a_normal_response_that_is_none_by_itself_is_a_mixture(likelihood):
         assert_allclose(np.mean(given.cdf(y), axis=0), level, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_quantiles_of_smooth_responses_are_those_of_fine_grids():
     guide = guide_of(lambda f: dist.Gamma(3.0, 3.0 * jnp.exp(-f)), y=jnp.ones(4))
     mean, sd = moments(guide)
@@ -224,6 +225,7 @@ def dispersed_counts(f):
     return dist.NegativeBinomial2(jnp.exp(f + 1.0), 3.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("likelihood", "known"),
     [
@@ -458,6 +460,7 @@ def test_quantiles_are_not_numbers_where_the_cdf_is_none():
     assert np.isfinite(found[0, 0]) and np.isnan(found[0, 1])
 
 
+@pytest.mark.slow
 def test_angles_have_the_moments_of_numbers():
     guide = guide_of(lambda f: dist.VonMises(f, 2.0))
     mean, sd = moments(guide)
@@ -585,6 +588,7 @@ def test_deep_gps_are_averaged_over_their_inner_layers():
         assert_allclose(found["y"].sd[row] ** 2, spread + w @ moment(x, 0), rtol=0.05)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_predicted_is_refused_or_left_out():
     def chained(X, y=None, z=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -665,6 +669,7 @@ def test_options_of_others_are_told():
     assert draws["rate"].shape == (3, len(X_NEW))
 
 
+@pytest.mark.slow
 def test_what_has_only_a_cdf_has_quantiles():
     found = sgp.predict(guide_of(WithCdf, y=jnp.ones(4)), PARAMS, X_NEW)
     f, y = found["f"], found["y"]

@@ -270,6 +270,7 @@ def test_inputs_that_a_model_standardises_are_not_cut_or_filled_up():
     assert_allclose(found["f"].mean, want, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_responses_that_know_the_mean_of_their_rows_are_not_cut_or_filled_up():
     def of_shares(X, exposure, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -371,6 +372,7 @@ def two_layers(X, y=None):
     numpyro.sample("f", sgp.GaussianProcess(kernel, X))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("model", "are_untouched", "are_apart"),
     [
@@ -398,6 +400,7 @@ def test_inputs_that_are_arguments_are_apart_whatever_their_numbers(
     assert rows_apart(run, axes, sites)(arrays) == are_apart
 
 
+@pytest.mark.slow
 def test_rows_that_a_model_numbers_are_not_numbered_anew_in_batches():
     def numbering(y):
         days = jnp.arange(y.shape[0])[:, None] / 50.0

@@ -67,6 +67,7 @@ def test_expectation_is_the_integral_and_the_mean_over_draws():
     assert np.all(np.abs(draws.mean(axis=0) - expected) < 5 * error)
 
 
+@pytest.mark.slow
 def test_predictive_probabilities_are_those_of_the_classes():
     mean, variance, _ = moments()
     p = robust_max_probabilities(mean, variance, EPS, num_points=60)
@@ -155,6 +156,7 @@ def test_natural_gradients_use_it_too():
     assert_allclose(found["f"].to_variance, slopes[1], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_what_it_cannot_do_is_refused():
     X, y = classes()
     with pytest.raises(ValueError, match="shape .C, N.*got .5, 3, 2."):

@@ -55,6 +55,7 @@ def test_centres_of_windows_may_be_lists():
     )
 
 
+@pytest.mark.slow
 def test_the_same_inputs_are_the_same_inside_of_jit_and_outside():
     """White noise is that of the rows where inputs are one object."""
     inputs = jnp.asarray(X)

@@ -61,6 +61,7 @@ def predicted(model, data, new, **options):
     return found["y"], np.asarray(q.mean), np.asarray(q.covariance_matrix)
 
 
+@pytest.mark.slow
 def test_differences_have_the_variance_of_both_rows_together():
     data = X, LEFT, RIGHT, np.array([0, 1, 1])
     y, mean, covariance = predicted(preferences, data, (X_NEW, LEFT, RIGHT))
@@ -132,6 +133,7 @@ def test_two_functions_and_a_latent_that_is_drawn(approximation):
     assert_allclose(found.sd, sd, rtol=4.0 * 1.5 / np.sqrt(DRAWS) + 4.0 / np.sqrt(200.0))
 
 
+@pytest.mark.slow
 def test_densities_of_differences_are_those_of_quadrature():
     y = np.array([1, 1, 0])
     guide = guide_of(preferences, X, LEFT, RIGHT, y)
@@ -156,6 +158,7 @@ def test_densities_of_differences_are_those_of_quadrature():
         sgp.log_predictive_density(guide, PARAMS, *new)
 
 
+@pytest.mark.slow
 def test_a_mask_leaves_areas_out():
     def seen_areas(X, area, y=None, seen=True):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -194,6 +197,7 @@ def test_a_fit_predicts_what_it_was_fitted_to():
     assert np.mean(np.abs(probs - expit(gap))) < 0.15
 
 
+@pytest.mark.slow
 def test_layers_that_are_tied_are_refused():
     def deep(X, y=None):
         kernel = sgp.kernels.RBF()

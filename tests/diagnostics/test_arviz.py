@@ -250,6 +250,7 @@ def test_loo_of_draws_that_repeat_each_other_says_so():
         leave_one_out(data)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("which", ["mcmc_tree", "svi_tree", "masked_tree"])
 def test_netcdf_keeps_groups_attributes_and_comparisons(which, request, tmp_path):
     data = request.getfixturevalue(which)
@@ -489,6 +490,7 @@ class _OnlyDensity(dist.Normal):
         raise NotImplementedError
 
 
+@pytest.mark.slow
 def test_factors_are_no_data_and_undrawable_sites_not_predicted():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -506,6 +508,7 @@ def test_factors_are_no_data_and_undrawable_sites_not_predicted():
     assert tree.attrs["factors"] == "rows"
 
 
+@pytest.mark.slow
 def test_rows_with_weights_have_no_loo():
     """It was -8.7 for -17.7 (four times each): one of each row was left in the fit."""
 

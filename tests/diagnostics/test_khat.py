@@ -206,6 +206,7 @@ def test_latents_at_points_have_no_khat():
     assert np.isnan(found)
 
 
+@pytest.mark.slow
 def test_weights_see_the_kl_given_what_is_held_at_points():
     # q(u) moved by 0.3 standard deviations along each axis: KL = N 0.3^2 / 2. Its standard
     # error by 1000 draws is told; four of them: an error probability of 1e-4.
@@ -333,6 +334,7 @@ def test_points_do_not_depend_on_the_random_key():
     assert good_k(1000) == 1 - 1 / 3 and good_k(100_000) == 0.7
 
 
+@pytest.mark.slow
 def test_it_is_computed_unasked_where_it_is_cheap():
     def rows(number, model, guide):
         X = jnp.zeros((number, 1))

@@ -142,6 +142,7 @@ def test_no_more_is_said_to_be_lost_than_is_lost(small, seed, at_optimum):
     assert list(curve.gained) == sorted(curve.gained)
 
 
+@pytest.mark.slow
 def test_most_of_what_is_lost_is_seen():
     bound = compiled(200, 6, 1)
     rng = np.random.default_rng(3)

@@ -136,6 +136,7 @@ def test_draws_have_the_moments_of_the_posterior(make):
     assert (np.abs(products.mean(axis=0) - covariance) < 5 * error).all()
 
 
+@pytest.mark.slow
 def test_with_many_features_draws_are_gaussian():
     # The fourth moment of N(0, 1) is 3, that of one feature's draws 4.5.
     @jax.jit

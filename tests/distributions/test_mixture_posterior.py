@@ -86,6 +86,7 @@ def values():
     return np.random.default_rng(1).normal(size=(5, Q, N))
 
 
+@pytest.mark.slow
 def test_marginals_of_a_component_are_its_own(computed):
     means, covariances = dense()
     for k in range(K):

@@ -106,6 +106,7 @@ def test_a_rule_of_ones_own_is_one_class():
         assert_allclose(-value, np.sum(normal) - q.prior_kl(), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_mean_that_closes_over_a_latent_may_be_any_function():
     """What is not an array, such as a closure over traced values, may hold traced ones."""
 

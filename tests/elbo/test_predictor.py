@@ -369,6 +369,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.quick(16)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_combinations_are_counted(name, dtype):

@@ -141,6 +141,7 @@ def boxed():
     return losses_and_gradients(*given, black_box=black_box), shapes
 
 
+@pytest.mark.slow
 def test_a_black_box_is_the_same_likelihood_in_jax(one, boxed):
     (_, (values, gradients)), ((got_values, got), _) = one, boxed
     # The same draws and the same arithmetic, but for the order of sums.

@@ -264,6 +264,7 @@ class NormalWithExpectation(dist.Normal):
         return plain - 0.5 * variance / self.scale**2
 
 
+@pytest.mark.slow
 def test_likelihoods_with_an_expectation_of_their_own_are_relaxed_alike():
     def closed(X, y):
         f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))

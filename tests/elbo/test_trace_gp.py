@@ -138,6 +138,7 @@ def test_several_sites_masks_and_extra_latents_beside_the_gp():
     assert_allclose(-terms["offset"], norm.logpdf(offset).sum(), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_quadrature_over_two_latent_functions_is_a_product_rule():
     def model(X, y):
         kernel = sgp.kernels.RBF(jnp.ones(2), jnp.array([1.0, 2.0]))
@@ -158,6 +159,7 @@ def test_quadrature_over_two_latent_functions_is_a_product_rule():
     assert_allclose(-value, np.sum(expected) - np.sum(q.prior_kl()), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_four_latent_functions_are_too_many_for_quadrature():
     def model(X, y):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([4]))

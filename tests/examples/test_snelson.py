@@ -42,6 +42,7 @@ def test_exact_gp_predicts_by_the_textbook_formula(exact):
     assert_allclose(exact.sd**2, variance, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_sparse_and_exact_model_are_one_model(snelson):
     X, y, _ = DATA
     f = jnp.sin(X[:, 0])

@@ -140,6 +140,7 @@ def test_batches_arrive_where_all_rows_do(learned_fit):
     assert fitted.bound_se == 0.0
 
 
+@pytest.mark.slow
 def test_parts_of_the_loss_add_up_where_outputs_are_before_rows():
     def outputs(X, y=None):
         with numpyro.plate("latent", 2):
@@ -172,6 +173,7 @@ def test_data_that_a_model_standardises_have_no_batches(of_inputs):
         fit(standardising, sgp.SVGP(inducing=Z), (X, Y), batch_size=20)
 
 
+@pytest.mark.slow
 def test_a_plate_that_draws_its_rows_leaves_none_to_choose():
     def drawing(X, y=None):
         data = numpyro.plate("data", X.shape[0], subsample_size=10)
@@ -185,6 +187,7 @@ def test_a_plate_that_draws_its_rows_leaves_none_to_choose():
         fit(drawing, sgp.SVGP(inducing=Z), (jnp.array(X), jnp.array(Y)), batch_size=20)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("by", ["number", "row before", "index"])
 def test_rows_that_a_model_tells_by_their_place_have_no_batches(by):
     offsets = jnp.linspace(0.0, 1.0, N)
@@ -347,6 +350,7 @@ def test_a_step_that_is_too_long_is_undone(poisson_fit):
     assert losses[-1] < losses[20] + 1.0
 
 
+@pytest.mark.slow
 def test_no_step_is_undone_for_a_batch_with_a_row_that_is_far_off():
     y = np.where(np.arange(N) == 17, 1e3, Y)
     guide = sgp.AutoSparseGP(known, sgp.SVGP(inducing=Z))
@@ -477,6 +481,7 @@ def test_other_optima_are_looked_for_and_told():
     assert anew.others and anew.bound > alone.bound + 1.0
 
 
+@pytest.mark.slow
 def test_a_start_that_is_not_finite_leaves_the_others(poisson_fit):
     there = problem_at(poisson_fit.svi, poisson_fit.params, (X, COUNTS), {})
     broken = {**there.free, "f_auto_Z": jnp.full_like(there.free["f_auto_Z"], jnp.nan)}
@@ -851,6 +856,7 @@ def test_verdict_holds_the_evidence(learned_fit):
     assert verdict.causes["inducing points"].nats <= lost + 1e-3
 
 
+@pytest.mark.slow
 def test_an_interrupted_check_gives_no_verdict(learned_fit, monkeypatch):
     calls = interrupt(monkeypatch, run=1)
     with pytest.raises(KeyboardInterrupt):

@@ -155,6 +155,7 @@ def test_a_loaded_fit_can_be_saved_again(loaded, path, tmp_path):
             assert_array_equal(first[name], second[name])
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_loaded_with_its_data_is_saved_with_two_rows_of_them(path, tmp_path):
     loaded = sgp.load(path, model, args=(X, Y))  # noqa: F821
     assert loaded.num_rows == 20 and loaded.sample(jax.random.key(0))["f"].shape == (20,)
@@ -241,6 +242,7 @@ class OwnRule(sgp.elbo.Expectation):
     """A rule of a user's own."""
 
 
+@pytest.mark.slow
 def test_what_is_ones_own_has_to_be_given_again(tmp_path):
     def base_guide(model):
         guide = AutoGuideList(model)
@@ -713,6 +715,7 @@ def test_a_folder_is_refused_by_name(tmp_path):
         sgp.load(tmp_path, model)  # noqa: F821
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_flipped_bit_is_refused_or_changes_nothing(path, tmp_path, loaded, seed):
     """200 places in all; most of a file are arrays and the header, where each is seen."""

@@ -341,6 +341,7 @@ def lines(ax):
     return {line.get_label(): line.get_xydata() for line in ax.get_lines()}
 
 
+@pytest.mark.slow
 def test_over_one_column_the_response_is_drawn_with_data_and_points(at_points):
     ax = at_points.plot(level=0.8, num_points=15)
     drawn = lines(ax)
@@ -433,6 +434,7 @@ def test_classes_are_drawn_by_their_probabilities(columns):
         assert 0.0 < pale.min() <= pale.max() < 1.0
 
 
+@pytest.mark.slow
 def test_two_classes_are_drawn_by_one_probability():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X[:, None]))
@@ -450,6 +452,7 @@ def test_two_classes_are_drawn_by_one_probability():
     assert len(ax.collections) == 0
 
 
+@pytest.mark.slow
 def test_of_several_values_in_a_row_one_can_be_chosen():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X).expand([2]))

@@ -122,6 +122,7 @@ def test_values_without_their_sign_have_no_moments():
     np.testing.assert_allclose([mean[0], sd[0]], [-1.0, 0.3], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_effects_of_a_fixed_scale_are_left_alone():
     guide = sgp.AutoSparseGP(model, sgp.SVGP(5))
     guide.setup(X, GROUP, Y, fixed=1e-8)

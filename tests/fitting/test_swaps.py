@@ -80,6 +80,7 @@ def test_few_rows_of_many_are_found_where_points_leave_much():
     assert sum(np.abs(Z - row).min() < 0.1 for row in large) >= 3
 
 
+@pytest.mark.slow
 def test_points_that_are_not_trained_stay():
     points = sgp.SVGP(inducing=X[::15], train_inducing=False)
     _, swaps = begun(counts, points, optimised=False)

@@ -107,6 +107,7 @@ def test_a_level_of_ten_thousand_is_found(kind):
     assert abs(level - best) < 0.1 * prior_sd and raw.check().converged
 
 
+@pytest.mark.slow
 def test_units_go_by_the_prefix_of_the_guide():
     def model(X, y=None):
         level = numpyro.sample("level", dist.Normal(8_000.0, 1e4))
@@ -252,6 +253,7 @@ def test_linear_kernels_start_where_their_functions_have_a_variance_of_one():
     assert fitted.bound > np.sum(stats.poisson(y.mean()).logpmf(y))
 
 
+@pytest.mark.slow
 def test_levels_under_wide_priors_start_where_the_density_is_finite():
     """The median of draws, some ten thousands off, had rates that NumPyro refuses."""
 

@@ -162,6 +162,7 @@ def test_posterior_at_the_optimum_is_the_exact_one():
 # ---- models that it takes ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hyperparameters_may_be_params_or_numbers():
     def model(X, y=None):
         lengthscale = numpyro.param("lengthscale", 0.5, constraint=constraints.positive)
@@ -301,6 +302,7 @@ def test_local_latents_in_the_data_plate_share_its_minibatch():
     assert np.isfinite(value)
 
 
+@pytest.mark.slow
 def test_minibatch_set_up_sees_more_than_one_batch():
     X, y = helpers.regression_data(60)
     guide, _, _ = start(
@@ -902,6 +904,7 @@ def test_a_subsampled_plate_made_twice_is_refused():
         sgp.AutoSparseGP(model, sgp.SVGP(3)).setup(X, y)
 
 
+@pytest.mark.slow
 def test_joint_draws_of_too_many_rows_are_refused_before_they_are_tried(monkeypatch):
     """As 60,000 rows are on most machines: 43 GB."""
 
@@ -959,6 +962,7 @@ class Own(AutoNormal):
         super().__init__(model, prefix=prefix, init_loc_fn=init_to_uniform)
 
 
+@pytest.mark.slow
 def test_guides_of_ones_own_and_wide_priors_start_as_they_did():
     def model(X, y=None):
         level = numpyro.sample("level", dist.Normal(0.0, 1000.0))

@@ -42,6 +42,7 @@ def fitted():
     return made()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -112,6 +113,7 @@ def test_points_that_are_not_trained_must_be_those_of_the_set_up():
         guide.posterior({**params, "f_auto_Z": Z + 0.1}, X)
 
 
+@pytest.mark.slow
 def test_a_fingerprint_keeps_at_other_rows_starts_and_values(fitted):
     guide, _ = fitted
     expected = guide.fingerprint()

@@ -224,6 +224,7 @@ def test_a_hidden_layer_is_a_gp_of_patches():
     assert fit.losses[-5:].mean() < fit.losses[0]
 
 
+@pytest.mark.slow
 def test_what_has_no_meaning_is_refused():
     kernel, X, y = problem("patches")
     patches = sgp.InducingPatches("kmeans")

@@ -44,6 +44,7 @@ def both_latent(X, y=None):
 SVGP = {"variational": {"f_auto_qu_mu", "f_auto_qu_sqrt"}, "inducing": {"f_auto_Z"}}
 
 
+@pytest.mark.slow
 def test_parameters_of_a_base_guide_go_with_their_latent():
     assert blocks_of(both_latent, base_guide=AutoNormal) == {
         **SVGP,
@@ -74,6 +75,7 @@ def test_approximations_and_prefixes_of_several_sites():
     }
 
 
+@pytest.mark.slow
 def test_every_way_into_a_prior_is_the_kernels():
     class OwnKernel:
         """JAX sees no leaves in it."""

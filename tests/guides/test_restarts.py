@@ -113,6 +113,7 @@ def test_starts_of_q_and_inducing_points_are_given_by_init_params():
     assert len(np.unique(jax.vmap(run)(KEYS).losses[:, 0])) == 3
 
 
+@pytest.mark.slow
 def test_a_run_without_data_and_parameters_keeps_the_starts_of_the_set_up():
     guide, svi = problem(AutoDelta)
     params = svi.get_params(svi.init(KEYS[0], X, Y))

@@ -193,6 +193,7 @@ def test_scales_of_functions_are_not_lengthscales_of_columns(kind):
     assert rows.shape[-1] == Z.shape[-1]
 
 
+@pytest.mark.slow
 def test_fourier_features_without_frequency_are_smoothed_points():
     kernel, X = RBF(1.3, 0.7), jnp.linspace(-1.0, 1.0, 5)[:, None]
     Z = FourierFeatures(jnp.zeros((1, 2)), 0.6, 0.4)

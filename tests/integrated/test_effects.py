@@ -86,6 +86,7 @@ def test_one_gaussian_is_exact(name):
     assert_allclose(posterior["b"].variance, b[1], rtol=1e-3)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", PRIORS)
 def test_values_have_the_prior_s_moments(name):
     fn, mean = PRIORS[name](), MOMENTS[name][0]

@@ -254,6 +254,7 @@ def test_sds_of_a_site_have_the_level_of_its_mean(data, of_mean):
     assert f"sds of 'f' are {np.sqrt(np.trace(alone) / together):.2f} of" in told
 
 
+@pytest.mark.slow
 def test_a_likelihood_without_derivatives_is_told_as_unknown(data):
     X, _, y = data
 

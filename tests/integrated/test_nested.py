@@ -392,6 +392,7 @@ def test_it_goes_through_a_file(posterior, tmp_path):
         sgp.fit(counts, posterior, (X, COUNTS))
 
 
+@pytest.mark.slow
 def test_it_shows_itself(posterior):  # at as many inputs as other tests have
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")

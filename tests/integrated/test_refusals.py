@@ -175,6 +175,7 @@ def branches(X, y=None):
     observe(dist.Normal(f + cond(True, branch(0.0), branch(3.0), None), 0.3), y)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "model, words",
     [

@@ -112,6 +112,7 @@ def svgp_bound(likelihood, mean, S):
     return expected - 0.5 * (np.trace(inverse @ S) + mean @ inverse @ mean - M + log_dets)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli", "poisson"])
 @given(seed=st.integers(0, 10**6))
 def test_lc_is_below_svgp_and_meets_it_at_the_inverse(likelihood, seed):
@@ -125,6 +126,7 @@ def test_lc_is_below_svgp_and_meets_it_at_the_inverse(likelihood, seed):
     assert_allclose(bound(named(weights=weights, root=root, T=T)), known, rtol=1e-8)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli", "poisson", "student"])
 @given(seed=st.integers(0, 10**6))
 def test_fr_is_svgp_in_other_parameters(likelihood, seed):
@@ -142,6 +144,7 @@ def relaxed_q(seed):
     return rng.normal(size=M), R * np.sign(np.diag(R))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("likelihood", ["gaussian", "poisson", "student"])
 @given(seed=st.integers(0, 10**6))
 def test_relaxed_is_svgp_where_the_iteration_has_converged(likelihood, seed):
@@ -540,6 +543,7 @@ def test_starts_of_T():
 # ---- tight bounds, and what is refused ---------------------------------------------
 
 
+@pytest.mark.slow
 def test_tight_bounds_of_lc():
     """Between the plain bound and the evidence; the diagonal one has a closed form."""
     y = Y["gaussian"]
@@ -678,6 +682,7 @@ def test_an_iteration_that_has_not_converged_is_reported():
         guide.posterior(params, X)
 
 
+@pytest.mark.slow
 def test_lbfgs_refuses_a_drawn_kl():
     guide = sgp.AutoSparseGP(additive_normal, option("relaxed", kl="stochastic"))
     svi = SVI(additive_normal, guide, optax.adam(0.01), sgp.TraceGP_ELBO())

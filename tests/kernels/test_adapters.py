@@ -129,6 +129,7 @@ def test_foreign_kernel_is_the_same_kernel(make, wrapper):
     assert_allclose(kernel.diag(X1), np.full(4, 1.5), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_quasiseparable_kernels_of_tinygp_see_numbers():
     pytest.importorskip("tinygp")
     from tinygp.kernels import quasisep
@@ -298,6 +299,7 @@ class Shaped:
         return jnp.ones(X.shape[:-1])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("changed", "match"),
     [

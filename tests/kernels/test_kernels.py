@@ -140,6 +140,7 @@ over_stationary = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.quick(6)
 @over_cases
 def test_matrix_is_the_double_loop(kernel, function):
     X1, X2 = points(4), points(3, seed=1)
@@ -159,6 +160,7 @@ def test_diag_is_the_diagonal_of_the_matrix(kernel):
     assert_allclose(kernel.diag(X), np.diag(kernel(X)), rtol=1e-14)
 
 
+@pytest.mark.quick(4)
 @over_stationary
 @pytest.mark.parametrize("D", [1, 20])
 def test_variance_on_the_diagonal_is_exact(kernel, D):
@@ -214,6 +216,7 @@ def test_few_near_points_of_many_columns_are_differenced_alone(number, same):
     assert_allclose(jax.vmap(distances)(batch)[1], expected / 4, rtol=1e-5)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("shape", [(1, 1), (7, 9), (63, 1), (64, 1), (8, None), (0, 3)])
 def test_few_points_of_many_columns_have_distances(shape):
     rng = np.random.default_rng(0)
@@ -408,6 +411,7 @@ def test_covariance_is_right_to_rounding_where_points_almost_coincide(
     assert_allclose(found, np.exp(-2 * np.sum(sines**2, -1)), rtol=0, atol=2 * atol)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("cls", PROFILES, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("D", [2, 20])
 def test_slope_is_right_where_points_almost_coincide(cls, D):
@@ -427,6 +431,7 @@ def test_slope_is_right_where_points_almost_coincide(cls, D):
     assert_allclose(slope, expected, rtol=1e-7, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_many_columns_take_differences_only_where_points_are_near():
     def products(kernel, X1, X2):
         text = str(jax.make_jaxpr(lambda *a: kernel(*a))(X1, X2))
@@ -492,6 +497,7 @@ def test_white_tells_points_apart_by_row():
     assert_array_equal(k(X), 2.0 * np.eye(3))
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("cls", [RBF, Periodic, Linear])
 @pytest.mark.parametrize(
     "shape", [(), (2,), (1,), (2, 3), (2, 1), (1, 3)], ids=lambda s: f"ell{s}"
@@ -549,6 +555,7 @@ def test_two_batch_axes_and_trailing_alignment():
     assert_allclose(K[1, 2], RBF(v[1, 2], ell[2])(X), rtol=1e-12)
 
 
+@pytest.mark.quick(8)
 @over_kernels
 def test_batches_of_inputs_broadcast(kernel):
     X1, X2 = points(8).reshape(2, 1, 4, 3), points(9, seed=1).reshape(3, 3, 3)

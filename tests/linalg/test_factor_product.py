@@ -73,6 +73,7 @@ def test_gradients_in_float32_are_as_right_as_the_plain_products(N):
     assert error < 5 * others + 1e-5 * np.linalg.norm(exact)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("shapes", [((), (3,)), ((3,), (3,)), ((3,), ()), ((1,), (2, 3))])
 def test_batches_broadcast(shapes):
     rng = np.random.default_rng(0)
@@ -107,6 +108,7 @@ def test_second_derivatives_and_forward_mode(outer):
             assert_allclose(got, expected, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_several_chains_are_vmapped():
     weights, *v = np.random.default_rng(2).normal(size=(4, 6))
     theta, v = jnp.array([[1.3, 0.4], [0.7, 1.1], [2.0, 0.2]]), jnp.array(v)
@@ -123,6 +125,7 @@ def test_a_gradient_factorises_once():
     assert factorised(step(jnp.eye(9)).jaxpr) == [9]
 
 
+@pytest.mark.slow
 def test_gradients_of_a_nearly_singular_matrix_keep_the_digits_of_the_plain_product():
     # Against central differences in longer numbers: h**4, and rounding of 1e-19 / h. By
     # half_congruence in blocks, errors are 20 to 100 times those of the plain product.

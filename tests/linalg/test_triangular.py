@@ -101,6 +101,7 @@ def blocked(K, B):
     return L, A
 
 
+@pytest.mark.slow
 def test_gradients_of_the_whitened_solve_and_their_derivatives():
     X, V = np.random.default_rng(1).normal(size=(2, SIZE))
     got, want = (

@@ -189,6 +189,7 @@ def test_a_likelihood_without_a_derivative():
     assert len(np.unique(got[:, 0])) == 20
 
 
+@pytest.mark.slow
 def test_values_without_a_finite_likelihood_have_no_probability():
     def model():
         f = numpyro.sample("f", gp(1.0, mean=None, inputs=X[:1]))
@@ -217,6 +218,7 @@ def test_a_likelihood_lost_in_rounding_errors_ends():
 # ---- inside of MCMC -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_chain_methods_agree():
     draws = [
         run(EllipticalSlice(known), 5, num_warmup=3, method=method).get_samples()["f"]

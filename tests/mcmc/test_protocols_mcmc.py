@@ -67,6 +67,7 @@ def test_hmc_on_function_values_hints_at_whitening(kernel, model):
         mcmc.run(jax.random.key(0), X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autoguide", [AutoNormal, slow(AutoMultivariateNormal)])
 def test_autoguides_of_function_values_hint_at_the_sparse_guide(autoguide):
     svi = SVI(model, autoguide(model), Adam(0.01), Trace_ELBO())

@@ -152,6 +152,7 @@ def test_base_guides_without_a_latent_are_told():
         sgp.AutoSparseGP(plain, sgp.SVGP(4), lambda model: None).setup(X, Y)
 
 
+@pytest.mark.slow
 def test_rows_of_solvers_of_their_own_are_not_tied():
     """Rates of exp(300) would keep a solver going for ever."""
 

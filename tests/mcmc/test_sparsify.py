@@ -311,6 +311,7 @@ def test_a_process_on_the_values_of_another():
 # ---- set-up and errors ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_set_up_inside_of_jit_and_once():
     model = sparsify(gaussian_model, SVGP(3))
     density = jax.jit(lambda v: log_density(model, (X, Y), {}, {"f_u_white": v})[0])

@@ -136,12 +136,14 @@ def test_of_nested_inference_a_response_comes_first_then_what_the_likelihood_is_
 # ---- posteriors -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_method_and_the_function_draw_the_same(line):
     ax, other = line.plot(num_points=7), plot_posterior(line, num_points=7)
     assert ax is not other and lines(ax).keys() == lines(other).keys()
     assert_array_equal(lines(ax)["mean of y"], lines(other)["mean of y"])
 
 
+@pytest.mark.slow
 def test_a_second_map_has_the_standard_deviation(plane):
     _, (left, right) = plt.subplots(1, 2)
     assert plot_posterior(plane, left, num_points=3) is left
@@ -180,6 +182,7 @@ def of_offsets(X, offset, y=None):
         numpyro.sample("y", dist.Normal(f + offset, 0.3), obs=y)
 
 
+@pytest.mark.slow
 def test_other_arguments_go_with_the_rows_of_inputs_in_any_order():
     fitted = untrained(of_offsets, (LINE, np.zeros(12), Y))
     new, offset = np.array([[1.0], [-1.0], [0.5]]), np.array([10.0, 20.0, 30.0])
@@ -431,6 +434,7 @@ def test_fits_and_draws_are_drawn_over_each_other(line):
     assert ax.get_ylabel() == "y" and "data" in lines(ax)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared_is_told(line, plane):
     draws = {"f": np.zeros((3, 5))}
     with pytest.raises(TypeError, match="fits must be a dict .* got list"):

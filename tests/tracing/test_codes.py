@@ -117,6 +117,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("likelihood", "y", "told"), REFUSED)
 def test_values_that_cannot_be_are_told_by_name(likelihood, y, told):
     with pytest.raises(ValueError, match=f"(?s)site 'y'.*{told}"):
@@ -294,6 +295,7 @@ def test_lags_are_taken_of_longer_arrays():
     assert check_row_indices(model, (X, jnp.arange(12.0)), {}).any
 
 
+@pytest.mark.slow
 def test_solvers_are_no_reason_to_wait():
     """At values of f of some hundreds this one does not end, in float32."""
 

@@ -85,6 +85,7 @@ def test_rows_tied_at_kinks_alone_are_found(name, size):
     assert mixes_rows(lambda f: OVER_KINKS[name](f["f"]), {"f": (size,)}, jnp.float32)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("size", [6, 3000])
 @pytest.mark.parametrize("name", BY_ROW)
 def test_kinks_of_single_rows_tie_none(name, size):

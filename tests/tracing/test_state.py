@@ -340,6 +340,7 @@ def test_predictions_and_scores_follow_what_a_model_reads(monkeypatch):
     assert_allclose(new_density, density, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_objects_among_the_arguments_are_looked_at():
     def model(X, y=None, config=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -527,6 +528,7 @@ def test_what_is_read_at_some_numbers_of_rows_is_seen():
         assert_allclose(new, old + is_moved, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_mistaken_call_does_not_make_later_ones_slow(count_compiled):
     runs = []
 

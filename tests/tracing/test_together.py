@@ -119,6 +119,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize("name", CASES)
 def test_axes_are_those_of_terms(name):
     shapes, log_density, expected = CASES[name]

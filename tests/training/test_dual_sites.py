@@ -91,6 +91,7 @@ def test_one_step_is_the_collapsed_optimum():
     assert_allclose(result.params[SITES[0]], W @ y / 0.3**2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_steps_average_the_targets_of_their_slopes():
     """Against the targets by explicit inverses, at sites that are no optimum."""
     X, y = classes()
@@ -127,6 +128,7 @@ def test_same_optimum_as_full_and_its_fixed_point():
     assert_allclose(linear, W @ (g1 - 2 * g2 * mean), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_hyperparameters_descend_at_fixed_sites():
     X, y = classes()
     svi, _ = make(bernoulli, sgp.SVGP(covariance="dual", **POINTS), 0.5)
@@ -248,6 +250,7 @@ def student(X, y, scale=0.1, degrees=2.0, learn=False):
         numpyro.sample("y", dist.StudentT(degrees, f, scale), obs=y)
 
 
+@pytest.mark.slow
 def test_likelihoods_that_are_not_log_concave_stay_gaussian():
     X, y = regression_data(15)
     svi, _ = make(student, sgp.SVGP(6, covariance="dual"), 1.0, others=0.05)

@@ -337,6 +337,7 @@ def test_progress_bar_shows_block_and_loss(capsys):
 # ---- options ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_subsampling_is_refused():
     X, y = helpers.regression_data()
     svi = sparse_svi(helpers.gaussian_model)

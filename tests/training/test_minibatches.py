@@ -193,6 +193,7 @@ def test_only_the_plate_of_the_rows_has_the_rows_of_the_batch(data):
     assert (levels > 0.1).all()  # each was drawn at least once
 
 
+@pytest.mark.slow
 def test_nothing_has_the_length_of_all_rows(svi, data):
     N = 10**12
     svi.guide.setup(*data)  # which would draw rows from an array of that length

@@ -50,6 +50,7 @@ def begun(size):
     return mixing, mixing.none_yet(zeros, zeros), zeros
 
 
+@pytest.mark.slow
 def test_on_a_quadratic_they_are_there_after_as_many_as_there_are_directions():
     """Jacobi's iteration of this system runs away."""
     size = 6
@@ -69,6 +70,7 @@ def test_on_a_quadratic_they_are_there_after_as_many_as_there_are_directions():
     assert_allclose(A @ last["x"], b, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_oldest_places_give_way():
     mixing, places, _ = begun(2)
     for i in range(70):

@@ -175,6 +175,7 @@ def test_schedules_and_minibatches_and_float32():
     assert result.params["f_auto_qu_sqrt"].dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_bad_input_is_told():
     guide = sgp.AutoSparseGP(gaussian_model, sgp.SVGP(3, covariance="pseudo_data"))
     for rate in (0.0, -0.1, 1.5, float("nan")):
