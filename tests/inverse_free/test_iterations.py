@@ -89,9 +89,9 @@ def test_steps_grow_with_the_logarithm_of_the_condition_number(dtype):
     assert np.all(num_steps[clear] <= 8 + 1.25 * np.log(condition[clear]))
     assert np.all(residual < 1.0)
     assert np.median(num_steps) < 30
-    # There rounding may keep the residual from growing or falling until the limit; it does
-    # for one of ninety on some processors, for none on others.
-    assert num_steps[clear].max() < 100 and np.sum(num_steps == 100) <= 3
+    # Of those that are not, rounding may keep the residual where it is until the limit.
+    definite = np.linalg.eigvalsh(K.astype(float))[:, 0] > 0
+    assert np.all(definite[clear]) and num_steps[definite].max() < 100
 
 
 def test_it_does_not_end_while_the_residual_stays_and_one_eigenvalue_grows():
