@@ -44,9 +44,8 @@ from numpyro_sgp.fitting.problem import (
     unconstrained,
 )
 from numpyro_sgp.fitting.progress import AT_EDGE, Limits
+from numpyro_sgp.fitting.race import Race, Settling
 from numpyro_sgp.fitting.starts import (
-    Race,
-    Settling,
     generator,
     lengthscale_starts,
     random_starts,
@@ -65,7 +64,8 @@ from numpyro_sgp.training.padding import Padded
 #: Products of all rows with M x M matrices up to which training sees all rows at once,
 #: in numbers multiplied.
 WHOLE = 4e8
-#: The same number up to which several starts are trained to the end (up to three).
+#: Three times the same number up to which so many starts are trained to the end, however
+#: long it takes.
 SEVERAL = 4e6
 #: Rows of a batch above that.
 BATCH = 1024
@@ -156,10 +156,11 @@ def fit(
         :class:`~numpyro_sgp.AutoJointGP`; the result is then a
         :class:`~numpyro_sgp.JointFit`.
     :param restarts: number of starts that are drawn at random, the first one excepted.
-        Where training is cheap and has no number of ``steps``, the best three after the
-        race are trained to the end (of a mixture, those of the Gaussian that it begins
-        at). A guide that is set up and that natural gradients train nothing of has no race:
-        training on all rows goes on from each to the end, on batches from the first alone.
+        Where training is on all rows and has no number of ``steps``, several are trained
+        to the end after the race, until two more end at the same or that takes long (of a
+        mixture, those of the Gaussian that it begins at). A guide that is set up and
+        that natural gradients train nothing of has no race: training on all rows goes on
+        from each to the end, on batches from the first alone.
     :param tolerance: nats that may be left.
     :param pad: whether to fill the data up to a power of two by rows that do not count, so
         that nothing is compiled anew for most of the rounds where data grow. Not for
@@ -376,14 +377,18 @@ def _train(
         if race is not None:
             starts.append(with_drawn_means(problem, problem.free, generator(for_race)))
     affordable = SEVERAL / problem.work(problem.num_rows)
-    few = int(np.clip(affordable, 1, 3))
+    number = few = int(np.clip(affordable, 1, 3))
     if race is not None:
         keep = 2 if affordable < 1 else len(starts)
         starts = race(starts, for_race, keep, limits, held)
+        # Where inducing points are trained there are other optima for each of these.
+        roles = guide.roles()
+        has_trained_points = any(roles.get(name) == "inducing" for name in problem.free)
+        number = few if has_trained_points else len(starts) + len(known_start)
         # Which hardly moves, and would have others judged by that.
         starts[min(few - 1, 1) : 0] = known_start
     elif restarts > 1:  # that nothing else chooses from
-        few = len(starts)
+        number = few = len(starts)
     early = np.zeros(0)
     if settling is not None:
         starts[0], early = settling(starts[0], for_race, limits)
@@ -399,11 +404,9 @@ def _train(
             number = few if restarts > 1 and size is None else 1
             found = train_best(stepper, starts[:number], *rest)
         else:
-            number = min(few, len(starts))
+            numbers: dict[str, Any] = dict(least=few, number=min(number, len(starts)))
             starts = [*starts, problem.free, with_narrow_q(problem, starts[0])]
-            found = train_whole(
-                problem, starts, *rest, seed=0, descent=descent, number=number
-            )
+            found = train_whole(problem, starts, *rest, seed=0, descent=descent, **numbers)
     if whole:
         found = with_true_slopes(found, problem, limits.after(len(found.losses)))
     make = guide.fitted if hasattr(guide, "fitted") else functools.partial(Fitted, guide)

@@ -52,6 +52,10 @@ _BEHIND = 30  # iterations before one that will not overtake the best is left
 #: Products of rows with M x M matrices, summed over evaluations, up to which inducing
 #: points are drawn anew.
 ANEW = 2e9
+#: The same up to which there are trainings from several starts.
+TRAININGS = 2.5e10
+_AGREEING = 2  # of these that end as high as the best, after which there are no more
+_SAME = 0.5  # nats between such ends
 #: The same up to which there are trainings from other lengthscales.
 _SCALES = 1e11
 
@@ -86,6 +90,7 @@ def train_whole(
     seed: int | None = None,
     descent: Descent | None = None,
     number: int = 1,
+    least: int = 1,
     elsewhere: float = _SCALES,
 ) -> Trained:
     """
@@ -104,7 +109,9 @@ def train_whole(
     :param seed: of inducing points that are drawn anew, where all of q(u) takes natural
         steps and evaluations are cheap; None for none of that.
     :param descent: that of a training before, of the same problem.
-    :param number: of starts to train from.
+    :param number: of starts to train from, at most: until two more end at the same, or
+        it takes as long as :data:`TRAININGS`.
+    :param least: so many however long it takes.
     :param elsewhere: products of rows with M x M matrices up to which there are trainings
         from other lengthscales, however long the first one took.
     :raises ValueError: if it can begin at none of them.
@@ -123,17 +130,22 @@ def train_whole(
 
     starts = _begin(descent, starts)
     best, limited = train()
-    # One that has more than twice as far to go as the first one went will not overtake it.
-    near = -best.bound + 2.0 * (best.first_loss + best.bound)
-    for free in starts[: number - 1]:
+    affordable = TRAININGS / problem.work(problem.num_rows)
+    made, agreeing = 1, 0
+    for i, free in enumerate(starts[: number - 1], 1):
         if limited:
             return best
+        longer = (descent.work - began) * (1 + 1 / made) > affordable
+        if i >= least and (agreeing >= _AGREEING or longer):
+            break
         with suppress(ValueError):  # no finite bound there
             descent.start_at(free)
-            if descent.loss <= near:
-                found, limited = train(-best.bound)
-                best = max(best, found, key=lambda trained: trained.bound)
-                best = _told(best, found)
+            found, limited = train(-best.bound)
+            could = found.bound + _TIMES * remaining(descent.losses)
+            made, agreeing = made + 1, agreeing + (could >= best.bound - _SAME)
+            agreeing *= found.bound <= best.bound + _SAME
+            best = max(best, found, key=lambda trained: trained.bound)
+            best = _told(best, found)
     if limited or seed is None or not problem.all_natural:
         return best
     allowed = ANEW / problem.work(problem.num_rows) - _FEWEST

@@ -22,7 +22,8 @@ from numpyro_sgp.fitting.batches import (
     _Run,
 )
 from numpyro_sgp.fitting.progress import CONVERGED, Limits
-from numpyro_sgp.fitting.starts import Race, Settling, random_starts
+from numpyro_sgp.fitting.race import Race, Settling
+from numpyro_sgp.fitting.starts import random_starts
 from numpyro_sgp.fitting.whole import _iterate
 from numpyro_sgp.training.descent import Descent
 from tests.helpers import gaussian_model
@@ -228,6 +229,86 @@ def test_random_starts_have_other_numbers_for_means_than_for_hyperparameters():
     starts = random_starts(problem, jax.random.key(0), 2)
     drawn = [np.asarray(start[name]) for start in starts for name in free]
     assert len(np.unique(drawn)) == 16
+
+
+# ---- trainings from where the race ends --------------------------------------------------
+
+
+class Apart(Falling):
+    """Starts, ``(loss, lengthscale)``, with inducing points that are all far apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.problem.scales = lambda: {"lengthscale": np.full(1, 0.5), "Z": np.ones(1)}
+        self.problem.guide = SimpleNamespace(roles=lambda: {"Z": "inducing"})
+
+    def start(self, free, key):
+        loss, lengthscale = free
+        Z = np.array([1e3 * loss])
+        free = {"lengthscale": np.array([lengthscale]), "Z": Z, "start": free}
+        return SimpleNamespace(good=SimpleNamespace(free=free), at=0)
+
+    def __call__(self, state, rows, natural, others, held=()):
+        return state, np.full(len(natural), state.good.free["start"][0])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_those_far_apart_are_trained_in_turns_with_the_best(whole):
+    starts = [(3.0, 0.2), (1.0, 0.0), (2.0, 0.1), (5.0, -2.0), (4.0, 1.0), (9.0, -9.0)]
+    # The last one is left behind while its lengthscale is held.
+    race = Race(Apart(), whole)
+    ends = race(starts, None, 2, NO_LIMITS, {5: ("lengthscale",)})
+    losses = [end["start"][0] for end in ends]
+    by_loss = [1.0, 2.0, 3.0, 4.0, 5.0, 9.0]
+    assert losses == ([1.0, 5.0, 2.0, 4.0, 3.0, 9.0] if whole else by_loss)
+
+
+class Ends:
+    """Stands for a descent: from a start, its end, it goes there in so many evaluations."""
+
+    def __init__(self, evaluations):
+        self.work, self.trained, self._evaluations = 0, [], evaluations
+
+    def start_at(self, end):
+        if np.isnan(end):
+            raise ValueError
+        self.losses, self._end = [end + 100.0], end
+
+    def go(self, *_):
+        falls = np.append(0.5 ** np.arange(self._evaluations), 0.0)
+        self.losses = [*self._end + 100.0 * falls]
+        self.trained.append(self._end)
+        self.work += self._evaluations
+        return CONVERGED, False
+
+    def free_now(self):
+        return self._end
+
+
+@pytest.mark.parametrize(
+    ("starts", "options", "trained"),
+    [
+        # Two more end within half a nat of the best.
+        ([5.0, 7.0, 5.2, 4.9, 1.0], {}, [5.0, 7.0, 5.2, 4.9]),
+        # Those before do not count where one is better.
+        ([5.0, 5.0, 3.0, 3.0, 5.0, np.nan, 3.0, 1.0], {}, [5.0, 5.0, 3.0, 3.0, 5.0, 3.0]),
+        # A second training is within the work, a third one is not, unless it is to be.
+        ([5.0, 7.0, 1.0], {"work": 0.4}, [5.0, 7.0]),
+        ([5.0, 7.0, 1.0], {"work": 0.6}, [5.0]),
+        ([5.0, 7.0, 1.0], {"work": 0.6, "least": 3}, [5.0, 7.0, 1.0]),
+        ([5.0, 7.0, 1.0], {"number": 2}, [5.0, 7.0]),
+    ],
+)
+def test_starts_are_trained_until_some_end_alike_or_it_takes_long(
+    starts, options, trained, monkeypatch
+):
+    descent, options = Ends(100), {"number": len(starts), **options}
+    work = whole.TRAININGS * options.pop("work", 1e-3) / 100
+    problem = SimpleNamespace(work=lambda _: work, num_rows=10)
+    monkeypatch.setattr(whole, "_iterate", descent.go)
+    given = None, NO_LIMITS, lambda *_: None
+    best = whole.train_whole(problem, starts, *given, descent=descent, **options)
+    assert descent.trained == trained and best.bound == -min(trained)
 
 
 # ---- steps on all rows between the race and L-BFGS ---------------------------------------
