@@ -12,7 +12,7 @@ from numpyro_sgp.diagnostics.optimality import believed, loss_drop
 from numpyro_sgp.fitting.progress import CONVERGED, INTERRUPTED, Limits, Trained
 from numpyro_sgp.fitting.stepper import CHUNK, Stepper
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, OTHER_OPTIMA, Cause, unknown
-from numpyro_sgp.fitting.whole import AGAIN, remaining, train_whole
+from numpyro_sgp.fitting.whole import AGAIN, ALONE, remaining, train_whole
 
 #: Products of all rows with M x M matrices up to which the other parameters are trained
 #: some iterations more, to see what that gains.
@@ -27,6 +27,7 @@ _MOST_SIGNS = 3  # functions whose signs are tried, in all combinations
 _FAR, _NEAR, _SAME = 2.0, 0.1, 0.1
 _LONGER = "train longer: more steps, or seconds, of sgp.fit"
 _ELSEWHERE = "sgp.fit(..., restarts=10), other keys, or more inducing points"
+_RESTARTS = "sgp.fit(..., restarts=10), the best of ten starts"
 _SAID = "what it says, and a check again"
 
 
@@ -137,11 +138,13 @@ class Attempts:
                 return replace(after, first_loss=found.first_loss, losses=losses)
         return found
 
-    def of_optima(self) -> list[Cause]:
+    def of_optima(self, below: float) -> list[Cause]:
         """
         Where the trainings of :meth:`of_others` from other means of q(u), or other inducing
         points, ended: the row of how far apart they are, empty where they ended together or
         there were none.
+
+        :param below: nats by which those of the fit from other starts ended lower.
         """
         best = self._best
         apart = [] if best is None else [best.bound - bound for bound in best.others]
@@ -151,9 +154,11 @@ class Attempts:
                 f"{min(apart):.2g} to {max(apart):.2g} nats below the best, so that there "
                 "may be better ones"
             )
-            mend = "sgp.fit(..., restarts=10), the best of ten starts"
+            mend = _RESTARTS
         elif best is not None and best.expected >= _APART:
             told, mend = AGAIN.format(best.expected), _ELSEWHERE
+        elif below >= _APART:
+            told, mend = ALONE.format(below), _RESTARTS
         elif number := self._mirrored():
             told = (
                 f"{number + 1} optima as high, of f and -f: the sign makes no difference "

@@ -63,7 +63,7 @@ MORE_CAUSES: list[Callable[..., Cause | None]] = []
 
 
 def check(
-    guide, params, args, kwargs, *, svi, loss, losses, bound, descent, grown, rng_key
+    guide, params, args, kwargs, *, svi, loss, losses, bound, descent, grown, apart, rng_key
 ) -> Verdict:
     """
     The verdict on a fit; see :meth:`~numpyro_sgp.Fitted.check`, whose attributes these are.
@@ -117,7 +117,7 @@ def check(
     ]
     found += [of_digits] if of_digits is not None else []
     if not rounded:  # by which trainings end apart too
-        found += attempts.of_optima()
+        found += attempts.of_optima(apart)
     found += [cause for more in MORE_CAUSES if (cause := more(*given)) is not None]
     return Verdict({cause.name: cause for cause in found}, bracket, bound)
 

@@ -414,7 +414,7 @@ def _train(
     bound, bound_se = found.bound, found.bound_se
     if size is None and differs_from_training(svi):
         bound, bound_se = bound_of(svi, params, args, kwargs)
-    return make(
+    fitted = make(
         params,
         args,
         kwargs,
@@ -426,6 +426,8 @@ def _train(
         svi=svi,
         descent=found.descent,
     )
+    fitted.apart = found.apart or getattr(before, "apart", 0.0)
+    return fitted
 
 
 def _padded(model, approximation) -> Padded:

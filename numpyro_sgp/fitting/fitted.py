@@ -131,6 +131,8 @@ class Fitted(Plotted):
         #: With ``num_inducing="auto"``: number of inducing points, nats that they lose at
         #: least, and seconds, of each training.
         self.grown: tuple[tuple[int, float, float], ...] = ()
+        #: Nats by which it is above where trainings from other starts ended.
+        self.apart = 0.0
         #: What a file has beside the fit, by the kind of result that it is part of.
         self.more: dict = {}
         #: What is wrong with the fit, if anything, once it was looked at.
@@ -415,6 +417,7 @@ class Fitted(Plotted):
             bound=self.bound,
             descent=descent,
             grown=self.grown,
+            apart=self.apart,
             rng_key=jax.random.key(0) if rng_key is None else rng_key,
         )
         self._verdict, self._attrs = found.summary, found.attrs

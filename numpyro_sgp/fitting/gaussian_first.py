@@ -78,7 +78,7 @@ def train_from_gaussian(
     # Variances alone may have a better optimum elsewhere (3.5 nats of 830).
     raced = any(isinstance(option.family, Diagonal) for option in options.values())
     fitted = train(make(options), start, limits=rest.after(made), raced=raced)
-    fitted.grown = first.grown
+    fitted.grown, fitted.apart = first.grown, first.apart
     if interrupted:
         fitted.stopped = INTERRUPTED
     return fitted

@@ -91,6 +91,7 @@ class Trained:
     :param others: bounds at which trainings from other means of q(u) ended.
     :param own: the bound at which that from the start ended.
     :param expected: what as many trainings from other inducing points again would gain.
+    :param apart: nats by which it is above where trainings from other starts ended.
     """
 
     free: dict
@@ -103,3 +104,4 @@ class Trained:
     others: tuple[float, ...] = ()
     own: float = float("-inf")
     expected: float = 0.0
+    apart: float = 0.0

@@ -40,6 +40,7 @@ _LEAST_HOPS, _MOST_HOPS = 3, 36  # so many
 _EVALUATIONS = 300  # of the bound, of one such training, about
 OTHERS = "other inducing points may do better: the last ones did"
 AGAIN = "trainings end apart, and other inducing points may gain {:.2g} nats or more"
+ALONE = "trainings from other starts end {:.2g} nats lower or more, and one may end higher"
 _APART, _BEST = 1.0, 4  # nats of such a gain that are told, and gaps that tell them
 _ELSEWHERE = 0.1  # nats between optima of q(u)
 _TRIES = 3  # trainings from other means of q(u), whose ends say little beforehand
@@ -131,7 +132,7 @@ def train_whole(
     starts = _begin(descent, starts)
     best, limited = train()
     affordable = TRAININGS / problem.work(problem.num_rows)
-    made, agreeing = 1, 0
+    made, agreeing, tops = 1, 0, [best.bound]
     for i, free in enumerate(starts[: number - 1], 1):
         if limited:
             return best
@@ -144,6 +145,7 @@ def train_whole(
             could = found.bound + _TIMES * remaining(descent.losses)
             made, agreeing = made + 1, agreeing + (could >= best.bound - _SAME)
             agreeing *= found.bound <= best.bound + _SAME
+            tops.append(max(found.bound, min(could, best.bound)))
             best = max(best, found, key=lambda trained: trained.bound)
             best = _told(best, found)
     if limited or seed is None or not problem.all_natural:
@@ -217,9 +219,13 @@ def train_whole(
         most += (descent.work - before) * is_of_means
     if swaps.interrupted:
         return replace(best, stopped=INTERRUPTED)
-    best = replace(best, expected=expected_gain(ends))
+    apart = 0.0 if made else _gap(best, tops)
+    best = replace(best, expected=expected_gain(ends), apart=apart)
     if best.stopped != CONVERGED:
         return best
+    if best.apart > _APART:
+        told = f"{CONVERGED}, to one of several optima: {ALONE.format(best.apart)}"
+        return replace(best, stopped=told)
     if best.expected > _APART:
         told = f"{CONVERGED}, to one of many optima: {AGAIN.format(best.expected)}"
         return replace(best, stopped=told)
@@ -234,6 +240,15 @@ def _better(best: Trained, found: Trained) -> Trained:
         return best
     losses = np.append(best.losses, found.losses)
     return replace(found, first_loss=best.first_loss, losses=losses)
+
+
+def _gap(best: Trained, tops: list[float]) -> float:
+    """
+    Nats down to the next best of where trainings from some starts ended; 0 if there is one.
+    """
+    if best.bound > max(tops) + _SAME:  # from another place after these
+        tops = [*tops, best.bound]
+    return best.bound - sorted(tops)[-2] if len(tops) > 1 else 0.0
 
 
 def expected_gain(ends: list[float]) -> float:

@@ -68,8 +68,13 @@ def test_mirror_images_are_told(even):
         with numpyro.plate("data", X.shape[0]):
             numpyro.sample("y", dist.Normal(f**2 if even else f, 0.1), obs=y)
 
-    found = sgp.fit(model, sgp.SVGP(8), (X, y), progress_bar=False).check()
+    fitted = sgp.fit(model, sgp.SVGP(8), (X, y), progress_bar=False)
+    found = fitted.check()
     assert found.converged != even and ("other optima" in found.causes) == even
     if even:
         assert np.isclose(found.causes["other optima"].nats, np.log(2.0))
         assert "several optima" in found.summary
+    else:
+        fitted.apart = 3.0  # as where other starts end lower
+        found = fitted.check()
+        assert not found.converged and "restarts=10" in found.causes["other optima"].mend

@@ -311,6 +311,33 @@ def test_starts_are_trained_until_some_end_alike_or_it_takes_long(
     assert descent.trained == trained and best.bound == -min(trained)
 
 
+@pytest.mark.parametrize(
+    ("starts", "below"),
+    [([5.0, 7.0, 5.2], 0.2), ([5.0, 7.0], 2.0), ([5.0], 0.0), ([9.0, 5.0, 7.5], 2.5)],
+)
+@pytest.mark.parametrize("has_moved", [False, True])
+def test_it_is_told_where_the_best_ends_alone(starts, below, has_moved, monkeypatch):
+    descent = Ends(100)
+    problem = SimpleNamespace(work=lambda _: 1e6, num_rows=10, all_natural=True)
+    move = [lambda free, limits: descent.start_at(min(starts) - 10.0) or 0]
+    nothing = SimpleNamespace(moves=lambda: move if has_moved else [])
+    monkeypatch.setattr(whole, "Periods", lambda *_: SimpleNamespace(moves=list))
+    monkeypatch.setattr(whole, "Scales", lambda *_: nothing)
+    monkeypatch.setattr(whole, "_iterate", descent.go)
+    monkeypatch.setattr(whole, "_moves", lambda *_: [])
+    swaps = SimpleNamespace(search=lambda *_: 0.0, interrupted=False)
+    monkeypatch.setattr(whole, "Swaps", lambda *_: swaps)
+    given = None, NO_LIMITS, lambda *_: None
+    options = {"descent": descent, "number": len(starts), "seed": 0}
+    best = whole.train_whole(problem, starts, *given, **options)
+    below = 10.0 if has_moved else below
+    assert (
+        best.apart == pytest.approx(below) and best.bound == -min(starts) + 10 * has_moved
+    )
+    assert (" other starts end " in best.stopped) == (below > 1.0)
+    assert best.stopped.startswith(CONVERGED)
+
+
 # ---- steps on all rows between the race and L-BFGS ---------------------------------------
 
 
