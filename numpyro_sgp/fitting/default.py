@@ -157,10 +157,11 @@ def fit(
         :class:`~numpyro_sgp.JointFit`.
     :param restarts: number of starts that are drawn at random, the first one excepted.
         Where training is on all rows and has no number of ``steps``, several are trained
-        to the end after the race, until two more end at the same or that takes long (of a
-        mixture, those of the Gaussian that it begins at). A guide that is set up and
-        that natural gradients train nothing of has no race: training on all rows goes on
-        from each to the end, on batches from the first alone.
+        to the end after the race (of a mixture, those of the Gaussian that it begins at):
+        three where that is soon or there are five; with inducing points that stay all,
+        until two more end at the same or it takes long. A guide that is set up and that
+        natural gradients train nothing of has no race: training on all rows goes on from
+        each to the end, on batches from the first alone.
     :param tolerance: nats that may be left.
     :param pad: whether to fill the data up to a power of two by rows that do not count, so
         that nothing is compiled anew for most of the rounds where data grow. Not for
@@ -377,18 +378,19 @@ def _train(
         if race is not None:
             starts.append(with_drawn_means(problem, problem.free, generator(for_race)))
     affordable = SEVERAL / problem.work(problem.num_rows)
-    number = few = int(np.clip(affordable, 1, 3))
+    few = int(np.clip(affordable, 1, 3))
+    number = least = max(few, min((restarts + 1) // 2, 3))
     if race is not None:
         keep = 2 if affordable < 1 else len(starts)
         starts = race(starts, for_race, keep, limits, held)
         # Where inducing points are trained there are other optima for each of these.
         roles = guide.roles()
         has_trained_points = any(roles.get(name) == "inducing" for name in problem.free)
-        number = few if has_trained_points else len(starts) + len(known_start)
+        number = least if has_trained_points else len(starts) + len(known_start)
         # Which hardly moves, and would have others judged by that.
         starts[min(few - 1, 1) : 0] = known_start
     elif restarts > 1:  # that nothing else chooses from
-        number = few = len(starts)
+        number = least = few = len(starts)
     early = np.zeros(0)
     if settling is not None:
         starts[0], early = settling(starts[0], for_race, limits)
@@ -404,7 +406,7 @@ def _train(
             number = few if restarts > 1 and size is None else 1
             found = train_best(stepper, starts[:number], *rest)
         else:
-            numbers: dict[str, Any] = dict(least=few, number=min(number, len(starts)))
+            numbers: dict[str, Any] = dict(least=least, number=min(number, len(starts)))
             starts = [*starts, problem.free, with_narrow_q(problem, starts[0])]
             found = train_whole(problem, starts, *rest, seed=0, descent=descent, **numbers)
     if whole:

@@ -417,6 +417,26 @@ def test_where_there_is_no_race_each_start_is_trained(monkeypatch):
     assert bounds[1] >= bounds[0]
 
 
+@pytest.mark.parametrize("stays", [False, True])
+def test_how_many_are_trained_where_evaluations_take_long(stays, monkeypatch):
+    X = np.linspace(0.0, 6.0, 40)[:, None]
+    y = np.sin(2.0 * X[:, 0])
+    own, told = default.train_whole, []
+
+    def train_whole(problem, starts, *args, least, number, **options):
+        told.append((least, number, len(starts) - 2))
+        return own(problem, starts[:1], *args, **options)
+
+    monkeypatch.setattr(default, "train_whole", train_whole)
+    monkeypatch.setattr(default, "SEVERAL", 1.0)
+    option = sgp.SVGP(inducing=X[::10], train_inducing=not stays)
+    for restarts in 1, 3, 5, 9:
+        options = {"restarts": restarts, "steps": 4, "progress_bar": False}
+        sgp.fit(gaussian_model, option, (X, y), **options)
+    assert [least for least, *_ in told] == [1, 2, 3, 3]
+    assert all(number == (all_ if stays else least) for least, number, all_ in told)
+
+
 def test_limits_are_of_all_trainings_together_or_of_each():
     limits = Limits(0.1, 10, None).after(6)
     assert not limits.reached(3) and limits.reached(4) == "at the limit of 10 steps in all"
