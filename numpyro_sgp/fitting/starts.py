@@ -1,5 +1,6 @@
 """Where training starts: some lengthscales, and random starts."""
 
+import math
 from functools import partial
 
 import jax
@@ -21,8 +22,9 @@ from numpyro_sgp.tracing.rows import origins, union
 SCALES = (1.0, 0.4, 2.5, 0.15)
 #: Those that are held at first, while noise and all else become what suits them.
 HELD = (0.15, 0.05)
-#: From the first to the last of several, and the other way round: where all are alike and
-#: functions that add up have the same priors, none becomes other than the others.
+#: From the first to the last of several functions, and the other way round: where all are
+#: alike and functions that add up have the same priors, none becomes other than the others;
+#: that of a noise ended 8 nats lower than where it began with other lengthscales.
 APART = (1.0, 0.1)
 
 
@@ -30,9 +32,9 @@ def lengthscale_starts(problem) -> tuple[list[dict], dict[int, tuple[str, ...]]]
     """
     The start with the lengthscales of stationary kernels (of linear ones, how far away
     their functions have a variance of one) at each of :data:`SCALES` and :data:`HELD`, as
-    far as they are parameters of their own; several at scales :data:`APART` too; beside the
-    start itself, which is the first. Where priors of latents are wide they start at their
-    means.
+    far as they are parameters of their own; of several functions at scales :data:`APART`
+    too; beside the start itself, which is the first. Where priors of latents are wide they
+    start at their means.
 
     :return: these, and the names of what is held at first, by the number of the start.
     """
@@ -42,9 +44,14 @@ def lengthscale_starts(problem) -> tuple[list[dict], dict[int, tuple[str, ...]]]
     found, held = [free], {}
     if not fed:
         return found, held
-    alike = [np.full(len(fed), scale) for scale in SCALES + HELD]
-    apart = [np.geomspace(*ends, len(fed)) for ends in (APART, APART[::-1])]
-    for i, scales in enumerate(alike + apart[: 2 * (len(fed) > 1)]):
+    shapes = [_functions(lengthscale, sd) for lengthscale, sd, _ in fed.values()]
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    alike = [[np.full(shape, scale) for shape in shapes] for scale in SCALES + HELD]
+    apart = []
+    for between in (APART, APART[::-1]) if ends[-1] > 1 else ():
+        parts = np.split(np.geomspace(*between, ends[-1]), ends[:-1])
+        apart.append([a.reshape(shape) for a, shape in zip(parts, shapes, strict=True)])
+    for i, scales in enumerate(alike + apart):
         start = {**free, **_at_scales(problem, free, fed, scales)}
         if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(start)):
             if len(SCALES) <= i < len(alike):
@@ -53,17 +60,32 @@ def lengthscale_starts(problem) -> tuple[list[dict], dict[int, tuple[str, ...]]]
     return found, held
 
 
+def _functions(lengthscale, sd) -> tuple[int, ...]:
+    """The shape of the functions that have lengthscales of their own."""
+    has_columns = lengthscale.shape[-1:] == sd.shape
+    return lengthscale.shape[:-1] if has_columns else lengthscale.shape
+
+
 def _at_scales(problem, free, fed, scales) -> dict:
-    """What lengthscales are made of, where they are so many deviations of the columns."""
+    """
+    What lengthscales are made of, where they are so many deviations of the columns.
+
+    :param scales: of each parameter, in the shape of its :func:`_functions`.
+    """
     moved, stepped = {}, {}
     for scale, (name, (lengthscale, sd, slope)) in zip(scales, fed.items(), strict=True):
         active = sd[sd > 0.0]
-        target = scale * np.sqrt(len(active)) * np.where(sd > 0.0, sd, 1.0)
+        target = np.sqrt(len(active)) * np.where(sd > 0.0, sd, 1.0)
         value = np.asarray(problem.params[name])  # of lengthscales, no real latents
         if value.shape[-1:] == sd.shape and lengthscale.shape[-1:] == sd.shape:
-            ratio = target / lengthscale
+            ratio = scale[..., None] * target / lengthscale
+        elif lengthscale.shape == scale.shape:
+            ratio = scale * np.exp(np.mean(np.log(target))) / lengthscale
         else:
-            ratio = np.exp(np.mean(np.log(target)) - np.mean(np.log(lengthscale)))
+            mean = np.mean(np.log(lengthscale))
+            ratio = np.exp(np.mean(np.log(target)) + np.mean(np.log(scale)) - mean)
+        if slope is None and np.shape(ratio) not in ((), value.shape):
+            ratio = np.exp(np.mean(np.log(ratio)))
         if slope is None:
             moved[name] = np.asarray(value * ratio, free[name].dtype)
         else:

@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.distributions import constraints
 from scipy.optimize import minimize
 
 import numpyro_sgp as sgp
@@ -153,6 +154,33 @@ def test_several_lengthscales_start_apart_too():
     assert len(held) == len(HELD)
 
 
+@pytest.mark.parametrize("shape", [(2,), (2, 3)])
+@pytest.mark.parametrize("kind", ["param", "latent", "of a scale"])
+def test_functions_of_one_site_begin_apart_too(kind, shape):
+    positive, wide = constraints.positive, np.repeat(X, 3, axis=1)
+
+    def model(X, y=None):
+        if kind == "latent":
+            each = dist.LogNormal(np.zeros(shape), 1.0).to_event(len(shape))
+            lengthscale = numpyro.sample("l", each)
+        else:
+            lengthscale = numpyro.param("l", np.ones(shape), constraint=positive)
+            lengthscale = lengthscale * (2.0 if kind == "of a scale" else 1.0)
+        kernel = sgp.kernels.RBF(np.ones(2), lengthscale)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f[0], jnp.exp(f[1])), obs=y)
+
+    given, _, _ = begun(model, wide)
+    starts, held = lengthscale_starts(given)
+    assert len(starts) == len(SCALES) + len(HELD) + 3 and len(held) == len(HELD)
+    name = "l_auto_loc" if kind == "latent" else "l"
+    for free, (first, second) in zip(starts[-2:], [APART, APART[::-1]], strict=True):
+        found = constrained(given.svi, free)[name]
+        assert found.shape == shape
+        assert_allclose(found[0] / found[1], first / second, rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_each_kernel_of_a_sum_finds_its_own():
     short, long = (-1.0, np.log(0.2)), (-0.5, np.log(1.7))
@@ -161,7 +189,7 @@ def test_each_kernel_of_a_sum_finds_its_own():
     assert abs(fitted.bound - best) < 0.1
 
 
-def begun(model):
+def begun(model, X=X):
     guide = sgp.AutoSparseGP(model, sgp.SVGP(8))
     svi = numpyro.infer.SVI(model, guide, numpyro.optim.Adam(0.01), sgp.TraceGP_ELBO())
     given = Problem(svi, svi.init(KEY, X, Y), (X, Y), {})
