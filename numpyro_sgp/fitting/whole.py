@@ -54,7 +54,7 @@ _BEHIND = 30  # iterations before one that will not overtake the best is left
 #: points are drawn anew.
 ANEW = 2e9
 #: The same up to which there are trainings from several starts.
-TRAININGS = 2.5e10
+TRAININGS = 4e10
 _AGREEING = 2  # of these that end as high as the best, after which there are no more
 _SAME = 0.5  # nats between such ends
 #: The same up to which there are trainings from other lengthscales.
