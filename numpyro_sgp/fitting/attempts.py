@@ -144,7 +144,8 @@ class Attempts:
         points, ended: the row of how far apart they are, empty where they ended together or
         there were none.
 
-        :param below: nats by which those of the fit from other starts ended lower.
+        :param below: nats by which those of the fit from other starts ended lower; 0 if
+            that is not known.
         """
         best = self._best
         apart = [] if best is None else [best.bound - bound for bound in best.others]
@@ -157,8 +158,8 @@ class Attempts:
             mend = _RESTARTS
         elif best is not None and best.expected >= _APART:
             told, mend = AGAIN.format(best.expected), _ELSEWHERE
-        elif below >= _APART:
-            told, mend = ALONE.format(below), _RESTARTS
+        elif below:
+            return [ended_alone(below)]
         elif number := self._mirrored():
             told = (
                 f"{number + 1} optima as high, of f and -f: the sign makes no difference "
@@ -197,6 +198,11 @@ class Attempts:
                 stayed = _distance(ended, moved) < _NEAR * _distance(moved, means)
                 number += stayed and abs(best.descent.loss + best.bound) < _SAME
         return number
+
+
+def ended_alone(below: float) -> Cause:
+    """The row of a fit that trainings from other starts ended lower than."""
+    return Cause(OTHER_OPTIMA, np.nan, told=ALONE.format(below), mend=_RESTARTS)
 
 
 def _site(name: str) -> str:

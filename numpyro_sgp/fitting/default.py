@@ -64,8 +64,8 @@ from numpyro_sgp.training.padding import Padded
 #: Products of all rows with M x M matrices up to which training sees all rows at once,
 #: in numbers multiplied.
 WHOLE = 4e8
-#: Three times the same number up to which so many starts are trained to the end, however
-#: long it takes.
+#: The same number, times that of starts, up to which these are all trained to the end (up
+#: to three).
 SEVERAL = 4e6
 #: Rows of a batch above that.
 BATCH = 1024
@@ -156,10 +156,10 @@ def fit(
         :class:`~numpyro_sgp.AutoJointGP`; the result is then a
         :class:`~numpyro_sgp.JointFit`.
     :param restarts: number of starts that are drawn at random, the first one excepted.
-        Where training is on all rows and has no number of ``steps``, several are trained
-        to the end after the race (of a mixture, those of the Gaussian that it begins at):
-        three where that is soon or there are five; with inducing points that stay all,
-        until two more end at the same or it takes long. A guide that is set up and that
+        Where training is on all rows several are trained to the end after the race (of a
+        mixture, those of the Gaussian that it begins at): three where that is soon or
+        ``restarts`` is five or more; with inducing points that stay all, until two more end
+        at the same or it takes long. A guide that is set up and that
         natural gradients train nothing of has no race: training on all rows goes on from
         each to the end, on batches from the first alone.
     :param tolerance: nats that may be left.
@@ -332,6 +332,7 @@ def _train(
     :param before: a fit of this guide to go on from.
     :param descent: that of a fit with the same data, or None.
     """
+    goes_on = before is not None and descent is not None  # with the same data
     for_init, for_guide, for_starts, for_race, for_training = split(rng_key, 5)
     if before is None:
         guide.take_natural_gradients(1.0)
@@ -387,7 +388,7 @@ def _train(
         roles = guide.roles()
         has_trained_points = any(roles.get(name) == "inducing" for name in problem.free)
         number = least if has_trained_points else len(starts) + len(known_start)
-        # Which hardly moves, and would have others judged by that.
+        # Another first, as that hardly moves and is what others are left for.
         starts[min(few - 1, 1) : 0] = known_start
     elif restarts > 1:  # that nothing else chooses from
         number = least = few = len(starts)
@@ -428,7 +429,9 @@ def _train(
         svi=svi,
         descent=found.descent,
     )
-    fitted.apart = found.apart or getattr(before, "apart", 0.0)
+    fitted.apart = found.apart
+    if goes_on and not found.apart:
+        fitted.apart = before.apart
     return fitted
 
 

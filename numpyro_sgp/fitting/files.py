@@ -20,7 +20,7 @@ from numpyro_sgp.training.archive import read_archive, write_archive
 from numpyro_sgp.training.padding import Padded
 
 _KEYS = {"guide", "params", "setup", "fit", "num_rows", "arguments", "more"}
-_NUMBERS = ("bound", "bound_se", "seconds")
+_NUMBERS = ("bound", "bound_se", "seconds", "apart")
 _NOT_KEPT = {"init_loc_fn", "prefix"}  # options of a base guide
 #: NumPyro's guides for the latents beside f that a file may name.
 _BASE_GUIDES = {

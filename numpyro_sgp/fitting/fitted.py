@@ -131,7 +131,8 @@ class Fitted(Plotted):
         #: With ``num_inducing="auto"``: number of inducing points, nats that they lose at
         #: least, and seconds, of each training.
         self.grown: tuple[tuple[int, float, float], ...] = ()
-        #: Nats by which it is above where trainings from other starts ended.
+        #: Nats by which it is above where trainings from other starts ended; 0 if one came
+        #: near or there were none.
         self.apart = 0.0
         #: What a file has beside the fit, by the kind of result that it is part of.
         self.more: dict = {}

@@ -21,7 +21,8 @@ from numpyro_sgp._programs import on_data
 from numpyro_sgp.families import Diagonal
 from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.problem import constrained, unconstrained
-from numpyro_sgp.fitting.progress import INTERRUPTED, Limits
+from numpyro_sgp.fitting.progress import CONVERGED, INTERRUPTED, Limits
+from numpyro_sgp.fitting.whole import alone
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.checks import assigned
 
@@ -78,7 +79,11 @@ def train_from_gaussian(
     # Variances alone may have a better optimum elsewhere (3.5 nats of 830).
     raced = any(isinstance(option.family, Diagonal) for option in options.values())
     fitted = train(make(options), start, limits=rest.after(made), raced=raced)
-    fitted.grown, fitted.apart = first.grown, first.apart
+    fitted.grown = first.grown
+    if not raced:
+        fitted.apart = first.apart
+        if fitted.stopped == CONVERGED:
+            fitted.stopped = alone(first.apart)
     if interrupted:
         fitted.stopped = INTERRUPTED
     return fitted

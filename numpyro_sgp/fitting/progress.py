@@ -91,7 +91,8 @@ class Trained:
     :param others: bounds at which trainings from other means of q(u) ended.
     :param own: the bound at which that from the start ended.
     :param expected: what as many trainings from other inducing points again would gain.
-    :param apart: nats by which it is above where trainings from other starts ended.
+    :param apart: nats by which it is above where trainings from other starts ended; 0 if
+        one came near or there were none.
     """
 
     free: dict

@@ -91,6 +91,7 @@ class Race:
                 for count in rounds[gone[i] : gone[order[0]]]:
                     if not limits.reached(0):
                         states[i], losses[i] = self._some(states[i], count)
+                        gone[i] += 1
             order.sort(key=lambda i: np.inf if np.isnan(losses[i]) else losses[i])
         ends, order = [state.good.free for state in states], order or [0]
         if self._whole:

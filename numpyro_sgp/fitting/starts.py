@@ -51,9 +51,13 @@ def lengthscale_starts(problem) -> tuple[list[dict], dict[int, tuple[str, ...]]]
     for between in (APART, APART[::-1]) if ends[-1] > 1 else ():
         parts = np.split(np.geomspace(*between, ends[-1]), ends[:-1])
         apart.append([a.reshape(shape) for a, shape in zip(parts, shapes, strict=True)])
+    places: list[list] = []  # others than these, as where functions share a parameter
     for i, scales in enumerate(alike + apart):
         start = {**free, **_at_scales(problem, free, fed, scales)}
-        if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(start)):
+        here = [start[name] for name in fed]
+        seen = i >= len(alike) and any(all(map(np.array_equal, here, at)) for at in places)
+        if not seen and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(start)):
+            places.append(here)
             if len(SCALES) <= i < len(alike):
                 held[len(found)] = (*fed,)
             found.append(start)
@@ -79,13 +83,9 @@ def _at_scales(problem, free, fed, scales) -> dict:
         value = np.asarray(problem.params[name])  # of lengthscales, no real latents
         if value.shape[-1:] == sd.shape and lengthscale.shape[-1:] == sd.shape:
             ratio = scale[..., None] * target / lengthscale
-        elif lengthscale.shape == scale.shape:
-            ratio = scale * np.exp(np.mean(np.log(target))) / lengthscale
         else:
-            mean = np.mean(np.log(lengthscale))
-            ratio = np.exp(np.mean(np.log(target)) + np.mean(np.log(scale)) - mean)
-        if slope is None and np.shape(ratio) not in ((), value.shape):
-            ratio = np.exp(np.mean(np.log(ratio)))
+            by_function = scale if lengthscale.shape == scale.shape else scale[..., None]
+            ratio = by_function * np.exp(np.mean(np.log(target))) / lengthscale
         if slope is None:
             moved[name] = np.asarray(value * ratio, free[name].dtype)
         else:
@@ -102,9 +102,14 @@ def newton(slope, change, number: int):
     :param change: of each, or of all.
     :param number: of lengthscales.
     """
+    shape = np.shape(slope)
     with np.errstate(divide="ignore", invalid="ignore"):
-        if np.shape(slope) == np.shape(change):
+        if shape == np.shape(change):
             return change / slope * (number if np.ndim(slope) == 0 else 1.0)
+        if shape and len(shape) == np.ndim(change):  # one for all columns, of functions
+            axes = tuple(i for i, size in enumerate(shape) if size == 1)
+            if np.sum(change, axis=axes, keepdims=True).shape == shape:
+                return np.sum(change, axis=axes, keepdims=True) / slope
         # Of several latents in one vector, those that move them.
         return slope * np.mean(change) * number / np.sum(slope**2)
 
@@ -158,6 +163,8 @@ def lengthscales_of(problem, names, kernels=None, length=None) -> dict:
                 sd = np.full_like(sd, np.sqrt(np.mean(sd**2)))
         else:
             sd = deviations(X)
+        if np.ndim(values[label]) <= np.ndim(kernel.variance):
+            sd = sd[None]  # each function has one for all columns
         if len(union(origin)) != 1 or not np.any(sd > 0.0):  # equal rows tell no scale
             continue
         (name,) = union(origin)

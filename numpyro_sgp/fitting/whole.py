@@ -40,7 +40,7 @@ _LEAST_HOPS, _MOST_HOPS = 3, 36  # so many
 _EVALUATIONS = 300  # of the bound, of one such training, about
 OTHERS = "other inducing points may do better: the last ones did"
 AGAIN = "trainings end apart, and other inducing points may gain {:.2g} nats or more"
-ALONE = "trainings from other starts end {:.2g} nats lower or more, and one may end higher"
+ALONE = "trainings from other starts end {:.3g} nats lower or more, and one may end higher"
 _APART, _BEST = 1.0, 4  # nats of such a gain that are told, and gaps that tell them
 _ELSEWHERE = 0.1  # nats between optima of q(u)
 _TRIES = 3  # trainings from other means of q(u), whose ends say little beforehand
@@ -139,15 +139,18 @@ def train_whole(
         longer = (descent.work - began) * (1 + 1 / made) > affordable
         if i >= least and (agreeing >= _AGREEING or longer):
             break
-        with suppress(ValueError):  # no finite bound there
+        try:
             descent.start_at(free)
-            found, limited = train(-best.bound)
-            could = found.bound + _TIMES * remaining(descent.losses)
-            made, agreeing = made + 1, agreeing + (could >= best.bound - _SAME)
-            agreeing *= found.bound <= best.bound + _SAME
-            tops.append(max(found.bound, min(could, best.bound)))
-            best = max(best, found, key=lambda trained: trained.bound)
-            best = _told(best, found)
+        except KeyboardInterrupt:
+            return replace(best, stopped=INTERRUPTED)
+        except ValueError:  # no finite bound there
+            continue
+        found, limited = train(-best.bound)
+        tops.append(could_be(found, best.bound))
+        made, agreeing = made + 1, agreeing + (tops[-1] >= best.bound - _SAME)
+        agreeing *= found.bound <= best.bound + _SAME
+        best = max(best, found, key=lambda trained: trained.bound)
+        best = _told(best, found)
     if limited or seed is None or not problem.all_natural:
         return best
     allowed = ANEW / problem.work(problem.num_rows) - _FEWEST
@@ -169,10 +172,11 @@ def train_whole(
         if not is_cheap and descent.loss > -best.bound:
             continue  # most often it goes back to where it came from
         found, limited = train(-best.bound - _GAIN)
+        tops.append(could_be(found, best.bound))
         best = _told(_better(best, found), found)
     if limited or limits.reached(0):
         return best
-    own, helps, share = best.bound, False, 0.0
+    own, helps, share, several = best.bound, False, 0.0, made
     swaps = Swaps(problem, descent, seed)
 
     def search(work: float) -> float:
@@ -211,21 +215,20 @@ def train_whole(
             others, own = best.others, best.own
             if is_of_means:
                 others = *others, found.bound
-            else:  # where it was left, as it was behind, the best that it could come to
-                could = found.bound + _TIMES * remaining(descent.losses)
-                ends.append(max(found.bound, min(could, best.bound)))
+            else:
+                ends.append(could_be(found, best.bound))
             in_vain *= found.bound < best.bound + _GAIN
             best = _told(replace(_better(best, found), others=others, own=own), found)
         most += (descent.work - before) * is_of_means
     if swaps.interrupted:
         return replace(best, stopped=INTERRUPTED)
-    apart = 0.0 if made else _gap(best, tops)
+    apart = 0.0 if made or several == 1 else best.bound - sorted(tops)[-2]
+    apart *= apart > _APART
     best = replace(best, expected=expected_gain(ends), apart=apart)
     if best.stopped != CONVERGED:
         return best
-    if best.apart > _APART:
-        told = f"{CONVERGED}, to one of several optima: {ALONE.format(best.apart)}"
-        return replace(best, stopped=told)
+    if best.apart:
+        return replace(best, stopped=alone(best.apart))
     if best.expected > _APART:
         told = f"{CONVERGED}, to one of many optima: {AGAIN.format(best.expected)}"
         return replace(best, stopped=told)
@@ -242,13 +245,18 @@ def _better(best: Trained, found: Trained) -> Trained:
     return replace(found, first_loss=best.first_loss, losses=losses)
 
 
-def _gap(best: Trained, tops: list[float]) -> float:
-    """
-    Nats down to the next best of where trainings from some starts ended; 0 if there is one.
-    """
-    if best.bound > max(tops) + _SAME:  # from another place after these
-        tops = [*tops, best.bound]
-    return best.bound - sorted(tops)[-2] if len(tops) > 1 else 0.0
+def could_be(found: Trained, bound: float) -> float:
+    """Where one ended, or could come to: up to a bound, if it was left for being behind."""
+    was_left = len(found.losses) >= _BEHIND and found.bound < bound
+    left = remaining([found.first_loss, *found.losses]) if was_left else 0.0
+    return max(found.bound, min(found.bound + _TIMES * left, bound))
+
+
+def alone(apart: float) -> str:
+    """Why a training ended that others ended so many nats lower than; 0 for not known."""
+    if not apart:
+        return CONVERGED
+    return f"{CONVERGED}, to one of several optima: {ALONE.format(apart)}"
 
 
 def expected_gain(ends: list[float]) -> float:

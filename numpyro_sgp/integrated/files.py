@@ -36,7 +36,9 @@ def _nested(fitted: Fitted, more: dict) -> Nested:
 
 def _joint(fitted: Fitted, more: dict) -> JointFit:
     names = "losses", "bound", "bound_se", "stopped"
-    return _read(JointFit, fitted, more, **{k: getattr(fitted, k) for k in names})
+    found = _read(JointFit, fitted, more, **{k: getattr(fitted, k) for k in names})
+    found.apart = fitted.apart
+    return found
 
 
 RESULTS |= {"nested": _nested, "joint": _joint}

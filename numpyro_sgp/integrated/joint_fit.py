@@ -12,11 +12,11 @@ from jax import Array
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics.arviz import Found
 from numpyro_sgp.fitting import Fitted
-from numpyro_sgp.fitting.attempts import Attempts
+from numpyro_sgp.fitting.attempts import Attempts, ended_alone
 from numpyro_sgp.fitting.check import problem_at
 from numpyro_sgp.fitting.hierarchies import told_of, vanished
 from numpyro_sgp.fitting.summary import counted
-from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause, Verdict
+from numpyro_sgp.fitting.verdict import ENOUGH_NATS, OTHER_OPTIMA, Cause, Verdict
 from numpyro_sgp.integrated.check import check, no_digits, spread_out
 from numpyro_sgp.integrated.field import Field
 from numpyro_sgp.integrated.nodes import Nodes
@@ -84,6 +84,8 @@ class JointFit(Nested):
         self.params, self.losses, self.loss = params, losses, loss
         self.bound, self.bound_se = float(bound), float(bound_se)
         self.stopped, self.svi, self.descent = stopped, svi, descent
+        #: As that of :class:`Fitted`.
+        self.apart = 0.0
 
     def __getstate__(self):
         """As that of :class:`Fitted`."""
@@ -108,6 +110,8 @@ class JointFit(Nested):
             "q(u)": self._of_q(args, kwargs),
             "other parameters": self._of_others(args, kwargs, own, rng_key),
         }
+        if own and self.apart:
+            causes[OTHER_OPTIMA] = ended_alone(self.apart)
         self._verdict = Verdict(causes, None, self.bound)
         return self._verdict
 
@@ -158,6 +162,7 @@ class JointFit(Nested):
     def _for_file(self) -> Fitted:
         fitted = super()._for_file()
         fitted.bound, fitted.bound_se = self.bound, self.bound_se
+        fitted.apart = self.apart
         fitted.losses, fitted.stopped = self.losses, self.stopped
         return fitted
 

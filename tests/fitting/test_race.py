@@ -285,6 +285,7 @@ class Ends:
         return self._end
 
 
+@pytest.mark.parametrize("evaluations", [8, 100])  # of few nothing is extrapolated
 @pytest.mark.parametrize(
     ("starts", "options", "trained"),
     [
@@ -300,10 +301,10 @@ class Ends:
     ],
 )
 def test_starts_are_trained_until_some_end_alike_or_it_takes_long(
-    starts, options, trained, monkeypatch
+    starts, options, trained, evaluations, monkeypatch
 ):
-    descent, options = Ends(100), {"number": len(starts), **options}
-    work = whole.TRAININGS * options.pop("work", 1e-3) / 100
+    descent, options = Ends(evaluations), {"number": len(starts), **options}
+    work = whole.TRAININGS * options.pop("work", 1e-3) / evaluations
     problem = SimpleNamespace(work=lambda _: work, num_rows=10)
     monkeypatch.setattr(whole, "_iterate", descent.go)
     given = None, NO_LIMITS, lambda *_: None
@@ -315,12 +316,12 @@ def test_starts_are_trained_until_some_end_alike_or_it_takes_long(
     ("starts", "below"),
     [([5.0, 7.0, 5.2], 0.2), ([5.0, 7.0], 2.0), ([5.0], 0.0), ([9.0, 5.0, 7.5], 2.5)],
 )
-@pytest.mark.parametrize("has_moved", [False, True])
-def test_it_is_told_where_the_best_ends_alone(starts, below, has_moved, monkeypatch):
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_it_is_told_where_the_best_ends_alone(starts, below, moves, monkeypatch):
     descent = Ends(100)
     problem = SimpleNamespace(work=lambda _: 1e6, num_rows=10, all_natural=True)
     move = [lambda free, limits: descent.start_at(min(starts) - 10.0) or 0]
-    nothing = SimpleNamespace(moves=lambda: move if has_moved else [])
+    nothing = SimpleNamespace(moves=lambda: moves * move)
     monkeypatch.setattr(whole, "Periods", lambda *_: SimpleNamespace(moves=list))
     monkeypatch.setattr(whole, "Scales", lambda *_: nothing)
     monkeypatch.setattr(whole, "_iterate", descent.go)
@@ -330,11 +331,12 @@ def test_it_is_told_where_the_best_ends_alone(starts, below, has_moved, monkeypa
     given = None, NO_LIMITS, lambda *_: None
     options = {"descent": descent, "number": len(starts), "seed": 0}
     best = whole.train_whole(problem, starts, *given, **options)
-    below = 10.0 if has_moved else below
-    assert (
-        best.apart == pytest.approx(below) and best.bound == -min(starts) + 10 * has_moved
-    )
-    assert (" other starts end " in best.stopped) == (below > 1.0)
+    if moves:  # the second one ends at the same
+        below = 10.0 if moves == 1 and len(starts) > 1 else 0.0
+    below *= below > 1.0
+    assert best.apart == pytest.approx(below)
+    assert best.bound == -min(starts) + 10.0 * (moves > 0)
+    assert (" other starts end " in best.stopped) == (below > 0.0)
     assert best.stopped.startswith(CONVERGED)
 
 
@@ -415,6 +417,21 @@ def test_where_there_is_no_race_each_start_is_trained(monkeypatch):
         assert len(started) == number
         bounds.append(fitted.bound)
     assert bounds[1] >= bounds[0]
+
+
+def test_a_ctrl_c_at_a_later_start_keeps_what_there_is(monkeypatch):
+    class Stopped(Ends):
+        def start_at(self, end):
+            if end == 3.0:
+                raise KeyboardInterrupt
+            super().start_at(end)
+
+    descent = Stopped(100)
+    problem = SimpleNamespace(work=lambda _: 1e6, num_rows=10)
+    monkeypatch.setattr(whole, "_iterate", descent.go)
+    given = [5.0, 4.0, 3.0, 1.0], None, NO_LIMITS, lambda *_: None
+    best = whole.train_whole(problem, *given, descent=descent, number=4)
+    assert best.bound == -4.0 and best.stopped == progress.INTERRUPTED
 
 
 @pytest.mark.parametrize("stays", [False, True])

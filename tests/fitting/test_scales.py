@@ -154,10 +154,11 @@ def test_several_lengthscales_start_apart_too():
     assert len(held) == len(HELD)
 
 
-@pytest.mark.parametrize("shape", [(2,), (2, 3)])
+@pytest.mark.parametrize("shape", [(2,), (2, 1), (2, 2), (2, 3)])
 @pytest.mark.parametrize("kind", ["param", "latent", "of a scale"])
 def test_functions_of_one_site_begin_apart_too(kind, shape):
-    positive, wide = constraints.positive, np.repeat(X, 3, axis=1)
+    columns = max(shape[-1], 2)  # as many as functions, for one
+    positive, wide = constraints.positive, np.repeat(X, columns, axis=1)
 
     def model(X, y=None):
         if kind == "latent":
@@ -179,6 +180,19 @@ def test_functions_of_one_site_begin_apart_too(kind, shape):
         found = constrained(given.svi, free)[name]
         assert found.shape == shape
         assert_allclose(found[0] / found[1], first / second, rtol=1e-4)
+
+
+def test_functions_that_share_their_lengthscale_begin_together():
+    def model(X, y=None):
+        lengthscale = positive("l") * jnp.ones(2)
+        kernel = sgp.kernels.RBF(np.ones(2), lengthscale)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f[0], jnp.exp(f[1])), obs=y)
+
+    given, _, _ = begun(model)
+    number = len(lengthscale_starts(given)[0])
+    assert number == len(SCALES) + len(HELD) + 2  # the last two would be alike
 
 
 @pytest.mark.slow
