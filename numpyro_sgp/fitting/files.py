@@ -20,7 +20,7 @@ from numpyro_sgp.training.archive import read_archive, write_archive
 from numpyro_sgp.training.padding import Padded
 
 _KEYS = {"guide", "params", "setup", "fit", "num_rows", "arguments", "more"}
-_NUMBERS = ("bound", "bound_se", "seconds", "apart")
+_NUMBERS = ("bound", "bound_se", "seconds")
 _NOT_KEPT = {"init_loc_fn", "prefix"}  # options of a base guide
 #: NumPyro's guides for the latents beside f that a file may name.
 _BASE_GUIDES = {
@@ -63,6 +63,7 @@ def write(path: str | os.PathLike, fitted: Any) -> None:
         "setup": encode(guide.setup_state(), "setup", arrays, strict=True),
         "fit": {
             **{name: float(getattr(fitted, name)) for name in _NUMBERS},
+            "apart": float(fitted.apart),
             "stopped": str(fitted.stopped),
             "verdict": None if fitted._verdict is None else str(fitted._verdict),
             "losses": encode(losses, "losses", arrays),
@@ -92,6 +93,7 @@ def read(path: str | os.PathLike, model: Any, given: dict) -> dict[str, Any]:
 
     try:
         found: dict[str, Any] = {name: float(fit[name]) for name in _NUMBERS}
+        found["apart"] = float(fit.get("apart", 0.0))  # files of former versions have none
         found["losses"] = decode(fit["losses"], arrays)
         for name, value, kinds in (
             ("stopped", fit["stopped"], (str,)),

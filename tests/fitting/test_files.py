@@ -86,6 +86,7 @@ def fitted():
     result = svi.run(jax.random.key(0), 5, X, Y, progress_bar=False)
     found = sgp.Fitted.from_svi(svi, result, X, Y)
     found.seconds, found.stopped, found._verdict = 1.5, "all steps done", "it is good"
+    found.apart = 2.5
     return found
 
 
@@ -129,7 +130,15 @@ np.savez({str(tmp_path / "found.npz")!r}, **found, **leaves)
 def test_all_that_is_known_of_the_training_comes_back(fitted, loaded):
     assert jax.tree.structure(loaded.params) == jax.tree.structure(fitted.params)
     jax.tree.map(assert_array_equal, loaded.params, fitted.params)
-    for name in ("bound", "bound_se", "seconds", "stopped", "num_rows", "_verdict"):
+    for name in (
+        "bound",
+        "bound_se",
+        "seconds",
+        "stopped",
+        "num_rows",
+        "_verdict",
+        "apart",
+    ):
         assert getattr(loaded, name) == getattr(fitted, name)
     assert fitted.bound_se > 0
     assert_array_equal(loaded.losses, fitted.losses)
