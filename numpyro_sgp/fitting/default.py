@@ -159,9 +159,9 @@ def fit(
         Where training is on all rows several are trained to the end after the race (of a
         mixture, those of the Gaussian that it begins at): three where that is soon or
         ``restarts`` is five or more; with inducing points that stay all, until two more end
-        at the same or it takes long. A guide that is set up and that
-        natural gradients train nothing of has no race: training on all rows goes on from
-        each to the end, on batches from the first alone.
+        at the same or it takes long. A guide that is set up and that natural gradients
+        train nothing of has no race: training on all rows goes on from each to the end, on
+        batches from the first alone.
     :param tolerance: nats that may be left.
     :param pad: whether to fill the data up to a power of two by rows that do not count, so
         that nothing is compiled anew for most of the rounds where data grow. Not for

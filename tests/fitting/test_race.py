@@ -434,6 +434,7 @@ def test_a_ctrl_c_at_a_later_start_keeps_what_there_is(monkeypatch):
     assert best.bound == -4.0 and best.stopped == progress.INTERRUPTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stays", [False, True])
 def test_how_many_are_trained_where_evaluations_take_long(stays, monkeypatch):
     X = np.linspace(0.0, 6.0, 40)[:, None]
