@@ -154,7 +154,7 @@ def test_several_lengthscales_start_apart_too():
     assert len(held) == len(HELD)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("shape", [(2,), (2, 1), (2, 2), (2, 3)])
 @pytest.mark.parametrize("kind", ["param", "latent", "of a scale"])
 def test_functions_of_one_site_begin_apart_too(kind, shape):
