@@ -417,7 +417,7 @@ def _train(
     bound, bound_se = found.bound, found.bound_se
     if size is None and differs_from_training(svi):
         bound, bound_se = bound_of(svi, params, args, kwargs)
-    fitted = make(
+    return make(
         params,
         args,
         kwargs,
@@ -428,11 +428,8 @@ def _train(
         stopped=stopped_as(found, problem),
         svi=svi,
         descent=found.descent,
+        apart=found.apart or (before.apart if goes_on else 0.0),
     )
-    fitted.apart = found.apart
-    if goes_on and not found.apart:
-        fitted.apart = before.apart
-    return fitted
 
 
 def _padded(model, approximation) -> Padded:

@@ -66,6 +66,8 @@ class Fitted(Plotted):
     :param stopped: why it ended.
     :param svi: the :class:`~numpyro.infer.SVI` that was trained, if any.
     :param descent: what trained it, for :meth:`check` to go on without compiling anew.
+    :param apart: nats by which it is above where trainings from other starts ended; 0 if
+        one came near or there were none.
     :raises TypeError: if ``guide`` is no :class:`~numpyro_sgp.AutoSparseGP`, or ``args``
         no tuple.
     :raises ValueError: if the guide is not set up, or ``params`` are not its.
@@ -103,6 +105,7 @@ class Fitted(Plotted):
         stopped: str = "",
         svi: SVI | None = None,
         descent: Descent | None = None,
+        apart: float = 0.0,
     ):
         if not isinstance(guide, AutoSparseGP):
             raise TypeError(
@@ -123,7 +126,7 @@ class Fitted(Plotted):
         self.losses = losses
         self.bound, self.bound_se = float(bound), float(bound_se)
         self.seconds, self.stopped = float(seconds), stopped
-        self.svi, self.descent = svi, descent
+        self.svi, self.descent, self.apart = svi, descent, apart
         #: Number of rows of the training data, if known.
         self.num_rows: int | None = None
         #: Arguments with a row or two of the data, from a file.
@@ -131,9 +134,6 @@ class Fitted(Plotted):
         #: With ``num_inducing="auto"``: number of inducing points, nats that they lose at
         #: least, and seconds, of each training.
         self.grown: tuple[tuple[int, float, float], ...] = ()
-        #: Nats by which it is above where trainings from other starts ended; 0 if one came
-        #: near or there were none.
-        self.apart = 0.0
         #: What a file has beside the fit, by the kind of result that it is part of.
         self.more: dict = {}
         #: What is wrong with the fit, if anything, once it was looked at.

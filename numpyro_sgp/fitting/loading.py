@@ -76,13 +76,11 @@ def load(
         arguments = tuple(args or ()), dict(kwargs or {})
     given = {"approximation": approximation, "base_guide": base_guide, "loss": loss}
     found = read(path, model, {**given, "arguments": arguments})
-    of_file = {
-        k: found.pop(k) for k in ("examples", "num_rows", "_verdict", "more", "apart")
-    }
+    of_file = {k: found.pop(k) for k in ("examples", "num_rows", "_verdict", "more")}
     fitted = Fitted(found.pop("guide"), found.pop("params"), *(arguments or ()), **found)
     if arguments is None:  # else they are all of the data, of which a file has two rows
         fitted.examples, fitted.num_rows = of_file["examples"], of_file["num_rows"]
-    fitted._verdict, fitted.apart = of_file["_verdict"], of_file["apart"]
+    fitted._verdict = of_file["_verdict"]
     for kind, more in of_file["more"].items():
         return RESULTS[kind](fitted, more)
     return fitted

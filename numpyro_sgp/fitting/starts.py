@@ -108,8 +108,9 @@ def newton(slope, change, number: int):
             return change / slope * (number if np.ndim(slope) == 0 else 1.0)
         if shape and len(shape) == np.ndim(change):  # one for all columns, of functions
             axes = tuple(i for i, size in enumerate(shape) if size == 1)
-            if np.sum(change, axis=axes, keepdims=True).shape == shape:
-                return np.sum(change, axis=axes, keepdims=True) / slope
+            total = np.sum(change, axis=axes, keepdims=True)
+            if total.shape == shape:
+                return total / slope
         # Of several latents in one vector, those that move them.
         return slope * np.mean(change) * number / np.sum(slope**2)
 

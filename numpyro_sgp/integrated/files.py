@@ -35,10 +35,8 @@ def _nested(fitted: Fitted, more: dict) -> Nested:
 
 
 def _joint(fitted: Fitted, more: dict) -> JointFit:
-    names = "losses", "bound", "bound_se", "stopped"
-    found = _read(JointFit, fitted, more, **{k: getattr(fitted, k) for k in names})
-    found.apart = fitted.apart
-    return found
+    names = "losses", "bound", "bound_se", "stopped", "apart"
+    return _read(JointFit, fitted, more, **{k: getattr(fitted, k) for k in names})
 
 
 RESULTS |= {"nested": _nested, "joint": _joint}

@@ -46,6 +46,8 @@ class JointFit(Nested):
     :param stopped: why the training ended.
     :param svi: the :class:`~numpyro.infer.SVI` that was trained, if any.
     :param descent: what trained it, if it saw all rows.
+    :param apart: nats by which it is above where trainings from other starts ended; 0 if
+        one came near or there were none.
 
     >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
     >>> import numpyro_sgp as sgp
@@ -79,13 +81,13 @@ class JointFit(Nested):
         svi: Any = None,
         descent: Any = None,
         loss: Any = None,
+        apart: float = 0.0,
     ):
         super().__init__(field, nodes, args, kwargs, seconds)
         self.params, self.losses, self.loss = params, losses, loss
         self.bound, self.bound_se = float(bound), float(bound_se)
         self.stopped, self.svi, self.descent = stopped, svi, descent
-        #: As that of :class:`Fitted`.
-        self.apart = 0.0
+        self.apart = apart
 
     def __getstate__(self):
         """As that of :class:`Fitted`."""
