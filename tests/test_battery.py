@@ -313,7 +313,7 @@ def test_what_a_predictor_keeps_gives_the_same_marginals(case):
 # ---- precision, refusals ---------------------------------------------------------------
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @every_case
 def test_single_precision_stays_single_and_agrees(case):
     # With the jitter that float32 has by itself (1e-5 of the variance, and not 1e-8): over

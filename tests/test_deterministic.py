@@ -94,6 +94,7 @@ def test_values_made_of_a_row_of_f_have_its_moments_and_quantiles(guide, found):
     assert_allclose(found["table"].mean[:, 1], np.sin(mean) * np.exp(-variance / 2))
 
 
+@pytest.mark.slow
 def test_values_made_of_other_rows_are_left_out_and_told(found):
     for name in LEFT_OUT:
         assert name not in found
@@ -153,7 +154,7 @@ def test_of_batches_they_are_those_of_all_rows():
         assert np.all(apart <= 0.03 * filled[name].sd + 1e-9)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", [0.4, 0.7, 1.0, 20.0])
 def test_values_of_several_rows_are_left_out_wherever_rows_are(gap):
     """The best of some, say, where one is far ahead of all others."""
@@ -399,6 +400,7 @@ def test_a_figure_is_of_the_response_first():
         fitted.plot(num_points=4, site="total")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("number", [2, 3])
 def test_one_function_is_above_another_as_often_as_it_is(number):
     """By a product rule, whose nodes are where functions are equal, it was .08 off."""

@@ -353,7 +353,7 @@ REFUSALS = {
 }  # fmt: skip
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", [*HANDLERS, *ELBOS])
 def test_accepted_with_the_value_by_hand(name):
     found, expected = {**HANDLERS, **ELBOS}[name]
@@ -376,7 +376,7 @@ def test_a_guide_of_another_model_may_have_an_equal_prior(other):
     assert_allclose(found, expected, rtol=1e-6)  # of a number in float32
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refused_by_name(name):
     call, error, message, _ = REFUSALS[name]
@@ -429,7 +429,7 @@ def started(request):
     return guide, svi, state, svi.get_params(state)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_svi_evaluates_and_summaries_agree(started):
     guide, svi, state, params = started
     assert np.isfinite(svi.evaluate(state, X, Y))
@@ -460,6 +460,7 @@ def test_predictive_with_the_guide_and_with_its_draws(started):
         assert_allclose(found["f"], given["f"])
 
 
+@pytest.mark.quick(1)
 def test_copies_are_the_guide(started):
     guide, _, _, params = started
     expected = guide.posterior(params, X_NEW)["f"]

@@ -140,14 +140,14 @@ ENTRIES = [
 ]
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_arrays_give_what_jax_arrays_give(fitted, entry, kind):
     assert_allclose(entry(*fitted, *KINDS[kind]), entry(*fitted, *JAX), rtol=1e-10)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sparsified_model_takes_other_arrays(kind):
     points = sgp.SVGP(inducing=JAX[0][:3])
@@ -160,7 +160,7 @@ def test_a_sparsified_model_takes_other_arrays(kind):
     assert_allclose(density(*KINDS[kind]), density(*JAX), rtol=1e-10)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("model", "data"),
     [
@@ -548,6 +548,7 @@ def test_options_of_another_kind():
         sgp.kernels.RBF(1.0, ["a", "b"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Out-of-support")
 def test_rows_that_have_no_slope_are_named():
     """Zero exposure, of which the slope is 0 / 0."""
@@ -578,6 +579,7 @@ def test_observations_without_a_finite_density_are_told():
         guide.setup(X, np.full(N, np.inf))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.filterwarnings("ignore:.*Out-of-support")
 @pytest.mark.parametrize("infer", [sgp.fit, sgp.nested])
 @pytest.mark.parametrize(
@@ -602,6 +604,7 @@ def test_rows_without_density_are_told(infer, likelihood, told):
         infer(model, sgp.SVGP(3), (X, y), progress_bar=False)
 
 
+@pytest.mark.slow
 def test_a_rate_without_its_link_is_told():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

@@ -140,6 +140,7 @@ def of_each(f):
     return dist.Normal(f.T, 0.05).to_event(1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("likelihood", "number"), [(of_the_sum, 2), (of_each, 5)])
 def test_several_functions_have_their_closed_form(likelihood, number):
     """On a grid for two functions, and by draws for five, which find little of them."""

@@ -392,6 +392,7 @@ def test_unknown_return_sites_are_named():
         predictive(jax.random.key(0), X)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("train_args", [(X, Y), (X,)])
 def test_latents_of_training_rows_are_drawn_anew_at_others(train_args):
     """They were given to other rows, if these were as many, and else did not broadcast."""
@@ -466,6 +467,7 @@ def test_samples_of_groups_and_outputs_are_kept():
         assert_allclose(rest, np.broadcast_to(b, rest.shape), atol=0.06)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("improper", [False, True])
 def test_latents_of_rows_where_the_process_has_fewer_inputs(improper):
     def model(X, time, y=None):

@@ -94,7 +94,7 @@ def cumulative_moment(likelihood, f, power):
     return mean if power == 1 else variance + mean**2
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("df", [1.0, 1.5, 2.5, 6.0])
 @pytest.mark.parametrize("limits", [(-1.0, None), (3.0, None), (None, -2.0), (-1.0, 2.0)])
 def test_truncated_student_responses_are_integrals(limits, df):
@@ -196,6 +196,7 @@ def test_labels_of_masked_rows_are_no_numbers_of_the_bound(classes):
     assert np.isfinite(jax.grad(total)(mean)).all()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("sds", [(1.0, 0.1), (1.0, 0.1, 0.3), (1.0, 1.0, 1.0)])
 def test_the_largest_of_functions_of_unlike_variances(sds):
     """Beside a Riemann sum over the label's function."""

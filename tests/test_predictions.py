@@ -99,6 +99,7 @@ def test_a_gaussian_response_is_its_closed_form():
     assert found["y"].probs is None
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "likelihood",
     [

@@ -8,6 +8,7 @@ from campaigns import bounds, exact
 from campaigns._table import FOLDER
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("block", ["SVGP tight block, small", "bracket, small"])
 def test_what_is_known_exactly_is_told(block):
     found = exact.look(block, "float64", each=3)

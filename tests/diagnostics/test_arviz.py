@@ -354,6 +354,7 @@ def test_single_masked_entries_are_listed_with_their_labels(two):
     assert_allclose(elpd_and_se(loo), elpd_and_se(az.loo(by_hand)), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_mask_of_whole_columns_keeps_both_dimensions(two):
     w, Y, convert = two
     data = convert(lambda w: jnp.asarray(MASK))
@@ -411,6 +412,7 @@ def test_masks_params_several_sites_and_several_latents(several):
     assert_allclose(tree.log_likelihood["counts"], stats.poisson.logpmf(y, rate), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_plates_name_their_own_axis(several):
     tree, _, _ = several
     for group in ("log_likelihood", "posterior_predictive"):

@@ -121,7 +121,7 @@ CASES = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", CASES)
 def test_for_a_gaussian_likelihood_they_are_what_the_bound_would_gain(case):
     functions = {"two functions": "site", "coupled": "site", "two sites": "sites"}

@@ -294,6 +294,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "case",
     [name if name in ("SOLVE-GP", "two functions") else slow(name) for name in CASES],

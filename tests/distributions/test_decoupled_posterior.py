@@ -98,6 +98,7 @@ def test_natural_gradients_and_tight_bounds_go_with_it():
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "option",
     [

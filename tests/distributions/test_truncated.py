@@ -183,7 +183,7 @@ BASES = {
 CENSORED = np.array([True, False])
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("mode", [-4.0, slow(-0.5), slow(0.4), 3.0])
 @pytest.mark.parametrize("name", BASES)
 def test_censored_densities_are_those_of_scipy(name, mode):
@@ -358,6 +358,7 @@ INSIDE = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", INSIDE)
 def test_truncated_distributions_inside_of_others_have_their_digits(kind):
     """In float32, thirty scales off: +inf, of moments inf and NaN."""

@@ -225,6 +225,7 @@ def test_gradients_are_unbiased_by_every_rule(counts, name):
     assert_mean(to_variance, -0.5 * rate)
 
 
+@pytest.mark.slow
 def test_control_variate_reduces_the_variance(counts):
     for plain, controlled in zip(counts["plain"], counts["controlled"], strict=True):
         # In each row; the log likelihoods here are near zero, where it helps least.
@@ -242,6 +243,7 @@ def test_value_is_zero():
 # ---- rules that draw --------------------------------------------------------------------
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rule", [sgp.MonteCarlo, sgp.ScoreFunction])
 def test_a_seed_gives_common_random_numbers(rule):
     shapes, num = {"f": (3,), "g": (3,)}, 8 if rule is sgp.MonteCarlo else 16

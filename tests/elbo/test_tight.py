@@ -191,6 +191,7 @@ def test_scalar_is_its_formula_for_any_likelihood(family):
     )
 
 
+@pytest.mark.slow
 def test_scalar_never_exceeds_the_evidence():
     """Its best value for a Gaussian likelihood is the spherical bound, in closed form."""
     X, y = regression_data(12)

@@ -647,6 +647,7 @@ def test_auto_grows_no_more_once_the_user_interrupts(monkeypatch):
     assert fitted.grown == () and fitted.guide.approximations["f"].num_points == FIRST
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_a_later_training_is_told_with_the_best(poisson_fit, monkeypatch):
     there = problem_at(poisson_fit.svi, poisson_fit.params, (X, COUNTS), {})
     given = there, [there.free], KEY, Limits(0.1, None, None), lambda *_: None

@@ -175,6 +175,7 @@ def test_a_fit_that_is_loaded_with_its_data_is_saved_with_two_rows_of_them(path,
     assert_same(sgp.load(tmp_path / "again.npz", model), loaded)  # noqa: F821
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "approximation",
     [
@@ -424,6 +425,7 @@ def test_arrays_whose_names_do_for_no_member_are_kept_apart():
         decode(encode(jax.random.key(0), "args", {}), {})
 
 
+@pytest.mark.slow
 def test_float32_comes_back_as_float32(tmp_path):
     with jax.enable_x64(False):
         known = fit(plain, sgp.SVGP(inducing=X[:4]), (X, Y))

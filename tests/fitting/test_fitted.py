@@ -205,6 +205,7 @@ def test_the_bound_is_that_of_the_given_data(fitted, trained):
     assert fitted.bound_se > 0.0
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_not_random_has_no_error():
     model, X, y = regression()
     known = untrained(model, (X, y))
@@ -408,6 +409,7 @@ def test_more_columns_are_refused_by_their_shape():
         untrained(model, (X, y)).plot()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("columns", [1, 2])
 def test_classes_are_drawn_by_their_probabilities(columns):
     def model(X, y=None):

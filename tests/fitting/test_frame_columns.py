@@ -69,6 +69,7 @@ def test_rows_in_another_order_are_refused(results):
             assert np.isfinite(result.log_score(FRAME, renamed)["y"].mean)
 
 
+@pytest.mark.quick(1)
 def test_another_number_of_columns_is_told_with_that_of_the_inputs(results):
     for result in results:
         for call in (result.posterior, result.predict):

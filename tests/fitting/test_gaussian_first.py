@@ -74,7 +74,7 @@ def test_points_of_others_go_there_too(name, gaussian):
     assert found.bound > gaussian.bound - 0.1
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["mixture", "full mixture", "relaxed", "fr", "lc"])
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_a_q_is_that_of_the_gaussian(name, batch):

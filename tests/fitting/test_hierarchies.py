@@ -43,6 +43,7 @@ def test_what_priors_depend_on(guide):
     assert tied(model, (X, GROUP, Y), {}, values) == {"b": {"tau", "middle"}}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("tau", "spread", "is_nothing"),
     [
@@ -81,6 +82,7 @@ def test_effects_of_a_learned_centring_are_told_too():
     assert not vanished(guide, params | {"b_centered": jnp.zeros(())}, (X, GROUP, Y), {})
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("transformed", [False, True])
 def test_positive_latents_are_seen_by_their_logarithms(transformed):
     """Noise sds of groups, of which nothing was told: their prior is not of all reals."""

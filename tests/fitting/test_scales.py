@@ -154,7 +154,7 @@ def test_several_lengthscales_start_apart_too():
     assert len(held) == len(HELD)
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", [(2,), (2, 1), (2, 2), (2, 3)])
 @pytest.mark.parametrize("kind", ["param", "latent", "of a scale"])
 def test_functions_of_one_site_begin_apart_too(kind, shape):
@@ -183,6 +183,7 @@ def test_functions_of_one_site_begin_apart_too(kind, shape):
         assert_allclose(found[0] / found[1], first / second, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_functions_that_share_their_lengthscale_begin_together():
     def model(X, y=None):
         lengthscale = positive("l") * jnp.ones(2)

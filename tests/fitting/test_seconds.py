@@ -63,7 +63,7 @@ def fitted_in(seconds):
     return fitted
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seconds, looks", [(60.0, 1), (200.0, 2), (400.0, 2)])
 @pytest.mark.parametrize("slow", [1.0, 5.0])
 def test_batches_and_what_follows_them_end_in_their_time(clock, seconds, looks, slow):

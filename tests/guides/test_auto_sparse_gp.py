@@ -251,7 +251,7 @@ def latents(kind):
     return model
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param("kernel", marks=pytest.mark.slow), "plate", "expand", "event"]
 )
@@ -938,6 +938,7 @@ def far_away(X, y=None):
         numpyro.sample("y", dist.Normal(f + shift, scale), obs=y)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("base", [AutoNormal, functools.partial(AutoMultivariateNormal)])
 def test_guides_with_a_spread_start_where_priors_are(base):
     """NumPyro starts them at draws from (-2, 2), here 50 standard deviations away."""

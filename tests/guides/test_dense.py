@@ -144,6 +144,7 @@ def free_form_optimum(Z):
     return np.sum(y * mean - rate - gammaln(y + 1)) - kl, mean, variance
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "points, approximation",
     [

@@ -72,6 +72,7 @@ def test_params_that_are_not_the_guides_are_refused(fitted, change, message):
         guide.sample_posterior(random.key(0), bad, X)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("method", ["median", "quantiles", "assess", "log density"])
 def test_every_result_checks_its_params(fitted, method):
     guide, params = fitted

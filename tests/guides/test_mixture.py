@@ -170,6 +170,7 @@ def test_one_component_is_svgp(poisson_guide):
     assert got.num_components == expected.num_components == 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("num_components", [1, 2])
 def test_the_kl_of_several_functions_is_that_of_one_gaussian(num_components):
     """Of equal components; of one it counted as often as there were functions."""

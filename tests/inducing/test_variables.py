@@ -180,6 +180,7 @@ def test_windows_of_other_columns_are_told(kind, name):
         inducing_covariance(RBF(), (Z,))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", [SmoothedPoints, FourierFeatures])
 def test_scales_of_functions_are_not_lengthscales_of_columns(kind):
     """Two scales beside two columns: as many functions as columns."""

@@ -205,7 +205,7 @@ PRIORS = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PRIORS))
 def test_coordinates_have_a_density_without_the_scale(name):
     """That of (m, log s, z) is the prior of m and s times that of standardised z."""

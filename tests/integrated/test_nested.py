@@ -72,6 +72,7 @@ def test_marginals_are_those_of_draws(posterior):
     assert draws["lengthscale"].shape == (4000,)
 
 
+@pytest.mark.slow
 def test_medians_and_quantiles(posterior):
     medians, levels = posterior.median(X_NEW), posterior.quantiles([0.1, 0.9], X_NEW)
     assert {*medians} == {*levels} == {"lengthscale", "slope", "f", "eta"}

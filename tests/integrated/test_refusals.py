@@ -78,7 +78,7 @@ def deep(X, y=None):
     observe(dist.Normal(site("f", h[:, None]), 0.3), y)
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("options", [{}, {"joint": True}], ids=["nested", "joint"])
 @pytest.mark.parametrize(
     ("model", "approximation", "match"),

@@ -264,6 +264,7 @@ def factorisations(approximation, likelihood="gaussian"):
     return names & FACTORISING, {name for pair in called for name in pair if name}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("kl", "likelihood"),
     [
@@ -277,6 +278,7 @@ def test_a_relaxed_step_factorises_nothing(likelihood, kl):
     assert factorisations(option(kl=kl), likelihood) == (set(), set())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("bound", ["lc", "fr"])
 def test_a_stochastic_step_factorises_nothing_but_tridiagonal_matrices(bound):
     names, called = factorisations(option(bound, kl="stochastic", num_probes=3))

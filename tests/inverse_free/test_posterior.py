@@ -96,6 +96,7 @@ def test_it_is_a_sparse_posterior_in_other_parameters(kind):
     assert_allclose(sum(p.mean for p in parts), q.mean, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [helpers.slow("relaxed"), "fr"])
 def test_draws_have_its_moments(kind):
     q = posterior(kind)

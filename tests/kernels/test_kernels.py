@@ -190,7 +190,7 @@ def test_an_outlier_costs_the_others_no_digits_of_their_derivatives():
     assert_allclose(found, -2.0 * (apart**2).sum(-1), atol=1e-4)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("number", [0, 2, 300, 2000], ids=str)
 @pytest.mark.parametrize("same", [True, False], ids=["itself", "another"])
 def test_few_near_points_of_many_columns_are_differenced_alone(number, same):
@@ -312,6 +312,7 @@ def test_a_batch_of_infinite_lengthscales_is_constant():
     assert_array_equal(kernel(points(3), points(4, seed=1)), np.ones((2, 3, 4)))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("D", [2, 20])
 def test_a_lengthscale_next_to_nothing_leaves_the_others_of_a_batch(D):
     X = points(4, D, dtype=np.float32)
@@ -745,7 +746,7 @@ def test_active_dims_select_columns(given, kept):
     )
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     ("kernel", "D"),

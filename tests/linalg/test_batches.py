@@ -70,7 +70,7 @@ def test_no_batch_goes_to_lapack_where_several_functions_have_sites(monkeypatch)
 SIDES = [(left, lower, turned) for left in (0, 1) for lower in (0, 1) for turned in (0, 1)]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("left, lower, turned", SIDES)
 def test_values_and_derivatives_of_solves_are_those_of_jax(
     left, lower, turned, monkeypatch

@@ -134,7 +134,7 @@ def test_a_product_is_found_wherever_it_is():
 # ---- programs ---------------------------------------------------------------------------
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "case",
     [helpers.slow(c) if c in VARIANTS else c for c in CASES if c != "SVGP of one's own"],
@@ -179,6 +179,7 @@ def test_collapsed_bounds_are_in_full_precision(make):
     check(jax.value_and_grad(bound, argnums=(0, 1)), jnp.float32(0.4), jnp.float32(0.8))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "of", [sgp.whiten, lambda model: sgp.sparsify(model, sgp.SVGP(inducing=Z))]
 )

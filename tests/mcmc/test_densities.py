@@ -230,7 +230,7 @@ def case(request):
 # ---- what NUTS, elliptical slices and predictions see -----------------------------------
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_whitened_models_have_the_density_written_by_hand(case):
     name, free, _, expected = case
     assert_allclose(potentials(whiten(of(name, process)), free), expected, rtol=1e-8)

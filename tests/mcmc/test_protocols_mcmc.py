@@ -92,7 +92,7 @@ def predict():
     return GPPredictive(model, samples, train_args=(X, Y))(jax.random.key(0), X)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "run",
     [

@@ -236,6 +236,7 @@ def test_a_site_is_drawn_over_the_column_that_its_kernel_reads(of_additive):
     assert_allclose(band(axes[0])[0], low.min(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_effects_have_a_bar_for_each_number(of_additive):
     axes = plot_components(of_additive, sites=["of_group"], level=0.8)
     known = np.asarray(of_additive.quantiles([0.1, 0.5, 0.9])["of_group"])

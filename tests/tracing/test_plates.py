@@ -40,6 +40,7 @@ def fitted(request):
     return sgp.fit(model, points, (X, OFFSETS, Y), **given)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("number", [2, 5])
 def test_few_new_rows_stay_in_their_order(fitted, number):
     new = jnp.linspace(0.2, 3.7, number)[:, None], jnp.arange(1.0, number + 1)

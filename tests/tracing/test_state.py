@@ -492,7 +492,7 @@ def largest_norm(X, y=None):
     model_of(lambda f: f)(X / jnp.max(jnp.linalg.norm(X, axis=1)), y)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", [own_kernel, neighbours, largest_norm])
 @pytest.mark.parametrize("batch_size", [50, 10_000])
 def test_rows_of_these_are_not_apart(model, batch_size):

@@ -192,6 +192,7 @@ def test_the_bound_of_means_and_one_scale_is_that_of_many_draws():
     assert abs(loss(params, keys[0]) - values.mean()) < 4 * error < 0.5
 
 
+@pytest.mark.slow
 def test_three_responses_are_fitted_exactly(tmp_path):
     """By draws variances were up to 7 % off, and the bound above the evidence."""
 

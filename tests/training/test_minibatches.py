@@ -537,6 +537,7 @@ def test_a_loader_that_hangs_holds_no_interrupt_up(plain, data, monkeypatch):
     go_on.set()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("num_steps", "every"), [(20, 10), (10, 100)])
 def test_an_interrupted_validation_is_made_up_for(
     svi, data, tmp_path, monkeypatch, num_steps, every
@@ -647,6 +648,7 @@ def test_bad_held_out_data_are_refused(svi, data):
             fit(svi, data, 5, validation=validation)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("base", [AutoDelta, lambda m: AutoNormal(m, init_scale=0.1)])
 def test_latents_of_rows_are_refused_where_batches_are_given(base):
     """Which rows a batch has is not known: entries would be of whichever rows come."""

@@ -31,6 +31,7 @@ def make():
     return SVI(model, guide, optimiser, sgp.TraceGP_ELBO())
 
 
+@pytest.mark.slow
 def test_the_bound_and_its_gradient_are_those_of_the_rows():
     svi = make()
     params = svi.get_params(svi.init(jax.random.key(0), X[:11], Y[:11]))
