@@ -25,7 +25,7 @@ from numpyro_sgp.training.natural_gradients import (
 _NATURAL_STEPS = 50  # before each evaluation, at most
 _NATURAL_TOL = 1e-11  # of the loss
 _NATURAL_NATS = 1e-6  # what a step gains where q(u) has arrived
-_CORRECTIONS = 20  # pairs of steps that L-BFGS remembers
+_CORRECTIONS = 50  # pairs of steps that L-BFGS remembers
 _ABNORMAL = 2  # SciPy's status where a line search failed
 _NEARBY = 1e-2  # how far away the curvature is looked at, in units of the scales
 _APART = 0.05  # and the slope, where differences of the loss are more than its rounding

@@ -15,6 +15,7 @@ from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.training.mixing import Mixing, vector
 
 _SMALLEST_STEP = 1e-3  # of whole steps on pseudo-data
+_NOTHING = 0.1  # of the decrease at which to stop, next to which no step is tried
 _MEANS = "means"  # beside what the steps of pseudo-data are made of
 
 
@@ -281,8 +282,11 @@ def natural_descent(
     def dual(q, slopes):
         return vector(q, means), vector(slopes, means)
 
+    def change(q, slopes, new):
+        return sum(jnp.sum(jnp.abs(slopes[name] * (new[name] - q[name]))) for name in q)
+
     mixing = Mixing(means, dual) if _side_by_side(q, means) else None
-    return _damped(look, move, q, max_steps, lambda loss: tol, mixing=mixing)
+    return _damped(look, move, q, max_steps, lambda loss: tol, mixing=mixing, change=change)
 
 
 def _side_by_side(params, means) -> bool:
@@ -291,7 +295,7 @@ def _side_by_side(params, means) -> bool:
 
 
 def _damped(
-    look, move, start, max_steps, tol, other=None, mixing=None
+    look, move, start, max_steps, tol, other=None, mixing=None, change=None
 ) -> tuple[dict, Array, Array]:
     """
     Steps that lower a loss: one that does not, or ends where something is not finite, is
@@ -302,20 +306,24 @@ def _damped(
     :param tol: from the loss to the decrease at which to stop; at least about what the
         dtype resolves.
     :param other: where to begin if the start is not finite.
+    :param change: from parameters, what a step is made of and where it goes to what the
+        loss changes by in the first order, signs left out: where that is next to nothing,
+        as after one step for a Gaussian likelihood, none is tried to see it.
     :return: the parameters, the loss, and how many steps were tried.
     """
     shapes = jax.eval_shape(look, start)
-    eps = 8 * jnp.finfo(shapes[0].dtype).eps
+    eps, one = 8 * jnp.finfo(shapes[0].dtype).eps, jnp.ones((), shapes[0].dtype)
 
     def enough(loss):
         return jnp.where(jnp.isfinite(loss), jnp.maximum(tol(loss), eps * jnp.abs(loss)), 0)
 
     def go_on(carry):
-        count, rate, fall, loss, *_ = carry
-        return (count <= max_steps) & (rate > _SMALLEST_STEP) & (fall > enough(loss))
+        count, rate, fall, ahead, loss, *_ = carry
+        goes = (count <= max_steps) & (rate > _SMALLEST_STEP) & (fall > enough(loss))
+        return goes & (ahead > _NOTHING * enough(loss))
 
     def step(carry):
-        count, rate, fall, loss, given, slopes, new, places = carry
+        count, rate, fall, ahead, loss, given, slopes, new, places = carry
         new_loss, new_slopes = look(new)
         finite = [jnp.isfinite(a).all() for a in jax.tree.leaves((new_loss, new_slopes))]
         better = (new_loss < loss) & jnp.all(jnp.array(finite))
@@ -326,6 +334,8 @@ def _damped(
         given, slopes = jax.tree.map(keep, (new, new_slopes), (given, slopes))
         rate = jnp.where(better, jnp.minimum(2.0 * rate, 1.0), 0.5 * rate)
         new = move(given, slopes, rate)
+        if change is not None:
+            ahead = change(given, slopes, new).astype(one.dtype) / rate
         if mixing is not None:
             places = places._replace(number=jnp.where(better, places.number, 0))
             new, places = mixing(places, given, slopes, new, rate)
@@ -335,15 +345,14 @@ def _damped(
             if mixing is not None:  # that was no place on the way
                 places = places._replace(number=jnp.where(again, 0, places.number))
         loss = jnp.where(better, new_loss, loss)
-        return count + 1, rate, fall, loss, given, slopes, new, places
+        return count + 1, rate, fall, ahead, loss, given, slopes, new, places
 
-    one = jnp.ones((), shapes[0].dtype)
     slopes = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[1])
     # The first step leads to the start: `look` is in the program once.
     places = None if mixing is None else mixing.none_yet(start, slopes)
-    never = jnp.zeros((), int), one, one * jnp.inf, one * jnp.inf
+    never = jnp.zeros((), int), one, *3 * (one * jnp.inf,)
     begin = *never, start, slopes, start, places
-    count, _, _, loss, given, *_ = jax.lax.while_loop(go_on, step, begin)
+    count, _, _, _, loss, given, *_ = jax.lax.while_loop(go_on, step, begin)
     return given, loss, count - 1
 
 

@@ -13,7 +13,9 @@ from numpyro.infer import SVI
 
 import numpyro_sgp as sgp
 from numpyro_sgp.families.blocks import gaussian_step
-from tests.helpers import count_data, gaussian_model, regression_data
+from numpyro_sgp.fitting.problem import Problem
+from numpyro_sgp.training.natural_gradients import natural_descent
+from tests.helpers import count_data, gaussian_model, poisson_model, regression_data
 
 KEY = jax.random.key(0)
 KERNEL = sgp.kernels.RBF(1.0, 1.0)
@@ -39,6 +41,35 @@ def test_one_step_is_the_collapsed_optimum(whiten):
     q, known = guide.posterior(result.params, X)["f"], best.posterior(y, X)
     np.testing.assert_allclose(q.mean, known.mean, rtol=1e-8, atol=1e-8)
     np.testing.assert_allclose(q.variance, known.variance, rtol=1e-8, atol=1e-8)
+
+
+def test_one_look_at_a_gaussian_likelihood_before_its_step_and_none_after():
+    """What a step would gain tells that q(u) has arrived; with counts there are more."""
+    counts = []
+    for model, data in [
+        (gaussian_model, regression_data(12)),
+        (poisson_model, count_data()),
+    ]:
+        guide = sgp.AutoSparseGP(model, sgp.SVGP(5))
+        guide.take_natural_gradients(1.0)
+        svi = SVI(model, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+        problem = Problem(svi, svi.init(KEY, *data), data, {})
+
+        @jax.jit
+        def descend(free, problem=problem):
+            loss = lambda free: problem.loss(free, KEY, problem.arrays)  # noqa: E731
+            return natural_descent(loss, problem.natural, free, 50, 1e-6)
+
+        q, loss, count = descend({**problem.free})
+        there = {**problem.free, **q}
+        _, again, none = descend(there)
+        counts.append((int(count), int(none)))
+        slopes = jax.grad(problem.loss)(there, KEY, problem.arrays)
+        assert max(float(jnp.abs(slopes[name]).max()) for name in q) < 2e-3
+        assert abs(loss - again) < 1e-6
+    assert counts[0] == (1, 0)
+    assert counts[1][0] > 2
+    assert counts[1][1] <= 1
 
 
 @pytest.mark.slow
