@@ -450,6 +450,29 @@ def test_a_truncation_may_be_far_above_f(high):
         assert_allclose(found.sd, np.sqrt(square - expected**2), rtol=5e-3)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_quantiles_of_many_orders_of_magnitude(dtype):
+    """Halves of what is between 0 and an sd of 1e30 do not lead to 1 in 60 steps."""
+    levels, m, s = np.array([0.05, 0.5, 0.95]), np.array([-30.0, 0.0, 6.0, 20.0]), 9.0
+    log = lambda y: jnp.log(jnp.maximum(y, jnp.finfo(dtype).tiny))  # noqa: E731
+    below = lambda y: jnp.where(y > 0, jax.scipy.special.ndtr((log(y) - m) / s), 0.0)  # noqa: E731
+    expected = m + s * norm.ppf(levels)[:, None]
+    mean = jnp.full(4, 1e15, dtype)
+    sd = jnp.full(4, 1e30, dtype)
+    asked = jnp.asarray(levels, dtype)
+    for end in 0.0, -np.inf:
+        found = solved(lambda y, _: below(y).astype(dtype), asked, mean, sd, (end, np.inf))
+        assert_allclose(np.log(found), expected, atol=2e-4 if dtype == np.float32 else 1e-7)
+    # As large ones of the other sign, and whole numbers.
+    found = solved(
+        lambda y, _: (1.0 - below(-y)).astype(dtype), asked, mean, sd, (-np.inf, 0.0)
+    )
+    assert_allclose(np.log(-found[::-1]), expected, atol=2e-4)
+    whole = lambda y, _: below(jnp.floor(y) + 1.0).astype(dtype)  # noqa: E731
+    found = solved(whole, asked, mean, sd, (0.0, np.inf), discrete=True)
+    assert_allclose(found, np.ceil(np.exp(expected)) - 1.0, rtol=1e-3)
+
+
 def test_quantiles_are_not_numbers_where_the_cdf_is_none():
     nan = jnp.array([1.0, jnp.nan])
     found = solved(

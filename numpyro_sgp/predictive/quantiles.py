@@ -10,7 +10,8 @@ from jax import Array
 from jax.scipy.special import ndtri
 
 _MOST_DOUBLED = 64  # reaches until values are on both sides
-_MORE_THAN_DIGITS = 8  # steps inside
+_MORE_THAN_DIGITS = 24  # steps inside, of which those after so many
+_LINEARLY = 8  # go by digits where both sides are not of one order of magnitude
 _NORMALLY = 0.25  # standard deviations that normal quantiles are off by, about,
 _NEARBY = 0.0625  # and those by few points
 _ROUGHLY = 0.01  # of a level, by few points,
@@ -165,7 +166,12 @@ def _searched(over, start, reach, ends, near, discrete, most, is_known):
             high=jnp.where(is_high, state.y, state.high),
             at_high=jnp.where(is_high, found, state.at_high),
         )
-        middle = jnp.floor(0.5 * (state.low + state.high)) if discrete else _by_itp(state)
+        middle = 0.5 * (state.low + state.high) if discrete else _by_itp(state)
+        size = jnp.maximum(jnp.abs(state.low), jnp.abs(state.high))
+        is_far = (state.high - state.low > 0.5 * size) & (state.inside >= _LINEARLY)
+        middle = jnp.where(is_far, _by_digits(state.low, state.high), middle)
+        if discrete:
+            middle = jnp.maximum(jnp.floor(middle), state.low + 1.0)
         no_low, between = state.at_low == jnp.inf, state.is_between
         y = jnp.where(
             no_low,
@@ -205,6 +211,24 @@ def _by_itp(state):
     towards = jnp.sign(middle - falsi)
     least = 0.2 * length**2 / jnp.where(whole > 0.0, whole, 1.0)
     moved = jnp.where(least <= jnp.abs(middle - falsi), falsi + towards * least, middle)
-    most = jnp.maximum(whole * 0.5**state.inside - 0.5 * length, 0.0)
+    halved = (0.5**state.inside).astype(low.dtype)
+    most = jnp.maximum(whole * halved - 0.5 * length, 0.0)
     moved = jnp.where(jnp.abs(moved - middle) <= most, moved, middle - towards * most)
     return jnp.clip(moved, low, state.high)
+
+
+def _by_digits(low, high):
+    """
+    In the middle of all floating point numbers between both: after some steps they are of
+    one order of magnitude, as is far from so by halves where the sd is 1e20 times what is
+    looked for, of responses whose logarithm has a wide Gaussian.
+    """
+    kind = {4: jnp.int32, 8: jnp.int64}[low.dtype.itemsize]
+    least = jnp.iinfo(kind).min
+
+    def other(number):  # in the order of the numbers; its own inverse
+        return jnp.where(number < 0, least - number, number)
+
+    a, b = (other(jax.lax.bitcast_convert_type(y, kind)) for y in (low, high))
+    middle = (a & b) + ((a ^ b) >> 1)  # of which the sum would overflow
+    return jax.lax.bitcast_convert_type(other(middle), low.dtype)
