@@ -293,6 +293,21 @@ def test_two_classes_have_the_probabilities_of_quadrature(kind):
     assert found.quantiles is None
 
 
+def test_two_classes_that_vary_by_many_logits():
+    """100 nodes of Gauss-Hermite have more than four logits between them."""
+    guide = guide_of(lambda f: dist.Bernoulli(logits=20.0 * f))
+    mean, sd = moments(guide)
+    assert 15.0 < 20.0 * sd.max() < 40.0
+    x = np.linspace(-9.0, 9.0, 40_001)
+    weights = norm.pdf(x) / norm.pdf(x).sum()
+    chance = 1.0 / (1.0 + np.exp(-20.0 * (mean[:, None] + sd[:, None] * x)))
+    expected = chance @ weights
+    found = sgp.predict(guide, PARAMS, X_NEW)["y"]
+    assert_allclose(found.probs, expected, atol=2e-4)
+    score = sgp.log_predictive_density(guide, PARAMS, X_NEW, jnp.ones(len(expected)))["y"]
+    assert_allclose(np.exp(score), expected, atol=2e-4)
+
+
 @pytest.mark.slow
 def test_many_classes_have_probabilities_in_a_last_axis():
     softmax = guide_of(lambda f: dist.Categorical(logits=f.T), 2)

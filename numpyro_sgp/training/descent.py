@@ -113,13 +113,14 @@ class Descent:
             self.profiled, to_optimum = self._profile(loss_key, families, filled)
 
         def loss(flat, data):
-            free, q, count = self._flat.unravel(flat), {}, 0
+            free, q, count, moves = self._flat.unravel(flat), {}, 0, True
             if natural:
                 # At the optimum of q(u) the derivative by it is zero.
-                q, count = to_optimum(jax.lax.stop_gradient(free), data)
+                q, count, moves = to_optimum(jax.lax.stop_gradient(free), data)
                 q = jax.lax.stop_gradient(q)
             value, mutable = self._at({**free, **q}, data)
-            return value, (mutable, q, count)
+            # Where slopes by q(u) are not finite it is at no optimum, but where it was.
+            return jnp.where(moves, value, jnp.inf), (mutable, q, count)
 
         self._value = shared(lambda x, data: loss(x, data)[0], briefly)
         self._value_and_grad_of = jax.value_and_grad(loss, has_aux=True)
@@ -128,7 +129,7 @@ class Descent:
     def _profile(self, loss_key, families, filled):
         """
         Names of what q(u) is made of, and from unconstrained parameters and data to its
-        optimum for the other parameters.
+        optimum for the other parameters, how many steps led there, and whether any could.
         """
         svi, pairs = self.svi, None
         with suppress(ValueError):
@@ -141,7 +142,7 @@ class Descent:
                     moved, count = natural_steps(
                         svi, loss_key, params, *limits, *filled(data)
                     )
-                return {name: moved[name] for pair in pairs for name in pair}, count
+                return {name: moved[name] for pair in pairs for name in pair}, count, True
 
             return [name for pair in pairs for name in pair], on_pseudo_data
         families = families or natural_families(svi.guide, self.free)
@@ -150,8 +151,9 @@ class Descent:
             def loss(free):
                 return self._at(free, data)[0]
 
-            steps = natural_descent(loss, families, free, _NATURAL_STEPS, _NATURAL_NATS)
-            return steps[0], steps[2]
+            limits = _NATURAL_STEPS, _NATURAL_NATS
+            q, found, count = natural_descent(loss, families, free, *limits)
+            return q, count, jnp.isfinite(found)
 
         return [full for _, names in families for full in names.values()], by_families
 
