@@ -50,6 +50,8 @@ _FEWEST = 10  # iterations before what is left can be told from them
 _TIMES = 5.0  # how much further than its losses say a training may fall
 _PATIENT = 1_000  # iterations after which it may fall as far as they say
 _BEHIND = 30  # iterations before one that will not overtake the best is left
+_TURN = 1e10  # products as above, summed over evaluations, before others are looked at
+_PAUSED = "its turn is over"  # where there is more to gain
 #: Products of rows with M x M matrices, summed over evaluations, up to which inducing
 #: points are drawn anew.
 ANEW = 2e9
@@ -119,23 +121,33 @@ def train_whole(
     """
     descent = descent or descent_of(problem, key)
     began = descent.work
+    is_cheap = problem.work(problem.num_rows) <= _CHEAP
+    # One may take a hundred times as long as others that end higher.
+    turn, paused = np.inf, []
+    if is_cheap and seed is not None and problem.all_natural:
+        turn = _TURN / problem.work(problem.num_rows)
 
-    def train(wanted: float = np.inf) -> tuple[Trained, bool]:
+    def train(wanted: float = np.inf, turn: float = np.inf) -> tuple[Trained, bool]:
         nonlocal limits
-        stopped, limited = _iterate(descent, limits, show, wanted)
+        stopped, limited = _iterate(descent, limits, show, wanted, turn)
         losses = np.asarray(descent.losses)
         limits = limits.after(len(losses) - 1)
         place = descent.free_now(), float(losses[0]), losses[1:]
         limited = limited or bool(limits.reached(0))
-        return Trained(*place, -float(losses[-1]), 0.0, stopped, descent), limited
+        if limited and stopped == _PAUSED:
+            stopped = limits.reached(0)
+        found = Trained(*place, -float(losses[-1]), 0.0, stopped, descent)
+        if stopped == _PAUSED:
+            paused.append(found)
+        return found, limited
 
     starts = _begin(descent, starts)
-    best, limited = train()
+    best, limited = train(turn=turn)
     affordable = TRAININGS / problem.work(problem.num_rows)
-    made, agreeing, tops = 1, 0, [best.bound]
+    made, agreeing, seen = 1, 0, [best]
     for i, free in enumerate(starts[: number - 1], 1):
         if limited:
-            return best
+            return _as_limited(best, limits)
         longer = (descent.work - began) * (1 + 1 / made) > affordable
         if i >= least and (agreeing >= _AGREEING or longer):
             break
@@ -145,16 +157,16 @@ def train_whole(
             return replace(best, stopped=INTERRUPTED)
         except ValueError:  # no finite bound there
             continue
-        found, limited = train(-best.bound)
-        tops.append(could_be(found, best.bound))
-        made, agreeing = made + 1, agreeing + (tops[-1] >= best.bound - _SAME)
+        found, limited = train(-best.bound, turn)
+        seen.append(found)
+        near = could_be(found, best.bound) >= best.bound - _SAME
+        made, agreeing = made + 1, agreeing + near
         agreeing *= found.bound <= best.bound + _SAME
         best = max(best, found, key=lambda trained: trained.bound)
         best = _told(best, found)
     if limited or seed is None or not problem.all_natural:
-        return best
+        return _as_limited(best, limits)
     allowed = ANEW / problem.work(problem.num_rows) - _FEWEST
-    is_cheap = problem.work(problem.num_rows) <= _CHEAP
     # As long as it took so far, or longer where that is soon; and as long for periods.
     soon = elsewhere / problem.work(problem.num_rows)
     work = max(descent.work - began, soon)
@@ -171,9 +183,24 @@ def train_whole(
             continue
         if not is_cheap and descent.loss > -best.bound:
             continue  # most often it goes back to where it came from
-        found, limited = train(-best.bound - _GAIN)
-        tops.append(could_be(found, best.bound))
+        found, limited = train(-best.bound - _GAIN, turn)
+        seen.append(found)
         best = _told(_better(best, found), found)
+    # The best that had its turn goes on, and then those that may overtake it.
+    for early in sorted(paused, key=lambda trained: -trained.bound):
+        if limited or limits.reached(0):
+            break
+        is_best = best.stopped == _PAUSED
+        if not is_best and could_be(early, np.inf) < best.bound + _GAIN:
+            continue
+        with suppress(ValueError):
+            descent.start_at(best.free if is_best else early.free)
+            found, limited = train(np.inf if is_best else -best.bound - _GAIN)
+            seen = [found if trained is early else trained for trained in seen]
+            if is_best:
+                best = replace(best, stopped=found.stopped)
+            best = _told(_better(best, found), found)
+    best = _as_limited(best, limits)
     if limited or limits.reached(0):
         return best
     own, helps, share, several = best.bound, False, 0.0, made
@@ -222,7 +249,8 @@ def train_whole(
         most += (descent.work - before) * is_of_means
     if swaps.interrupted:
         return replace(best, stopped=INTERRUPTED)
-    apart = 0.0 if made or several == 1 else best.bound - sorted(tops)[-2]
+    tops = sorted(could_be(trained, best.bound) for trained in seen)
+    apart = 0.0 if made or several == 1 else best.bound - tops[-2]
     apart *= apart > _APART
     best = replace(best, expected=expected_gain(ends), apart=apart)
     if best.stopped != CONVERGED:
@@ -250,6 +278,13 @@ def could_be(found: Trained, bound: float) -> float:
     was_left = len(found.losses) >= _BEHIND and found.bound < bound
     left = remaining([found.first_loss, *found.losses]) if was_left else 0.0
     return max(found.bound, min(found.bound + _TIMES * left, bound))
+
+
+def _as_limited(best: Trained, limits: Limits) -> Trained:
+    """The same, which tells of the limit if it was to go on."""
+    if best.stopped != _PAUSED:
+        return best
+    return replace(best, stopped=limits.reached(0) or NO_HIGHER)
 
 
 def alone(apart: float) -> str:
@@ -319,17 +354,18 @@ def _moves(problem, best, descent, seed):
         yield partial(hop, share=share, size=size), False
 
 
-def _iterate(descent, limits, show, wanted=np.inf) -> tuple[str, bool]:
+def _iterate(descent, limits, show, wanted=np.inf, turn=np.inf) -> tuple[str, bool]:
     """
     Rounds of L-BFGS; why they ended, and whether by a limit.
 
     :param wanted: a loss; where it falls so slowly that it will not come there, it has
         converged for the purpose.
+    :param turn: evaluations after which it is to let others go on.
     """
     index = descent.index(set(descent.free) - set(descent.profiled))
     if not index.size:
         return CONVERGED, False
-    limit, began, little_left, behind = "", 0, False, False
+    limit, began, little_left, behind, ends = "", 0, False, False, descent.work + turn
 
     def at_step(loss):
         nonlocal limit, little_left, behind
@@ -343,7 +379,7 @@ def _iterate(descent, limits, show, wanted=np.inf) -> tuple[str, bool]:
             more = _TIMES if count - began < _PATIENT else 1.0
             little_left = more * left < limits.tolerance
             behind = count - began >= _BEHIND and loss - more * left > wanted
-        if limit or little_left or behind:
+        if limit or little_left or behind or descent.work >= ends:
             raise StopIteration
 
     for _ in range(_ROUNDS):
@@ -354,6 +390,8 @@ def _iterate(descent, limits, show, wanted=np.inf) -> tuple[str, bool]:
             return INTERRUPTED, True
         if limit or behind:
             return limit or CONVERGED, bool(limit)
+        if descent.work >= ends and not little_left:
+            return _PAUSED, False
         decrement = descent.decrement(index, result)
         little_left = little_left or before - descent.loss < 0.5 * limits.tolerance
         if little_left and decrement < limits.tolerance:

@@ -16,7 +16,7 @@ from scipy.optimize import minimize
 
 import numpyro_sgp as sgp
 from numpyro_sgp.diagnostics.optimality import nats_left
-from numpyro_sgp.fitting import batches, problem
+from numpyro_sgp.fitting import batches, problem, whole
 from numpyro_sgp.fitting.check import problem_at
 from numpyro_sgp.fitting.grow import FIRST
 from numpyro_sgp.fitting.progress import AT_EDGE, INTERRUPTED, Limits
@@ -24,6 +24,7 @@ from numpyro_sgp.fitting.starts import (
     HELD,
     SCALES,
     lengthscale_starts,
+    random_starts,
     with_explained_points,
     with_other_points,
 )
@@ -656,6 +657,22 @@ def test_an_interrupt_of_a_later_training_is_told_with_the_best(poisson_fit, mon
     found = train_whole(*given, seed=0, descent=poisson_fit.descent)
     assert found.stopped == INTERRUPTED and len(calls) == 2
     assert found.bound > poisson_fit.bound - 0.1
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+def test_the_best_goes_on_after_all_had_their_turn(poisson_fit, monkeypatch, steps):
+    """Turns of one evaluation end where training ends without any, or at a limit."""
+    monkeypatch.setattr(whole, "_TURN", 1.0)
+    there = problem_at(poisson_fit.svi, poisson_fit.params, (X, COUNTS), {})
+    starts = random_starts(there, KEY, 3)
+    given = there, starts, KEY, Limits(0.1, steps, None), lambda *_: None
+    found = train_whole(*given, seed=0, descent=poisson_fit.descent, number=3, least=3)
+    if steps is None:
+        assert found.stopped.startswith("converged")
+        assert found.bound > poisson_fit.bound - 0.2
+    else:
+        assert found.stopped == "at the limit of 4 steps in all"
+    assert np.isfinite(found.losses).all()
 
 
 def test_auto_is_for_fit():
