@@ -41,6 +41,7 @@ _EVALUATIONS = 300  # of the bound, of one such training, about
 OTHERS = "other inducing points may do better: the last ones did"
 AGAIN = "trainings end apart, and other inducing points may gain {:.2g} nats or more"
 ALONE = "trainings from other starts end {:.3g} nats lower or more, and one may end higher"
+NOT_ALL = "other starts and inducing points were not all looked at ({})"
 _APART, _BEST = 1.0, 4  # nats of such a gain that are told, and gaps that tell them
 _ELSEWHERE = 0.1  # nats between optima of q(u)
 _TRIES = 3  # trainings from other means of q(u), whose ends say little beforehand
@@ -124,7 +125,7 @@ def train_whole(
     is_cheap = problem.work(problem.num_rows) <= _CHEAP
     # One may take a hundred times as long as others that end higher.
     turn, paused = np.inf, []
-    if is_cheap and seed is not None and problem.all_natural:
+    if is_cheap and seed is not None and problem.all_natural and limits.in_all:
         turn = _TURN / problem.work(problem.num_rows)
 
     def train(wanted: float = np.inf, turn: float = np.inf) -> tuple[Trained, bool]:
@@ -137,8 +138,7 @@ def train_whole(
         if limited and stopped == _PAUSED:
             stopped = limits.reached(0)
         found = Trained(*place, -float(losses[-1]), 0.0, stopped, descent)
-        if stopped == _PAUSED:
-            paused.append(found)
+        paused.extend([found] if _is_paused(found) else [])
         return found, limited
 
     starts = _begin(descent, starts)
@@ -161,7 +161,7 @@ def train_whole(
         seen.append(found)
         near = could_be(found, best.bound) >= best.bound - _SAME
         made, agreeing = made + 1, agreeing + near
-        agreeing *= found.bound <= best.bound + _SAME
+        agreeing *= found.bound <= best.bound + _SAME and not _is_paused(best)
         best = max(best, found, key=lambda trained: trained.bound)
         best = _told(best, found)
     if limited or seed is None or not problem.all_natural:
@@ -190,19 +190,24 @@ def train_whole(
     for early in sorted(paused, key=lambda trained: -trained.bound):
         if limited or limits.reached(0):
             break
-        is_best = best.stopped == _PAUSED
-        if not is_best and could_be(early, np.inf) < best.bound + _GAIN:
+        is_best = _is_paused(best)
+        may_overtake = len(early.losses) < _BEHIND  # of which losses do not tell
+        may_overtake |= could_be(early, np.inf) >= best.bound + _GAIN
+        if not (is_best or may_overtake):
             continue
-        with suppress(ValueError):
+        try:
             descent.start_at(best.free if is_best else early.free)
-            found, limited = train(np.inf if is_best else -best.bound - _GAIN)
-            seen = [found if trained is early else trained for trained in seen]
-            if is_best:
-                best = replace(best, stopped=found.stopped)
-            best = _told(_better(best, found), found)
-    best = _as_limited(best, limits)
-    if limited or limits.reached(0):
-        return best
+        except KeyboardInterrupt:
+            return replace(best, stopped=INTERRUPTED)
+        except ValueError:  # not finite any more
+            continue
+        found, limited = train(np.inf if is_best else -best.bound - _GAIN)
+        seen = [found if trained is early else trained for trained in seen]
+        if is_best:
+            best = replace(best, stopped=found.stopped)
+        best = _told(_better(best, found), found)
+    if limited or limits.reached(0) or _is_paused(best):
+        return _as_limited(best, limits)
     own, helps, share, several = best.bound, False, 0.0, made
     swaps = Swaps(problem, descent, seed)
 
@@ -233,7 +238,10 @@ def train_whole(
             break
         in_vain, made = in_vain + (not is_of_means), made + (not is_of_means)
         with suppress(ValueError):
-            descent.start_at(moved)
+            try:
+                descent.start_at(moved)
+            except KeyboardInterrupt:
+                return replace(best, stopped=INTERRUPTED)
             if helps and not is_of_means:
                 search(share)
             if swaps.interrupted:
@@ -260,6 +268,8 @@ def train_whole(
     if best.expected > _APART:
         told = f"{CONVERGED}, to one of many optima: {AGAIN.format(best.expected)}"
         return replace(best, stopped=told)
+    if limited or limits.reached(0):
+        return _as_limited(best, limits)
     if made and in_vain < min(_LEAST_HOPS, made):
         return replace(best, stopped=f"{CONVERGED}, and {OTHERS}")
     return best
@@ -281,10 +291,15 @@ def could_be(found: Trained, bound: float) -> float:
 
 
 def _as_limited(best: Trained, limits: Limits) -> Trained:
-    """The same, which tells of the limit if it was to go on."""
-    if best.stopped != _PAUSED:
-        return best
-    return replace(best, stopped=limits.reached(0) or NO_HIGHER)
+    """The same, which tells of the limit if it, or others, were to go on."""
+    reached = limits.reached(0)
+    if best.stopped == CONVERGED and reached:
+        return replace(best, stopped=f"{CONVERGED}, but {NOT_ALL.format(reached)}")
+    return replace(best, stopped=reached or NO_HIGHER) if _is_paused(best) else best
+
+
+def _is_paused(trained: Trained) -> bool:
+    return trained.stopped == _PAUSED
 
 
 def alone(apart: float) -> str:

@@ -231,4 +231,5 @@ def _by_digits(low, high):
 
     a, b = (other(jax.lax.bitcast_convert_type(y, kind)) for y in (low, high))
     middle = (a & b) + ((a ^ b) >> 1)  # of which the sum would overflow
-    return jax.lax.bitcast_convert_type(other(middle), low.dtype)
+    found = jax.lax.bitcast_convert_type(other(middle), low.dtype)
+    return jnp.where(jnp.abs(found) < jnp.finfo(low.dtype).tiny, 0.0, found)

@@ -211,10 +211,10 @@ def _of_response(fn_at, fn, points, rng_key, levels, normals):
         return of_gaussians(*normal_parts(normal_at, units, normals), levels)
     if isinstance(innermost(fn), _CLASSES):
         # Nodes of a product rule are where functions are equal, and a step has its edge.
-        chosen = for_quantiles if isinstance(innermost(fn), RobustMax) else for_moments
-        # Evenly spaced, and closer to each other, where f varies by many logits.
-        probs = [average(lambda p: _probs(fn_at(p)), few) for few in first or [chosen]]
-        probs = sum(probs) / len(probs)
+        sets = [for_quantiles if isinstance(innermost(fn), RobustMax) else for_moments]
+        if first:  # of one function, evenly spaced: closer, where f varies by many logits
+            sets = first
+        probs = sum(average(lambda p: _probs(fn_at(p)), few) for few in sets) / len(sets)
         is_number = isinstance(innermost(fn), _CLASSES[:2])
         sd = jnp.sqrt(probs * (1.0 - probs)) if is_number else None
         mean = probs if is_number else None

@@ -48,16 +48,20 @@ def reach_of(model, args: tuple, kwargs: dict, data: dict | None = None) -> Reac
 
         trace = messages.trace_of(flows, args, kwargs, key, data=data, at_site=at_site)
         sites = [site for site in trace.values() if site["type"] == "sample"]
-        priors = [messages.unwrap(s["fn"])[0] for s in sites if messages.is_latent_gp(s)]
+        gps = [site for site in sites if messages.is_latent_gp(site)]
+        priors = [messages.unwrap(site["fn"])[0] for site in gps]
         observed = [messages.log_prob(site) for site in sites if site["is_observed"]]
+        # Of a latent around f, as an error of each row: what it tells reaches f too.
+        beside = [s for s in sites if not (s["is_observed"] or messages.is_latent_gp(s))]
+        around = [messages.log_prob(site) for site in beside]
         of_priors = [jnp.sum(p.mean) + jnp.sum(p.kernel(p.X, p.X)) for p in priors]
-        return sum(map(jnp.sum, observed)), sum(of_priors)
+        return *(sum(map(jnp.sum, terms)) for terms in (observed, around)), sum(of_priors)
 
     with suppress(*NEEDS_KNOWN_DATA):
         found = eval_provenance(log_densities, key=jax.random.key(0), f=0.0)
         # All that comes out of control flow is taken to be made of all that goes in.
-        of_key = not flows.seen and any("key" in each for each in found)
-        return Reach("f" in found[0], of_key)
+        of_key = not flows.seen and any("key" in each for each in (found[0], found[2]))
+        return Reach(any("f" in each for each in found[:2]), of_key)
     return None
 
 

@@ -25,6 +25,7 @@ from numpyro_sgp.training.natural_gradients import (
 _NATURAL_STEPS = 50  # before each evaluation, at most
 _NATURAL_TOL = 1e-11  # of the loss
 _NATURAL_NATS = 1e-6  # what a step gains where q(u) has arrived
+_NO_SLOPES = "Or its slopes by q(u) are not finite there, which count as such. "
 _CORRECTIONS = 50  # pairs of steps that L-BFGS remembers
 _ABNORMAL = 2  # SciPy's status where a line search failed
 _NEARBY = 1e-2  # how far away the curvature is looked at, in units of the scales
@@ -231,6 +232,7 @@ class Descent:
             raise ValueError(
                 f"L-BFGS cannot start: the loss is {value:g} at the starting parameters"
                 + (f", and its gradient is not finite for {bad}. " if bad else ". ")
+                + (_NO_SLOPES if value == np.inf and self.profiled else "")
                 + checks.without_density(self.svi.model, self.args, self.kwargs)
                 + f"{LOOK_FOR}. Or start elsewhere (init_params of svi.init, init_loc_fn "
                 "of the guide), or, in float32, try numpyro.enable_x64()."

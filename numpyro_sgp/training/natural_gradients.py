@@ -286,7 +286,10 @@ def natural_descent(
         return sum(jnp.sum(jnp.abs(slopes[name] * (new[name] - q[name]))) for name in q)
 
     mixing = Mixing(means, dual) if _side_by_side(q, means) else None
-    return _damped(look, move, q, max_steps, lambda loss: tol, mixing=mixing, change=change)
+    # Where derivatives are natural ones their products with steps are no nats.
+    are_plain = not any(family.is_natural for family, _ in by_site)
+    options = {"mixing": mixing, "change": change if are_plain else None}
+    return _damped(look, move, q, max_steps, lambda loss: tol, **options)
 
 
 def _side_by_side(params, means) -> bool:

@@ -675,6 +675,14 @@ def test_the_best_goes_on_after_all_had_their_turn(poisson_fit, monkeypatch, ste
     assert np.isfinite(found.losses).all()
 
 
+def test_a_limit_that_ends_the_look_at_others_is_told(poisson_fit):
+    there = problem_at(poisson_fit.svi, poisson_fit.params, (X, COUNTS), {})
+    given = there, [there.free], KEY, Limits(0.1, 25, None), lambda *_: None
+    found = train_whole(*given, seed=0, descent=poisson_fit.descent)
+    assert found.stopped.startswith("converged, but other starts and inducing points were")
+    assert "25 steps in all" in found.stopped
+
+
 def test_auto_is_for_fit():
     guide = sgp.AutoSparseGP(known, sgp.SVGP("auto"))
     with pytest.raises(ValueError, match="'auto', which sgp.fit"):

@@ -73,6 +73,36 @@ def test_one_look_at_a_gaussian_likelihood_before_its_step_and_none_after():
 
 
 @pytest.mark.slow
+def test_natural_derivatives_are_no_nats():
+    """Of f of any size steps on dual parameters go as far as those on the covariance."""
+    size, ends = 1e4, []
+    rng = np.random.default_rng(0)
+    X = np.linspace(0.0, 4.0, 60)[:, None]
+    y = size * (np.sin(2.0 * X[:, 0]) + 0.1 * rng.standard_t(3.0, size=60))
+
+    def student(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(size**2, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.StudentT(3.0, f, 0.1 * size), obs=y)
+
+    for covariance in "full", "dual":
+        guide = sgp.AutoSparseGP(student, sgp.SVGP(8, covariance=covariance))
+        guide.take_natural_gradients(1.0)
+        svi = SVI(student, guide, optax.adam(0.1), sgp.TraceGP_ELBO())
+        problem = Problem(svi, svi.init(KEY, X, y), (X, y), {})
+
+        @jax.jit
+        def descend(free, problem=problem):
+            loss = lambda free: problem.loss(free, KEY, problem.arrays)  # noqa: E731
+            return natural_descent(loss, problem.natural, free, 200, 1e-6)
+
+        _, loss, count = descend(problem.free)
+        assert count > 2
+        ends.append(float(loss))
+    assert abs(ends[0] - ends[1]) < 1e-3
+
+
+@pytest.mark.slow
 def test_two_sets_arrive_and_odvgp_leaves_its_second_mean_to_the_other():
     X, y = regression_data(15)
     O = jnp.array([[-0.5], [1.9]])
