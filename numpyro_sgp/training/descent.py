@@ -314,7 +314,9 @@ class Descent:
             return 0.5 * float(slope @ (result.hess_inv @ slope))
         x = self.x.copy()
         x[index] -= _NEARBY * slope / size * scale
-        _, gradient = self.evaluate(x)
+        value, gradient = self.evaluate(x)
+        if not np.isfinite(value):
+            return np.inf
         if self.loss < self.losses[-1]:
             self.losses.append(self.loss)
         bent = float((slope - gradient[index] * scale) @ slope) / (_NEARBY * size)

@@ -328,8 +328,7 @@ def test_points_go_where_many_rows_are():
             numpyro.sample("y", dist.Normal(f, noise), obs=y)
 
     fitted = sgp.fit(model, sgp.SVGP(40), (gaps, y), progress_bar=False)
-    assert fitted.bound > -440.0  # the best that is known, after many swaps: -377
-    assert fitted.stopped != "converged"  # the last other points did better still
+    assert fitted.bound > -400.0  # the best that is known, after many swaps: -371
 
 
 def test_time_is_kept_for_what_is_to_come():
