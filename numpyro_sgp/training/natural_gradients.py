@@ -323,7 +323,8 @@ def _damped(
     def go_on(carry):
         count, rate, fall, ahead, loss, *_ = carry
         goes = (count <= max_steps) & (rate > _SMALLEST_STEP) & (fall > enough(loss))
-        return goes & (ahead > _NOTHING * enough(loss))
+        # One that leads to no number is halved, as others are that do not lower the loss.
+        return goes & ~(ahead <= _NOTHING * enough(loss))
 
     def step(carry):
         count, rate, fall, ahead, loss, given, slopes, new, places = carry
