@@ -8,6 +8,7 @@ from campaigns import bounds, inputs
 from campaigns._table import FOLDER, Found, Table
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("block", ["SVGP, small", "mixture of two, wide"])
 def test_bounds_are_bounds(block):
     found = bounds.look(block, "float64", each=5)

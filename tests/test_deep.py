@@ -409,6 +409,7 @@ def filters_by_convolution(images, weights, shape, stride):
     )
 
 
+@pytest.mark.slow
 def test_a_convolutional_layer_is_a_gp_of_patches_by_hand():
     images = jnp.asarray(np.random.default_rng(1).normal(size=(3, 6, 4, 2)))
     mean = random_filters((3, 2, 2), 4, seed=5)

@@ -471,6 +471,7 @@ def test_copies_are_the_guide(started):
         assert again[0].fingerprint() == guide.fingerprint()
 
 
+@pytest.mark.slow
 def test_predictive_over_parameters_of_several_runs():
     stacked = jax.tree.map(lambda x: jnp.stack([x, x]), PARAMS)
     options = {"num_samples": 3, "batch_ndims": 1, "return_sites": ["f"]}

@@ -246,6 +246,7 @@ def by_column(frame, y=None):
         numpyro.sample("y", dist.Normal(mean, 0.5), obs=y)
 
 
+@pytest.mark.slow
 def test_a_model_may_take_a_frame_apart_by_its_columns():
     frame = pd.DataFrame({"a": X[:, 0], "town": ["u", "v"] * (N // 2)})
     guide = sgp.AutoSparseGP(by_column, sgp.SVGP(3))
@@ -566,6 +567,7 @@ def test_rows_that_have_no_slope_are_named():
         guide.setup(X, exposure, counts)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Out-of-support")
 def test_observations_without_a_finite_density_are_told():
     def model(X, y=None):

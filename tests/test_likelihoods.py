@@ -82,6 +82,7 @@ def test_inverse_in_float32():
     assert_allclose(back, y, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_through_the_inverse():
     z = 0.7
 

@@ -419,6 +419,7 @@ def test_rows_outside_of_the_support_are_told():
     assert np.isneginf(found[1]) and np.isfinite(np.delete(found, 1)).all()
 
 
+@pytest.mark.slow
 def test_observations_of_nan_are_refused_unless_they_are_masked(single):
     guide, params, _ = single
     y, mask = (

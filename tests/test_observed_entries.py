@@ -115,6 +115,7 @@ def test_functions_of_other_rows():
     assert_allclose(found, norm.logpdf(Y, mean, np.sqrt(variance + 0.09)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_event_of_several_rows_is_none_of_a_row():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

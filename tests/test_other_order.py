@@ -112,6 +112,7 @@ def test_scores_of_rows_in_orders_of_their_own(kind):
     assert_allclose(found if len(found) < 30 else found[kept], expected[kept], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_batches_of_rows_in_another_order_are_refused():
     rng = np.random.default_rng(3)
     t = rng.uniform(0.0, 5.0, 40)

@@ -332,6 +332,7 @@ def test_hyperparameters_grouped_by_chain_are_refused(chains):
         predictive(KEY, X_NEW)
 
 
+@pytest.mark.slow
 def test_axes_of_chains_are_kept():
     """As numpyro.infer.Predictive has it: the numbers are those of all in one axis."""
     samples = {"f": np.random.default_rng(0).normal(size=(2, 3, N))}

@@ -273,6 +273,7 @@ def test_a_factor_is_no_response():
     assert sorted(sgp.predict(guide, PARAMS, X_NEW)) == ["f", "y"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["probs", "logits"])
 def test_two_classes_have_the_probabilities_of_quadrature(kind):
     link = {
@@ -488,6 +489,7 @@ def test_quantiles_of_many_orders_of_magnitude(dtype):
     assert_allclose(found, np.ceil(np.exp(expected)) - 1.0, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_quantiles_are_not_numbers_where_the_cdf_is_none():
     nan = jnp.array([1.0, jnp.nan])
     found = solved(

@@ -82,6 +82,7 @@ def test_marginals_are_those_of_dense_algebra(shrink, dtype):
     assert_allclose(found.mean, mean, atol=2e-4 if single else 1e-10)
 
 
+@pytest.mark.slow
 def test_any_number_of_rows_takes_few_programs():
     params, traced = q_params(0.9, jnp.float64), []
 

@@ -352,6 +352,7 @@ def test_traced_values_that_hide_in_a_kernel_are_differentiated():
     np.testing.assert_allclose(jax.grad(total)(2.0), 12.0, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_random_numbers_are_those_of_the_configuration():
     key, found = jax.random.key(0), []
     for partitionable in (True, False):
@@ -387,6 +388,7 @@ def lesser(m, s):
     return jnp.minimum(y + p * s, 3.0 + (1.0 - p) * s).sum()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fn", [largest, lesser])
 def test_derivatives_of_maxima_are_kept_where_programs_are_compiled_briefly(
     fn, monkeypatch

@@ -174,6 +174,7 @@ def test_a_mask_leaves_areas_out():
     assert_allclose(found, [whole[0], np.nan])
 
 
+@pytest.mark.slow
 def test_figures_show_functions_of_which_responses_are_tied():
     guide = guide_of(walk, X, jnp.sin(X[:, 0]))
     fitted = sgp.Fitted(guide, PARAMS, (X, jnp.sin(X[:, 0])))

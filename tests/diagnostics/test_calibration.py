@@ -69,6 +69,7 @@ def test_exact_guide_is_calibrated(exact):
     assert "60 simulations, p = " in str(calibration)
 
 
+@pytest.mark.slow
 def test_numpyros_own_call_gives_the_same_ranks(exact):
     svi, calibration = exact
     guide = make_svi(svi.model).guide  # set up by it, with data of its own

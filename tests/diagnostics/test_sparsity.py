@@ -397,6 +397,7 @@ def test_float32_tells_the_same():
     assert_allclose(bracket[:2], (lower, upper), atol=0.05)
 
 
+@pytest.mark.slow
 def test_priors_of_points_are_no_part_of_the_evidence():
     guide = sgp.AutoSparseGP(model, sgp.SVGP(M, **OPTIONS), base_guide=AutoDelta)
     guide.setup(X, y, kind="drawn")

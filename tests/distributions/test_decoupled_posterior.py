@@ -34,6 +34,7 @@ def pair(batch=(), num_columns=None):
     return posterior, sgp.SparsePosterior(prior, (Z, O), q)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_it_is_the_posterior_of_odvgp(batch):
     found, known = pair(batch)

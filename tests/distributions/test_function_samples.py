@@ -153,6 +153,7 @@ def test_with_many_features_draws_are_gaussian():
 call = jax.jit(lambda f, X: f(X))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["SOLVE-GP", "mixture"])
 def test_a_draw_is_one_function(name):
     f = sample(CASES[name], (2,), 16)

@@ -283,6 +283,7 @@ def test_numpyros_kl_divergence_finds_the_kl():
     assert_allclose(kl_divergence(*pair), 2 * (first + second), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_log_prob_is_the_joint_density_and_refuses_to_be_trained_on():
     X, sets, q = problem("SVGP", True, 0)
     prior = GaussianProcess(RBF(), X)

@@ -321,6 +321,7 @@ def test_tails_of_student_t_have_slopes(df):
     assert np.isfinite(density).all() and np.isfinite(slope).all()
 
 
+@pytest.mark.slow
 def test_what_is_seen_beside_censored_rows_has_a_slope():
     """At zero the density of these is zero, and its slope was NaN."""
     with jax.enable_x64(False):
@@ -334,6 +335,7 @@ def test_what_is_seen_beside_censored_rows_has_a_slope():
         np.testing.assert_allclose(jax.grad(density)(310.0), expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_point_mass_has_a_cdf():
     parts = [dist.Delta(0.0), dist.Gamma(2.0, 1.0)]
     share, support = dist.Categorical(jnp.array([0.3, 0.7])), dist.constraints.nonnegative
@@ -386,6 +388,7 @@ def test_truncated_distributions_inside_of_others_have_their_digits(kind):
     np.testing.assert_allclose(moments, (mean, variance), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_levels_of_zeros_and_others():
     """Of hurdles and inflated zeros, in closed form: draws of the first took for ever."""
     y = np.array([-1.0, 0.0, 1.0, 2.5, 7.0])
@@ -430,6 +433,7 @@ def test_moments_of_mixtures_far_from_zero_and_of_vectors():
     np.testing.assert_allclose(mean, [[0.1, 0.1], [0.9, 0.9]], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_shifted_and_scaled_distributions():
     """Of reaction times; below the shift the cdf was NaN."""
     transforms = [

@@ -426,6 +426,7 @@ def test_a_layer_that_feeds_another_is_no_summand():
     assert guide.known().coupling.predictors == 0
 
 
+@pytest.mark.slow
 def test_rules_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="so few linear combinations of several latent"):
         trained(scaled, SINE, expectation=sgp.AlongPredictors())

@@ -150,6 +150,7 @@ def test_a_black_box_is_the_same_likelihood_in_jax(one, boxed):
         assert_allclose(value, gradients[name], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_call_of_a_black_box_has_all_rows_nodes_components_and_keys(boxed):
     _, shapes = boxed
     assert set(shapes) == {(N * 20 * 2 * len(KEYS),)}

@@ -325,6 +325,7 @@ class NoRelaxation(sgp.relaxation.Relaxation):
         return jnp.zeros(residual.shape[:-1])
 
 
+@pytest.mark.slow
 def test_a_relaxation_of_ones_own_is_taken():
     X, y = count_data(8)
     found = []

@@ -174,6 +174,7 @@ def test_four_latent_functions_are_too_many_for_quadrature():
     assert np.isfinite(loss(sgp.TraceGP_ELBO(), params, model, guide, X, y))
 
 
+@pytest.mark.slow
 def test_a_likelihood_that_ties_rows_needs_joint_draws():
     def model(X, y):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -236,6 +237,7 @@ def test_a_scale_of_the_gp_site_alone_is_told():
         set_up(annealed, sgp.SVGP(5), *helpers.count_data())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rule", [sgp.GaussHermite(7), sgp.MonteCarlo(7)])
 def test_a_step_factorises_K_uu_once(rule):
     X, y = helpers.count_data()

@@ -24,6 +24,7 @@ def test_both_run_with_a_few_steps(deep_gp):
     assert mean.shape == (2, 3) and np.all(variance > 0)
 
 
+@pytest.mark.slow
 def test_the_data_are_as_said(deep_gp):
     X, y = deep_gp.rough_data(1000, 3)
     assert_allclose(y - deep_gp.jump(np.asarray(X[:, 0])), 0.0, atol=0.3)

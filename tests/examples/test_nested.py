@@ -57,6 +57,7 @@ def test_true_effects_are_found_and_the_figure_is_written(example, name, tmp_pat
         assert "NUTS: smallest effective sample size" in printed
 
 
+@pytest.mark.slow
 def test_the_calendar(example):
     days, weekday, holiday = example.calendar(7305)
     assert len(days) == 7305 and days[-1, 0] == 7304

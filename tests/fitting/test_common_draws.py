@@ -168,6 +168,7 @@ class _OfOnesOwn(sgp.elbo.Expectation):
         return x, jnp.full(10, 0.1, dtype)
 
 
+@pytest.mark.slow
 def test_a_seed_of_ones_own_rule_is_let_be():
     loss = sgp.TraceGP_ELBO(_OfOnesOwn())
     assert as_reported(loss).expectation is loss.expectation

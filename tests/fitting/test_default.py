@@ -158,6 +158,7 @@ def test_parts_of_the_loss_add_up_where_outputs_are_before_rows():
     assert_allclose(parts, whole.loss(whole.free, KEY, whole.arrays), rtol=1e-10)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.filterwarnings("ignore:The inputs of GP site")
 @pytest.mark.parametrize("of_inputs", [True, False])
 def test_data_that_a_model_standardises_have_no_batches(of_inputs):
@@ -253,6 +254,7 @@ def test_sizes_that_jit_does_not_know_are_told_as_such(model):
         fit(model, sgp.SVGP(3), data)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [20, 25])  # that divides the rows, and does not
 def test_parts_of_the_loss_add_up(learned_fit, size):
     svi = learned_fit.svi
@@ -792,6 +794,7 @@ def test_scaled_gp_sites_are_refused():
         fit(model, sgp.SVGP(5), (X, Y), steps=1)
 
 
+@pytest.mark.slow
 def test_a_scale_of_all_sites_is_refused():
     """Of a loss for each row, steps of q(u) and tolerances would be 1 / N of theirs."""
     with pytest.raises(ValueError, match="scaled by 0.1, as the likelihood .* leave"):

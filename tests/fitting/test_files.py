@@ -127,6 +127,7 @@ np.savez({str(tmp_path / "found.npz")!r}, **found, **leaves)
             assert_array_equal(found[f"param_{i}"], value)
 
 
+@pytest.mark.slow
 def test_all_that_is_known_of_the_training_comes_back(fitted, loaded):
     assert jax.tree.structure(loaded.params) == jax.tree.structure(fitted.params)
     jax.tree.map(assert_array_equal, loaded.params, fitted.params)
@@ -357,6 +358,7 @@ def test_a_large_array_that_is_no_data_is_not_written(tmp_path):
     assert (tmp_path / "large.npz").stat().st_size < 20_000
 
 
+@pytest.mark.slow
 def test_a_model_or_precision_that_does_not_fit_is_refused(fitted, path, tmp_path):
     told = "fit.npz is of another model .*'.*' is in the sites of what was saved"
     with pytest.raises(ValueError, match=told):

@@ -361,6 +361,7 @@ def test_over_one_column_the_response_is_drawn_with_data_and_points(at_points):
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("X", "y")
 
 
+@pytest.mark.slow
 def test_a_gp_site_is_drawn_into_given_axes_at_given_inputs(at_points):
     _, ax = plt.subplots()
     assert at_points.plot(ax, site="f", level=0.8, X=X[::-1]) is ax

@@ -728,6 +728,7 @@ def test_a_wrapped_guide_still_knows_that_rows_are_tied():
         elbo.loss(random.key(0), svi.get_params(state), model, wrapped, X, y)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("centred", [True, False])
 def test_inputs_that_mix_rows_of_another_gp_tie_rows(centred):
     def model(X, y=None):
@@ -755,6 +756,7 @@ def test_terms_of_two_functions_at_different_rows_are_no_tie():
     assert not guide.couples_rows
 
 
+@pytest.mark.slow
 def test_a_failed_set_up_leaves_no_trace():
     def model(X, W, y):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -815,6 +817,7 @@ def test_base_guides_without_a_median_and_by_a_function():
     assert np.isfinite(guide.posterior(params, X, rng_key=random.key(0))["f"].mean).all()
 
 
+@pytest.mark.slow
 def test_a_distribution_may_broadcast_to_its_data():
     def model(X, y):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
@@ -839,6 +842,7 @@ def test_as_many_tasks_as_rows_are_no_data_plate():
     assert guide.setup_state()["initial"]["f"]["qu_mu"].shape == (4, 1, 3)
 
 
+@pytest.mark.slow
 def test_lengthscales_that_may_be_of_columns_or_of_functions():
     def model(X, y, variance):
         with numpyro.plate("functions", 2):

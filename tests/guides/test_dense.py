@@ -168,6 +168,7 @@ def test_sites_reach_the_free_form_optimum(points, approximation):
         assert_allclose(params["f_auto_qu_linear"], linear, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.slow
 def test_sites_are_negative_where_the_likelihood_is_convex():
     def student(X, y):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

@@ -101,6 +101,7 @@ def test_bounds_rise_and_stay_below_the_evidence(case):
     assert {name.rpartition("_")[2] for name in fit.params} <= {"Z", "O", "mu", "sqrt"}
 
 
+@pytest.mark.slow
 def test_an_object_with_points_is_the_start():
     kernel, X, y = problem("patches")
     Z = np.random.default_rng(0).normal(size=(4, 11))

@@ -59,6 +59,7 @@ def test_what_both_depend_on_is_the_kernels():
     assert blocks == {**SVGP, "kernel": {"auto_loc", "auto_scale_tril"}}
 
 
+@pytest.mark.slow
 def test_approximations_and_prefixes_of_several_sites():
     def model(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))

@@ -584,6 +584,7 @@ def test_predictors_of_several_rows():
     assert np.isfinite(dense.log_evidence)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("pair", [(2, 3), (8, 9)])
 def test_one_predictor_of_two_rows(pair):
     def model(X, y=None):

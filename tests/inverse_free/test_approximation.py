@@ -627,6 +627,7 @@ def test_lc_takes_a_concave_likelihood_without_curvature():
     sgp.AutoSparseGP(program, option("lc")).setup(X, jnp.asarray(Y["gaussian"]))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("observed", [False, True])
 def test_lc_refuses_a_layer_below_another_one(observed):
     def program(X, y):

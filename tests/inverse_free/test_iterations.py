@@ -352,6 +352,7 @@ def draws_of(K, L):
     return jax.vmap(lambda key: log_det(key, K, L, 4))(keys)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("preconditioned", [True, False])
 def test_the_gradient_of_log_det_is_unbiased(preconditioned):
     L = exact_root(np.asarray(kernel(0.44))) if preconditioned else None

@@ -202,6 +202,7 @@ def test_derivative_with_respect_to_the_scale():
     assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
 def test_second_derivatives_are_those_of_the_factor(outer):
     theta = jnp.array([0.3, 0.5])

@@ -53,6 +53,7 @@ def test_value_and_gradients_are_those_of_the_plain_product(N):
         assert_allclose(a, b, rtol=1e-8, atol=1e-9 * np.abs(b).max())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("N", [30, _BLOCK + 17])
 def test_gradients_in_float32_are_as_right_as_the_plain_products(N):
     weights, v = np.random.default_rng(N).normal(size=(2, N))
@@ -92,6 +93,7 @@ def test_batches_broadcast(shapes):
         assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
 def test_second_derivatives_and_forward_mode(outer):
     weights, v = np.random.default_rng(1).normal(size=(2, 5))

@@ -112,6 +112,7 @@ def test_gradients_of_the_whitened_solve_and_their_derivatives():
     assert_allclose(got[1], want[1], atol=1e-10)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_batch_of_whitened_solves():
     X = np.random.default_rng(2).normal(size=(3, SIZE))
     got, want = (

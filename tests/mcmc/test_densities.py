@@ -297,6 +297,7 @@ def test_predictions_at_the_inputs_are_those_of_each_sample(case):
 Z = jnp.array([[0.2], [1.4], [2.9]])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("collapsed", [False, True])
 def test_evidence_and_its_bound_under_nuts(collapsed):
     def model(y_given):

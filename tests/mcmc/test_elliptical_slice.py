@@ -172,6 +172,7 @@ def callback(f):
     return jax.pure_callback(on_host, shape, f, vmap_method="sequential")
 
 
+@pytest.mark.slow
 def test_a_likelihood_without_a_derivative():
     def model(log_likelihood):
         numpyro.factor("y", log_likelihood(numpyro.sample("f", gp())))
@@ -205,6 +206,7 @@ def test_values_without_a_finite_likelihood_have_no_probability():
     assert abs(f.mean() - half_normal) < 5 * np.sqrt(variance / ess)
 
 
+@pytest.mark.slow
 def test_a_likelihood_lost_in_rounding_errors_ends():
     def model():
         f = numpyro.sample("f", gp(inputs=X.astype(np.float32)))

@@ -33,6 +33,7 @@ def density(model, values):
     return float(log_density(model, (X, Y), {}, values)[0])
 
 
+@pytest.mark.slow
 def test_a_scope_inside_of_the_model_changes_names_alone():
     sparse = sgp.sparsify(scoped, sgp.SVGP(4)).setup(X, Y)
     plain = sgp.sparsify(lambda X, y=None: scoped(X, y, ""), sgp.SVGP(4)).setup(X, Y)

@@ -332,6 +332,7 @@ def test_two_functions_with_kernels_and_points_of_their_own():
     assert_allclose(losses["dual"], losses["full"], rtol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tight", ["diagonal", "scalar"])
 def test_tight_bounds(tight):
     X, y = regression_data(15)
