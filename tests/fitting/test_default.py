@@ -684,6 +684,32 @@ def test_a_limit_that_ends_the_look_at_others_is_told(poisson_fit):
     assert "25 steps in all" in found.stopped
 
 
+def test_training_leaves_a_prior_without_slopes():
+    """
+    As those of `NegativeBinomial2` in float32 at outer nodes of a wide prior, which left
+    q(u) where it was, "converged". The bound is the evidence by dense algebra.
+    """
+
+    @jax.custom_jvp
+    def mean_of(f):
+        return f
+
+    @mean_of.defjvp
+    def _(primals, tangents):
+        slope = jnp.where(jnp.abs(primals[0]) < 25.0, 1.0, jnp.nan)
+        return primals[0], slope * tangents[0]
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(100.0, 0.7), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(mean_of(f), 0.5), obs=y)
+
+    few, y = X[:12], Y[:12]
+    fitted = fit(model, sgp.VGP(), (few, y))
+    evidence = log_normal(y, rbf(few, few, 100.0, 0.7) + 0.25 * np.eye(12))
+    assert_allclose(fitted.bound, evidence, atol=0.01)
+
+
 def test_auto_is_for_fit():
     guide = sgp.AutoSparseGP(known, sgp.SVGP("auto"))
     with pytest.raises(ValueError, match="'auto', which sgp.fit"):
