@@ -28,18 +28,19 @@ def gauss_hermite(num_points: int) -> tuple[np.ndarray, np.ndarray]:
     return nodes, weights / weights.sum()
 
 
-def trapezoid(num_points: int) -> tuple[np.ndarray, np.ndarray]:
+def trapezoid(num_points: int, side: float = _SIDE) -> tuple[np.ndarray, np.ndarray]:
     """
-    Evenly spaced nodes over eight standard deviations to either side, and their weights.
+    Evenly spaced nodes over some standard deviations to either side, and their weights.
 
     :param num_points: number of nodes S; a single one is at zero.
+    :param side: so many; eight by default.
     :return: as :func:`gauss_hermite`.
 
     >>> nodes, weights = trapezoid(40)
     >>> round(float(weights @ nodes**4), 6)
     3.0
     """
-    spacing = 2.0 * _SIDE / num_points
+    spacing = 2.0 * side / num_points
     nodes = (np.arange(num_points) - 0.5 * (num_points - 1)) * spacing
     weights = np.exp(-0.5 * nodes**2)
     return nodes, weights / weights.sum()

@@ -26,6 +26,7 @@ from numpyro_sgp.elbo import GaussHermite, MonteCarlo, Trapezoid
 from numpyro_sgp.elbo.expectation import check_expectation
 from numpyro_sgp.guides.row_latents import check_row_latents
 from numpyro_sgp.likelihoods import RobustMax
+from numpyro_sgp.linalg import trapezoid
 from numpyro_sgp.predictive.entries import (
     Entries,
     NotOfARow,
@@ -64,9 +65,7 @@ class _Evenly(Trapezoid):
     """
 
     def _rule(self):
-        nodes = (np.arange(self.num_points) + 0.5) / self.num_points * 28.0 - 14.0
-        weights = np.exp(-0.5 * nodes**2)
-        return nodes, weights / weights.sum()
+        return trapezoid(self.num_points, side=14.0)
 
 
 RULES = _Evenly(300), GaussHermite(30), MonteCarlo(2000)
