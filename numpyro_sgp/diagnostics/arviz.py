@@ -171,55 +171,29 @@ def to_arviz(
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     check_key(rng_key)
     k_draws, k_sites, k_elbo = split(rng_key, 3)
-    if isinstance(fit, MCMC):
-        if result is not None:
-            raise ValueError("result is for an SVI; an MCMC object has its own draws.")
-        if khat or calibration is not None:
-            raise ValueError("khat and calibration are of guides; leave them out for MCMC.")
-        found = _of_mcmc(fit, args, kwargs)
-    elif hasattr(fit, "found_draws"):
-        if result is not None or khat or calibration is not None:
-            raise ValueError("result, khat and calibration are for an SVI; leave them out.")
-        found = fit.found_draws(num_samples, k_draws, args, kwargs)
-    elif isinstance(fit, SVI):
-        if isinstance(result, dict):
-            raise TypeError(
-                "result must be what svi.run returned. For the parameters of a loop of "
-                "your own: numpyro.infer.svi.SVIRunResult(params, None, losses)."
-            )
-        args, kwargs = as_arrays(fit.model, args, {**fit.static_kwargs, **kwargs})
-        found = _of_svi(fit, result, num_samples, k_draws, args, kwargs)
-    else:
-        raise TypeError(
-            "fit must be a numpyro.infer.MCMC or numpyro.infer.SVI object (or what "
-            "numpyro_sgp.nested returned; what numpyro_sgp.fit returned has a method, "
-            f"fitted.to_arviz()), got {type(fit).__name__}."
-        )
+    of_svi = bool(khat) or calibration is not None
+    found = _found_of(fit, args, kwargs, result, num_samples, k_draws, of_svi)
     trace = _first_trace(found)
     dims = named_dims(trace, found.draws, dims)
     log_likelihood, predictive, observed, masks = _at_observed_sites(found, trace, k_sites)
-    held = "point_estimates" in found.attrs
     if left_out := messages.factors_of_rows(trace):
         found.attrs["factors"] = ", ".join(left_out)
     if weighted := messages.weighted_responses(trace):
         found.attrs["weighted"] = ", ".join(weighted)
     if isinstance(fit, SVI):
-        points = point_latents(fit.guide, result.params, args, kwargs)
-        held = bool(points)
-        found.attrs.update(_elbo(fit, result.params, k_elbo, args, kwargs, points))
-        found.attrs.update(convergence_attrs(fit, result, args, kwargs))
-        given = (result.params, fit.model, fit.guide, *args)
-        if khat or (khat is None and not points and not too_many_rows(*given, **kwargs)):
+        found.attrs.update(_of_guide(fit, result, found, k_elbo))
+        free = "point_estimates" not in found.attrs
+        given = (result.params, fit.model, fit.guide, *found.args)
+        if khat or (khat is None and free and not too_many_rows(*given, **found.kwargs)):
             k_khat = jax.random.fold_in(rng_key, 3)
-            found.attrs["khat"] = guide_khat(k_khat, *given, **kwargs)
+            found.attrs["khat"] = guide_khat(k_khat, *given, **found.kwargs)
         if calibration is not None:
             found.attrs.update(calibration_attrs(calibration))
     elif isinstance(fit, MCMC):
-        found.attrs["num_parameters"] = sum(
-            int(np.prod(np.shape(trace[name]["value"])))
-            for name in found.draws
-            if name in trace and trace[name]["type"] == "sample"
-        )
+        sampled = [k for k in found.draws if k in trace and trace[k]["type"] == "sample"]
+        sizes = (int(np.prod(np.shape(trace[name]["value"]))) for name in sampled)
+        found.attrs["num_parameters"] = sum(sizes)
+    held = "point_estimates" in found.attrs
     if seconds is not None:
         found.attrs["seconds"] = float(seconds)
 
@@ -306,6 +280,33 @@ class Found(NamedTuple):
     attrs: dict
 
 
+def _found_of(fit, args, kwargs, result, num_samples, rng_key, of_svi: bool) -> Found:
+    """Draws of a fit of either kind; of_svi: whether there are options for SVI alone."""
+    if isinstance(fit, MCMC):
+        if result is not None:
+            raise ValueError("result is for an SVI; an MCMC object has its own draws.")
+        if of_svi:
+            raise ValueError("khat and calibration are of guides; leave them out for MCMC.")
+        return _of_mcmc(fit, args, kwargs)
+    if hasattr(fit, "found_draws"):
+        if result is not None or of_svi:
+            raise ValueError("result, khat and calibration are for an SVI; leave them out.")
+        return fit.found_draws(num_samples, rng_key, args, kwargs)
+    if not isinstance(fit, SVI):
+        raise TypeError(
+            "fit must be a numpyro.infer.MCMC or numpyro.infer.SVI object (or what "
+            "numpyro_sgp.nested returned; what numpyro_sgp.fit returned has a method, "
+            f"fitted.to_arviz()), got {type(fit).__name__}."
+        )
+    if isinstance(result, dict):
+        raise TypeError(
+            "result must be what svi.run returned. For the parameters of a loop of "
+            "your own: numpyro.infer.svi.SVIRunResult(params, None, losses)."
+        )
+    args, kwargs = as_arrays(fit.model, args, {**fit.static_kwargs, **kwargs})
+    return _of_svi(fit, result, num_samples, rng_key, args, kwargs)
+
+
 def _of_mcmc(mcmc, args, kwargs) -> Found:
     if mcmc.last_state is None:
         raise ValueError(
@@ -365,20 +366,18 @@ def _num_free(name, value) -> int:
     return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(value))
 
 
-def _elbo(svi, params, rng_key, args, kwargs, points) -> dict:
+def _of_guide(svi, result, found, rng_key) -> dict:
     """
-    The bound with all of the data: its mean and standard error over some keys, named after
-    what it is a bound of.
+    The bound with all of the data, its mean and standard error over some keys, named after
+    what it is a bound of; and what is left to gain.
     """
-
-    bound, se = bound_of(svi, params, args, kwargs, rng_key)
-    if points:
-        return {
-            "point_estimates": ", ".join(sorted(points)),
-            "log_joint_bound": bound,
-            "log_joint_bound_se": se,
-        }
-    return {"elbo": bound, "elbo_se": se}
+    given = result.params, found.args, found.kwargs
+    points = point_latents(svi.guide, *given)
+    bound, se = bound_of(svi, *given, rng_key)
+    name = "log_joint_bound" if points else "elbo"
+    told = {"point_estimates": ", ".join(sorted(points))} if points else {}
+    told |= {name: bound, f"{name}_se": se}
+    return told | convergence_attrs(svi, result, found.args, found.kwargs)
 
 
 def _first_trace(found):

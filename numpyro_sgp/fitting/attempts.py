@@ -9,10 +9,12 @@ import jax
 import numpy as np
 
 from numpyro_sgp.diagnostics.optimality import believed, loss_drop
+from numpyro_sgp.fitting.ends import AGAIN, ALONE
 from numpyro_sgp.fitting.progress import CONVERGED, INTERRUPTED, Limits, Trained
+from numpyro_sgp.fitting.rounds import remaining
 from numpyro_sgp.fitting.stepper import CHUNK, Stepper
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, OTHER_OPTIMA, Cause, unknown
-from numpyro_sgp.fitting.whole import AGAIN, ALONE, remaining, train_whole
+from numpyro_sgp.fitting.whole import train_whole
 
 #: Products of all rows with M x M matrices up to which the other parameters are trained
 #: some iterations more, to see what that gains.

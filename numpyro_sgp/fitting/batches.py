@@ -10,8 +10,8 @@ import numpy as np
 from numpyro_sgp._programs import shared
 from numpyro_sgp.diagnostics.optimality import loss_drop
 from numpyro_sgp.fitting.progress import INTERRUPTED, NO_HIGHER, TIME_USED, Limits, Trained
+from numpyro_sgp.fitting.rounds import descent_of, remaining
 from numpyro_sgp.fitting.stepper import CHUNK, Stepper
-from numpyro_sgp.fitting.whole import descent_of, remaining
 from numpyro_sgp.training.natural_gradients import natural_descent
 from numpyro_sgp.training.rows import Order
 

@@ -16,8 +16,8 @@ from numpyro.primitives import Messenger
 from numpyro_sgp.distributions.arguments import in_float64
 from numpyro_sgp.fitting.problem import Problem
 from numpyro_sgp.fitting.progress import CONVERGED, INTERRUPTED, NO_HIGHER, Limits, Trained
+from numpyro_sgp.fitting.rounds import descent_of
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, FLOAT32, Cause, unknown
-from numpyro_sgp.fitting.whole import descent_of
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.prepared import guide_in_float64
 from numpyro_sgp.training.descent import Descent

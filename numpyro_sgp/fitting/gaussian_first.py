@@ -19,10 +19,10 @@ import numpy as np
 
 from numpyro_sgp._programs import on_data
 from numpyro_sgp.families import Diagonal
+from numpyro_sgp.fitting.ends import alone
 from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.problem import constrained, unconstrained
 from numpyro_sgp.fitting.progress import CONVERGED, INTERRUPTED, Limits
-from numpyro_sgp.fitting.whole import alone
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.checks import assigned
 

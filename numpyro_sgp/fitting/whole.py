@@ -1,24 +1,32 @@
 """Training on all data without noise: L-BFGS over what natural steps do not train."""
 
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-import jax
 import numpy as np
-from numpyro.infer.svi import SVIState
 
 from numpyro_sgp._programs import without_leaks
+from numpyro_sgp.fitting.ends import (
+    APART,
+    NOT_ALL,
+    OTHERS,
+    alone,
+    among_many,
+    could_be,
+    expected_gain,
+)
 from numpyro_sgp.fitting.periods import Periods
 from numpyro_sgp.fitting.progress import (
-    AT_EDGE,
     CONVERGED,
     INTERRUPTED,
     NO_HIGHER,
     Limits,
     Trained,
 )
+from numpyro_sgp.fitting.rounds import BEHIND, FEWEST, PAUSED, descent_of, iterate
 from numpyro_sgp.fitting.scales import Scales
 from numpyro_sgp.fitting.starts import (
     with_drawn_means,
@@ -27,32 +35,19 @@ from numpyro_sgp.fitting.starts import (
     with_other_points,
 )
 from numpyro_sgp.fitting.swaps import Swaps
-from numpyro_sgp.tracing.state import state_of
 from numpyro_sgp.training.descent import Descent
-from numpyro_sgp.training.lbfgs import suits_natural
 
-_ROUNDS = 6  # of L-BFGS, each with a fresh memory
 _HOPS = 4 * (0.1, 0.3, 0.6)  # shares of the inducing points drawn anew, in turns
 _MOVED = 0.25  # how far other latents are moved, in steps of a usual size
 _RUGGED = 5.0  # times as much work, where swaps of single points raise the bound
 _GAIN = 0.1  # nats by such a turn for which as many are made again,
 _LEAST_HOPS, _MOST_HOPS = 3, 36  # so many
 _EVALUATIONS = 300  # of the bound, of one such training, about
-OTHERS = "other inducing points may do better: the last ones did"
-AGAIN = "trainings end apart, and other inducing points may gain {:.2g} nats or more"
-ALONE = "trainings from other starts end {:.3g} nats lower or more, and one may end higher"
-NOT_ALL = "other starts and inducing points were not all looked at ({})"
-_APART, _BEST = 1.0, 4  # nats of such a gain that are told, and gaps that tell them
 _ELSEWHERE = 0.1  # nats between optima of q(u)
 _TRIES = 3  # trainings from other means of q(u), whose ends say little beforehand
 _CHEAP = 4e6  # products of all rows with M x M matrices up to which there are any,
 # and trainings from other lengthscales where these are no better at first
-_FEWEST = 10  # iterations before what is left can be told from them
-_TIMES = 5.0  # how much further than its losses say a training may fall
-_PATIENT = 1_000  # iterations after which it may fall as far as they say
-_BEHIND = 30  # iterations before one that will not overtake the best is left
 _TURN = 1e10  # products as above, summed over evaluations, before others are looked at
-_PAUSED = "its turn is over"  # where there is more to gain
 #: Products of rows with M x M matrices, summed over evaluations, up to which inducing
 #: points are drawn anew.
 ANEW = 2e9
@@ -62,27 +57,6 @@ _AGREEING = 2  # of these that end as high as the best, after which there are no
 _SAME = 0.5  # nats between such ends
 #: The same up to which there are trainings from other lengthscales.
 _SCALES = 1e11
-
-
-def descent_of(problem, key) -> Descent:
-    """The loss of all rows as a function of one vector, q(u) at its optimum."""
-    svi = problem.svi
-    kwargs = {**svi.static_kwargs, **problem.kwargs}
-    descent = Descent(
-        svi,
-        SVIState(problem.state.optim_state, None, key),
-        problem.args,
-        kwargs,
-        natural=bool(problem.natural) or suits_natural(svi),
-        families=problem.natural,
-        scales=problem.scales(),
-        briefly=problem.is_small,
-        often=True,
-    )
-    computed = state_of(svi.model, problem.args, kwargs)
-    has_64_bits = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    descent.computed = has_64_bits, computed
-    return descent
 
 
 def train_whole(
@@ -121,205 +95,252 @@ def train_whole(
     :raises ValueError: if it can begin at none of them.
     """
     descent = descent or descent_of(problem, key)
-    began = descent.work
-    is_cheap = problem.work(problem.num_rows) <= _CHEAP
-    # One may take a hundred times as long as others that end higher.
-    turn, paused = np.inf, []
-    if is_cheap and seed is not None and problem.all_natural and limits.in_all:
-        turn = _TURN / problem.work(problem.num_rows)
+    has_turns = seed is not None and problem.all_natural and limits.in_all
+    trainings = _Trainings(problem, descent, limits, show, has_turns)
+    try:
+        trainings.from_starts(starts, number, least)
+        if seed is not None and problem.all_natural:
+            trainings.at_other_scales(seed, elsewhere)
+            trainings.of_paused()
+            trainings.at_other_points(seed)
+    except KeyboardInterrupt:
+        if not trainings.seen:
+            raise
+        trainings.best = replace(trainings.best, stopped=INTERRUPTED)
+    return trainings.found()
 
-    def train(wanted: float = np.inf, turn: float = np.inf) -> tuple[Trained, bool]:
-        nonlocal limits
-        stopped, limited = _iterate(descent, limits, show, wanted, turn)
+
+class _Trainings:
+    """
+    Trainings of a problem by one program, in four turns that follow each other: from some
+    starts, from other lengthscales, those that were paused, and from other inducing points.
+
+    :param problem: as for :func:`train_whole`, and so are others.
+    :param has_turns: whether one that takes long is paused, where evaluations are cheap.
+    """
+
+    best: Trained
+
+    def __init__(
+        self,
+        problem,
+        descent: Descent,
+        limits: Limits,
+        show: Callable[[int, float], None],
+        has_turns: bool,
+    ):
+        self._problem, self._descent = problem, descent
+        self._limits, self._show = limits, show
+        self._work = problem.work(problem.num_rows)  # products of one evaluation
+        self._is_cheap = self._work <= _CHEAP
+        self._first = descent.work
+        # One may take a hundred times as long as others that end higher.
+        self._turn = _TURN / self._work if has_turns and self._is_cheap else np.inf
+        #: What was found from starts and lengthscales.
+        self.seen: list[Trained] = []
+        self._several = 0  # of these from starts
+        self._paused: list[Trained] = []
+        self._is_limited = False
+        # Of the last turn: where it began, ends from other means and points of q(u).
+        self._own = -np.inf
+        self._others: list[float] = []
+        self._ends: list[float] = []
+        self._made = self._in_vain = 0
+
+    # ---- what all turns do ------------------------------------------------------------
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_limited or bool(self._limits.reached(0))
+
+    def _begin(self, free: dict) -> bool:
+        """Begins there; whether it can, where the bound may be not finite."""
+        try:
+            self._descent.start_at(free)
+        except ValueError:
+            return False
+        return True
+
+    def _train(self, wanted: float = np.inf, turn: float = np.inf) -> Trained:
+        """
+        From where the descent has begun.
+
+        :param wanted: a loss; one that will not come there ends early.
+        :param turn: evaluations after which it is paused.
+        """
+        descent = self._descent
+        stopped, limited = iterate(descent, self._limits, self._show, wanted, turn)
         losses = np.asarray(descent.losses)
-        limits = limits.after(len(losses) - 1)
+        self._limits = self._limits.after(len(losses) - 1)
+        self._is_limited = limited or bool(self._limits.reached(0))
+        if self._is_limited and stopped == PAUSED:
+            stopped = self._limits.reached(0)
         place = descent.free_now(), float(losses[0]), losses[1:]
-        limited = limited or bool(limits.reached(0))
-        if limited and stopped == _PAUSED:
-            stopped = limits.reached(0)
         found = Trained(*place, -float(losses[-1]), 0.0, stopped, descent)
-        paused.extend([found] if _is_paused(found) else [])
-        return found, limited
+        if _is_paused(found):
+            self._paused.append(found)
+        return found
 
-    starts = _begin(descent, starts)
-    best, limited = train(turn=turn)
-    affordable = TRAININGS / problem.work(problem.num_rows)
-    made, agreeing, seen = 1, 0, [best]
-    for i, free in enumerate(starts[: number - 1], 1):
-        if limited:
-            return _as_limited(best, limits)
-        longer = (descent.work - began) * (1 + 1 / made) > affordable
-        if i >= least and (agreeing >= _AGREEING or longer):
-            break
-        try:
-            descent.start_at(free)
-        except KeyboardInterrupt:
-            return replace(best, stopped=INTERRUPTED)
-        except ValueError:  # no finite bound there
-            continue
-        found, limited = train(-best.bound, turn)
-        seen.append(found)
-        near = could_be(found, best.bound) >= best.bound - _SAME
-        made, agreeing = made + 1, agreeing + near
-        agreeing *= found.bound <= best.bound + _SAME and not _is_paused(best)
-        best = max(best, found, key=lambda trained: trained.bound)
-        best = _told(best, found)
-    if limited or seed is None or not problem.all_natural:
-        return _as_limited(best, limits)
-    allowed = ANEW / problem.work(problem.num_rows) - _FEWEST
-    # As long as it took so far, or longer where that is soon; and as long for periods.
-    soon = elsewhere / problem.work(problem.num_rows)
-    work = max(descent.work - began, soon)
-    places = (kind(problem, descent, seed, work).moves() for kind in (Periods, Scales))
-    for begin in chain.from_iterable(places):
-        limited = limited or bool(limits.reached(0))
-        if limited:
-            break
-        try:
-            limits = limits.after(begin(best.free, limits))
-        except KeyboardInterrupt:
-            return replace(best, stopped=INTERRUPTED)
-        except ValueError:  # no finite bound there
-            continue
-        if not is_cheap and descent.loss > -best.bound:
-            continue  # most often it goes back to where it came from
-        found, limited = train(-best.bound - _GAIN, turn)
-        seen.append(found)
-        best = _told(_better(best, found), found)
-    # The best that had its turn goes on, and then those that may overtake it.
-    for early in sorted(paused, key=lambda trained: -trained.bound):
-        if limited or limits.reached(0):
-            break
-        is_best = _is_paused(best)
-        may_overtake = len(early.losses) < _BEHIND  # of which losses do not tell
-        may_overtake |= could_be(early, np.inf) >= best.bound + _GAIN
-        if not (is_best or may_overtake):
-            continue
-        try:
-            descent.start_at(best.free if is_best else early.free)
-        except KeyboardInterrupt:
-            return replace(best, stopped=INTERRUPTED)
-        except ValueError:  # not finite any more
-            continue
-        found, limited = train(np.inf if is_best else -best.bound - _GAIN)
-        seen = [found if trained is early else trained for trained in seen]
-        if is_best:
-            best = replace(best, stopped=found.stopped)
-        best = _told(_better(best, found), found)
-    if limited or limits.reached(0) or _is_paused(best):
-        return _as_limited(best, limits)
-    own, helps, share, several = best.bound, False, 0.0, made
-    swaps = Swaps(problem, descent, seed)
+    def _keep(self, found: Trained) -> None:
+        """The better one, with all that was trained so far; a Ctrl-C is told by either."""
+        best = self.best
+        if found.bound > best.bound:
+            losses = np.append(best.losses, found.losses)
+            best = replace(found, first_loss=best.first_loss, losses=losses)
+        self.best = _told(best, found)
 
-    def search(work: float) -> float:
-        return swaps.search(descent.work + work, lambda: bool(limits.reached(0)))
+    # ---- the turns --------------------------------------------------------------------
 
-    if allowed > 0.0:
-        descent.start_at(best.free)
-        gained = search(allowed)
-        helps = gained > _GAIN
-        share = allowed
-        allowed *= _RUGGED if gained > _APART else 1.0
-    if helps and not swaps.interrupted:
-        found, limited = train()
-        best = _told(_better(best, found), found)
-    most, in_vain, made = descent.work + allowed, 0, 0
-    best, ends = replace(best, own=own), [best.bound]
-    # A single training may take all of the work, and says little of others.
-    least = _LEAST_HOPS if allowed > _EVALUATIONS else 0
-    for move, is_of_means in _moves(problem, best, descent, seed):
-        # Where trainings end far apart, a better one may be among more of them.
-        patience = _MOST_HOPS if expected_gain(ends) > _APART else len(_HOPS)
-        enough = in_vain >= patience or (descent.work >= most and made >= least)
-        if limited or swaps.interrupted or (enough and not is_of_means):
-            break
-        moved, before = move(best.free), descent.work
-        if moved is None:  # inducing points that are not trained
-            break
-        in_vain, made = in_vain + (not is_of_means), made + (not is_of_means)
-        with suppress(ValueError):
-            try:
-                descent.start_at(moved)
-            except KeyboardInterrupt:
-                return replace(best, stopped=INTERRUPTED)
-            if helps and not is_of_means:
-                search(share)
-            if swaps.interrupted:
+    def from_starts(self, starts: list[dict], number: int, least: int) -> None:
+        """From the first that has a finite bound, and then from others."""
+        *others, last = starts
+        first = next((i for i, free in enumerate(others) if self._begin(free)), None)
+        if first is None:
+            self._descent.start_at(last)  # or raises
+            first = len(others)
+        self.best = self._train(turn=self._turn)
+        self.seen, agreeing = [self.best], 0
+        affordable = TRAININGS / self._work
+        for i, free in enumerate(starts[first + 1 :][: number - 1], 1):
+            made = len(self.seen)
+            longer = (self._descent.work - self._first) * (1 + 1 / made) > affordable
+            if self._is_over or (i >= least and (agreeing >= _AGREEING or longer)):
                 break
-            found, limited = train(-best.bound - _GAIN)
-            others, own = best.others, best.own
-            if is_of_means:
-                others = *others, found.bound
-            else:
-                ends.append(could_be(found, best.bound))
-            in_vain *= found.bound < best.bound + _GAIN
-            best = _told(replace(_better(best, found), others=others, own=own), found)
-        most += (descent.work - before) * is_of_means
-    if swaps.interrupted:
-        return replace(best, stopped=INTERRUPTED)
-    tops = sorted(could_be(trained, best.bound) for trained in seen)
-    apart = 0.0 if made or several == 1 else best.bound - tops[-2]
-    apart *= apart > _APART
-    best = replace(best, expected=expected_gain(ends), apart=apart)
-    if best.stopped != CONVERGED:
+            if not self._begin(free):
+                continue
+            best = self.best
+            found = self._train(-best.bound, self._turn)
+            self.seen.append(found)
+            agreeing += could_be(found, best.bound) >= best.bound - _SAME
+            agreeing *= found.bound <= best.bound + _SAME and not _is_paused(best)
+            best = max(best, found, key=lambda trained: trained.bound)
+            self.best = _told(best, found)
+        self._several = len(self.seen)
+
+    def at_other_scales(self, seed: int, elsewhere: float) -> None:
+        """
+        From other periods and lengthscales: as long as it took so far, or longer where that
+        is soon; and as long for periods.
+        """
+        work = max(self._descent.work - self._first, elsewhere / self._work)
+        given = self._problem, self._descent, seed
+        moves = (kind(*given, work).moves() for kind in (Periods, Scales))
+        for begin in chain.from_iterable(() if self._is_over else moves):
+            if self._is_over:
+                break
+            try:
+                self._limits = self._limits.after(begin(self.best.free, self._limits))
+            except ValueError:  # no finite bound there
+                continue
+            if not self._is_cheap and self._descent.loss > -self.best.bound:
+                continue  # most often it goes back to where it came from
+            found = self._train(-self.best.bound - _GAIN, self._turn)
+            self.seen.append(found)
+            self._keep(found)
+
+    def of_paused(self) -> None:
+        """The best that had its turn goes on, and then those that may overtake it."""
+        for early in sorted(self._paused, key=lambda trained: -trained.bound):
+            if self._is_over:
+                break
+            best = self.best
+            is_best = _is_paused(best)
+            may_overtake = len(early.losses) < BEHIND  # of which losses do not tell
+            may_overtake |= could_be(early, np.inf) >= best.bound + _GAIN
+            if not (is_best or may_overtake):
+                continue
+            if not self._begin(best.free if is_best else early.free):
+                continue
+            found = self._train(np.inf if is_best else -best.bound - _GAIN)
+            self.seen = [found if trained is early else trained for trained in self.seen]
+            if is_best:
+                self.best = replace(best, stopped=found.stopped)
+            self._keep(found)
+
+    def at_other_points(self, seed: int) -> None:
+        """
+        From other inducing points, single ones and shares of them, and from other means of
+        q(u) where it has several optima.
+        """
+        if self._is_over or _is_paused(self.best):
+            return
+        descent, self._own = self._descent, self.best.bound
+        allowed = ANEW / self._work - FEWEST
+        swaps = Swaps(self._problem, descent, seed)
+        helps, share = False, 0.0
+        if allowed > 0.0:
+            descent.start_at(self.best.free)
+            gained, share = self._search(swaps, allowed), allowed
+            helps = gained > _GAIN
+            allowed *= _RUGGED if gained > APART else 1.0
+        if helps:
+            self._keep(self._train())
+        most = descent.work + allowed
+        self._ends = [self.best.bound]
+        # A single training may take all of the work, and says little of others.
+        least = _LEAST_HOPS if allowed > _EVALUATIONS else 0
+        for move, is_of_means in _moves(self._problem, self.best, descent, seed):
+            # Where trainings end far apart, a better one may be among more of them.
+            patience = _MOST_HOPS if expected_gain(self._ends) > APART else len(_HOPS)
+            enough = descent.work >= most and self._made >= least
+            enough |= self._in_vain >= patience
+            if self._is_over or (enough and not is_of_means):
+                break
+            moved, before = move(self.best.free), descent.work
+            if moved is None:  # inducing points that are not trained
+                break
+            self._in_vain += not is_of_means
+            self._made += not is_of_means
+            with suppress(ValueError):  # no finite bound there
+                descent.start_at(moved)
+                if helps and not is_of_means:
+                    self._search(swaps, share)
+                found, best = self._train(-self.best.bound - _GAIN), self.best
+                if is_of_means:
+                    self._others.append(found.bound)
+                else:
+                    self._ends.append(could_be(found, best.bound))
+                self._in_vain *= found.bound < best.bound + _GAIN
+                self._keep(found)
+            most += (descent.work - before) * is_of_means
+
+    def _search(self, swaps: Swaps, work: float) -> float:
+        """Nats by swaps of single points, for so much work."""
+        until = self._descent.work + work
+        gained = swaps.search(until, lambda: bool(self._limits.reached(0)))
+        if swaps.interrupted:
+            raise KeyboardInterrupt
+        return gained
+
+    # ---- what came of them ------------------------------------------------------------
+
+    def found(self) -> Trained:
+        """The best, with what the others tell of it."""
+        others, looked = tuple(self._others), bool(self._ends)
+        best = replace(self.best, others=others, own=self._own)
+        reached = self._limits.reached(0)
+        if looked and best.stopped != INTERRUPTED:
+            best = replace(best, expected=expected_gain(self._ends), apart=self._apart())
+            if best.stopped == CONVERGED and best.apart:
+                return replace(best, stopped=alone(best.apart))
+            if best.stopped == CONVERGED and best.expected > APART:
+                return replace(best, stopped=among_many(best.expected))
+        if best.stopped == CONVERGED and reached:
+            return replace(best, stopped=f"{CONVERGED}, but {NOT_ALL.format(reached)}")
+        if _is_paused(best):
+            return replace(best, stopped=reached or NO_HIGHER)
+        few = self._made and self._in_vain < min(_LEAST_HOPS, self._made)
+        if best.stopped == CONVERGED and few:
+            return replace(best, stopped=f"{CONVERGED}, and {OTHERS}")
         return best
-    if best.apart:
-        return replace(best, stopped=alone(best.apart))
-    if best.expected > _APART:
-        told = f"{CONVERGED}, to one of many optima: {AGAIN.format(best.expected)}"
-        return replace(best, stopped=told)
-    if limited or limits.reached(0):
-        return _as_limited(best, limits)
-    if made and in_vain < min(_LEAST_HOPS, made):
-        return replace(best, stopped=f"{CONVERGED}, and {OTHERS}")
-    return best
 
-
-def _better(best: Trained, found: Trained) -> Trained:
-    """The one whose bound is higher, with all that was trained so far."""
-    if found.bound <= best.bound:
-        return best
-    losses = np.append(best.losses, found.losses)
-    return replace(found, first_loss=best.first_loss, losses=losses)
-
-
-def could_be(found: Trained, bound: float) -> float:
-    """Where one ended, or could come to: up to a bound, if it was left for being behind."""
-    was_left = len(found.losses) >= _BEHIND and found.bound < bound
-    left = remaining([found.first_loss, *found.losses]) if was_left else 0.0
-    return max(found.bound, min(found.bound + _TIMES * left, bound))
-
-
-def _as_limited(best: Trained, limits: Limits) -> Trained:
-    """The same, which tells of the limit if it, or others, were to go on."""
-    reached = limits.reached(0)
-    if best.stopped == CONVERGED and reached:
-        return replace(best, stopped=f"{CONVERGED}, but {NOT_ALL.format(reached)}")
-    return replace(best, stopped=reached or NO_HIGHER) if _is_paused(best) else best
-
-
-def _is_paused(trained: Trained) -> bool:
-    return trained.stopped == _PAUSED
-
-
-def alone(apart: float) -> str:
-    """Why a training ended that others ended so many nats lower than; 0 for not known."""
-    if not apart:
-        return CONVERGED
-    return f"{CONVERGED}, to one of several optima: {ALONE.format(apart)}"
-
-
-def expected_gain(ends: list[float]) -> float:
-    """
-    What the best of as many trainings again would gain, about. If bounds at which they end
-    have a tail that falls off exponentially, gaps between the best of them, the i-th times
-    i, have the mean of its scale, of which the gain is log 2 times as much.
-
-    :param ends: where trainings ended; of few nothing is told.
-    """
-    best = np.sort(ends)[::-1][: _BEST + 1]
-    gaps = -np.diff(best) * np.arange(1, len(best))
-    return float(np.log(2.0) * gaps.mean()) if len(gaps) == _BEST else 0.0
+    def _apart(self) -> float:
+        """Nats by which the best ended above all others, where that is much."""
+        if self._made or self._several == 1:
+            return 0.0
+        best = self.best.bound
+        second = sorted(could_be(trained, best) for trained in self.seen)[-2]
+        return (best - second) * (best - second > APART)
 
 
 def _told(best: Trained, last: Trained) -> Trained:
@@ -327,19 +348,13 @@ def _told(best: Trained, last: Trained) -> Trained:
     return replace(best, stopped=INTERRUPTED) if last.stopped == INTERRUPTED else best
 
 
-def _begin(descent, starts) -> list[dict]:
-    """Begins at the first start at which that can be; those after it."""
-    for i, free in enumerate(starts):
-        try:
-            descent.start_at(free)
-            break
-        except ValueError:
-            if i + 1 == len(starts):
-                raise
-    return starts[i + 1 :]
+def _is_paused(trained: Trained) -> bool:
+    return trained.stopped == PAUSED
 
 
-def _moves(problem, best, descent, seed):
+def _moves(
+    problem, best: Trained, descent: Descent, seed: int
+) -> Iterator[tuple[Callable[[dict], dict | None], bool]]:
     """
     Functions from a place to another one to train from, and whether they are of the means
     of q(u): these only where natural steps from drawn means end at another bound.
@@ -367,67 +382,3 @@ def _moves(problem, best, descent, seed):
     for i in range(_MOST_HOPS):
         share, size = _HOPS[i % len(_HOPS)], _MOVED * (i % 2)
         yield partial(hop, share=share, size=size), False
-
-
-def _iterate(descent, limits, show, wanted=np.inf, turn=np.inf) -> tuple[str, bool]:
-    """
-    Rounds of L-BFGS; why they ended, and whether by a limit.
-
-    :param wanted: a loss; where it falls so slowly that it will not come there, it has
-        converged for the purpose.
-    :param turn: evaluations after which it is to let others go on.
-    """
-    index = descent.index(set(descent.free) - set(descent.profiled))
-    if not index.size:
-        return CONVERGED, False
-    limit, began, little_left, behind, ends = "", 0, False, False, descent.work + turn
-
-    def at_step(loss):
-        nonlocal limit, little_left, behind
-        count = len(descent.losses) - 1
-        show(count, loss)
-        limit = limits.reached(count)
-        # Of this round: a fresh memory may go on where the one before had come to nothing.
-        # Where q(u) is among what L-BFGS trains, there may be plateaus: not before its end.
-        if descent.profiled and count - began >= _FEWEST and count % 5 == 0:
-            left = remaining(descent.losses[began:])
-            more = _TIMES if count - began < _PATIENT else 1.0
-            little_left = more * left < limits.tolerance
-            behind = count - began >= _BEHIND and loss - more * left > wanted
-        if limit or little_left or behind or descent.work >= ends:
-            raise StopIteration
-
-    for _ in range(_ROUNDS):
-        before, began, little_left = descent.loss, len(descent.losses) - 1, False
-        try:
-            result = descent.run(index, 100_000, 1e-15, at_step)
-        except KeyboardInterrupt:
-            return INTERRUPTED, True
-        if limit or behind:
-            return limit or CONVERGED, bool(limit)
-        if descent.work >= ends and not little_left:
-            return _PAUSED, False
-        decrement = descent.decrement(index, result)
-        little_left = little_left or before - descent.loss < 0.5 * limits.tolerance
-        if little_left and decrement < limits.tolerance:
-            return CONVERGED, False
-    return AT_EDGE if descent.at_edge else NO_HIGHER, False
-
-
-def remaining(losses) -> float:
-    """
-    What a loss that falls as it did would still fall by: the falls over the second quarter
-    of all steps and over the second half, continued as a geometric series.
-
-    :param losses: at the start and after each step.
-    """
-    losses = np.asarray(losses, float)
-    n = len(losses) - 1
-    if n < _FEWEST:
-        return float("inf") if n else 0.0
-    first = losses[n // 4] - losses[n // 2]
-    last = losses[n // 2] - losses[n]
-    if last <= 0.0:
-        return 0.0
-    ratio = min(last / max(first, 1e-300), 0.95)
-    return float(last * ratio / (1.0 - ratio))

@@ -20,6 +20,7 @@ from numpyro_sgp.fitting import batches, problem, whole
 from numpyro_sgp.fitting.check import problem_at
 from numpyro_sgp.fitting.grow import FIRST
 from numpyro_sgp.fitting.progress import AT_EDGE, INTERRUPTED, Limits
+from numpyro_sgp.fitting.rounds import remaining
 from numpyro_sgp.fitting.starts import (
     HELD,
     SCALES,
@@ -29,7 +30,7 @@ from numpyro_sgp.fitting.starts import (
     with_other_points,
 )
 from numpyro_sgp.fitting.stepper import Stepper
-from numpyro_sgp.fitting.whole import remaining, train_whole
+from numpyro_sgp.fitting.whole import train_whole
 from numpyro_sgp.training.descent import Descent
 
 RNG = np.random.default_rng(0)

@@ -16,8 +16,8 @@ from numpyro_sgp.diagnostics.bound import bound_of
 from numpyro_sgp.fitting.check import _of_q, problem_at
 from numpyro_sgp.fitting.float32 import _told, begin_float32
 from numpyro_sgp.fitting.problem import Problem
+from numpyro_sgp.fitting.rounds import descent_of
 from numpyro_sgp.fitting.verdict import Cause
-from numpyro_sgp.fitting.whole import descent_of
 
 NOISE = 1e-3
 X = np.linspace(0.0, 3.0, 40)[:, None].astype(np.float32)

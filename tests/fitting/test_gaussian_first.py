@@ -11,9 +11,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import numpyro_sgp as sgp
-from numpyro_sgp.fitting import default
-from numpyro_sgp.fitting.default import train_from_gaussian
-from numpyro_sgp.fitting.gaussian_first import gaussian_of
+from numpyro_sgp.fitting import training
+from numpyro_sgp.fitting.gaussian_first import gaussian_of, train_from_gaussian
 from numpyro_sgp.fitting.progress import INTERRUPTED, Limits
 from tests.helpers import counts, few_large_counts
 
@@ -214,7 +213,7 @@ def test_variances_are_those_of_the_nearest_gaussian(batch, kind):
 
 @pytest.mark.slow
 def test_variances_begin_at_a_full_covariance_and_where_the_race_ends(monkeypatch):
-    own, runs = default.train_whole, []
+    own, runs = training.train_whole, []
 
     def train_whole(problem, starts, *args, **options):
         found = own(problem, starts, *args, **options)
@@ -222,7 +221,7 @@ def test_variances_begin_at_a_full_covariance_and_where_the_race_ends(monkeypatc
         runs.append((covariance, starts, found.free["f_auto_Z"]))
         return found
 
-    monkeypatch.setattr(default, "train_whole", train_whole)
+    monkeypatch.setattr(training, "train_whole", train_whole)
     fitted(smooth, sgp.MixtureSVGP(4, 1), steps=40)
     assert [covariance for covariance, *_ in runs] == ["full", "diagonal", "diagonal"]
     full, variances, mixture = runs

@@ -7,7 +7,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_sgp as sgp
-from numpyro_sgp.fitting.whole import expected_gain
+from numpyro_sgp.fitting.ends import expected_gain
 from tests.helpers import slow
 
 

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_sgp as sgp
-from numpyro_sgp.fitting import batches, default, progress, whole
+from numpyro_sgp.fitting import batches, progress, rounds, training, whole
 from numpyro_sgp.fitting.batches import (
     _FEWEST,
     _HASTE,
@@ -23,8 +23,8 @@ from numpyro_sgp.fitting.batches import (
 )
 from numpyro_sgp.fitting.progress import CONVERGED, Limits
 from numpyro_sgp.fitting.race import Race, Settling
+from numpyro_sgp.fitting.rounds import iterate
 from numpyro_sgp.fitting.starts import random_starts
-from numpyro_sgp.fitting.whole import _iterate
 from numpyro_sgp.training.descent import Descent
 from tests.helpers import gaussian_model
 
@@ -306,7 +306,7 @@ def test_starts_are_trained_until_some_end_alike_or_it_takes_long(
     descent, options = Ends(evaluations), {"number": len(starts), **options}
     work = whole.TRAININGS * options.pop("work", 1e-3) / evaluations
     problem = SimpleNamespace(work=lambda _: work, num_rows=10)
-    monkeypatch.setattr(whole, "_iterate", descent.go)
+    monkeypatch.setattr(whole, "iterate", descent.go)
     given = None, NO_LIMITS, lambda *_: None
     best = whole.train_whole(problem, starts, *given, descent=descent, **options)
     assert descent.trained == trained and best.bound == -min(trained)
@@ -324,7 +324,7 @@ def test_it_is_told_where_the_best_ends_alone(starts, below, moves, monkeypatch)
     nothing = SimpleNamespace(moves=lambda: moves * move)
     monkeypatch.setattr(whole, "Periods", lambda *_: SimpleNamespace(moves=list))
     monkeypatch.setattr(whole, "Scales", lambda *_: nothing)
-    monkeypatch.setattr(whole, "_iterate", descent.go)
+    monkeypatch.setattr(whole, "iterate", descent.go)
     monkeypatch.setattr(whole, "_moves", lambda *_: [])
     swaps = SimpleNamespace(search=lambda *_: 0.0, interrupted=False)
     monkeypatch.setattr(whole, "Swaps", lambda *_: swaps)
@@ -406,7 +406,7 @@ def test_where_there_is_no_race_each_start_is_trained(monkeypatch):
         start_at(self, free)
 
     monkeypatch.setattr(Descent, "start_at", counted)
-    monkeypatch.setattr(default, "SEVERAL", 1.0)  # as if evaluations took long
+    monkeypatch.setattr(training, "SEVERAL", 1.0)  # as if evaluations took long
     bounds = []
     for restarts, number in (1, 1), (4, 4):
         started.clear()
@@ -428,7 +428,7 @@ def test_a_ctrl_c_at_a_later_start_keeps_what_there_is(monkeypatch):
 
     descent = Stopped(100)
     problem = SimpleNamespace(work=lambda _: 1e6, num_rows=10)
-    monkeypatch.setattr(whole, "_iterate", descent.go)
+    monkeypatch.setattr(whole, "iterate", descent.go)
     given = [5.0, 4.0, 3.0, 1.0], None, NO_LIMITS, lambda *_: None
     best = whole.train_whole(problem, *given, descent=descent, number=4)
     assert best.bound == -4.0 and best.stopped == progress.INTERRUPTED
@@ -439,14 +439,14 @@ def test_a_ctrl_c_at_a_later_start_keeps_what_there_is(monkeypatch):
 def test_how_many_are_trained_where_evaluations_take_long(stays, monkeypatch):
     X = np.linspace(0.0, 6.0, 40)[:, None]
     y = np.sin(2.0 * X[:, 0])
-    own, told = default.train_whole, []
+    own, told = training.train_whole, []
 
     def train_whole(problem, starts, *args, least, number, **options):
         told.append((least, number, len(starts) - 2))
         return own(problem, starts[:1], *args, **options)
 
-    monkeypatch.setattr(default, "train_whole", train_whole)
-    monkeypatch.setattr(default, "SEVERAL", 1.0)
+    monkeypatch.setattr(training, "train_whole", train_whole)
+    monkeypatch.setattr(training, "SEVERAL", 1.0)
     option = sgp.SVGP(inducing=X[::10], train_inducing=not stays)
     for restarts in 1, 3, 5, 9:
         options = {"restarts": restarts, "steps": 4, "progress_bar": False}
@@ -491,7 +491,7 @@ def test_a_training_that_will_not_overtake_the_best_one_is_left():
     counts = {}
     for wanted in (np.inf, 10.0, 40.0):
         descent = Slow(100.0, 30.0, 0.99)
-        stopped, limited = _iterate(descent, NO_LIMITS, lambda *_: None, wanted)
+        stopped, limited = iterate(descent, NO_LIMITS, lambda *_: None, wanted)
         assert (stopped, limited) == (CONVERGED, False)
         counts[wanted] = len(descent.losses)
     assert counts[10.0] < 0.5 * counts[np.inf] and counts[40.0] == counts[np.inf]
@@ -508,10 +508,10 @@ def test_long_trainings_may_leave_all_of_the_tolerance(monkeypatch):
                     at_step(self.loss)
 
     counts = []
-    for patient in (whole._PATIENT, 10**6):
-        monkeypatch.setattr(whole, "_PATIENT", patient)
+    for patient in (rounds._PATIENT, 10**6):
+        monkeypatch.setattr(rounds, "_PATIENT", patient)
         descent = Tail(300.0, 0.0, 0.0)
-        _iterate(descent, NO_LIMITS, lambda *_: None)
+        iterate(descent, NO_LIMITS, lambda *_: None)
         counts.append(len(descent.losses))
     assert 1_000 < counts[0] < 0.5 * counts[1]
 

@@ -13,9 +13,9 @@ from scipy.optimize import minimize
 import numpyro_sgp as sgp
 from numpyro_sgp.fitting.problem import Problem, constrained
 from numpyro_sgp.fitting.progress import Limits
+from numpyro_sgp.fitting.rounds import descent_of
 from numpyro_sgp.fitting.scales import MOVES, Scales
 from numpyro_sgp.fitting.starts import APART, HELD, SCALES, lengthscale_starts
-from numpyro_sgp.fitting.whole import descent_of
 
 N, KEY = 90, jax.random.key(0)
 RNG = np.random.default_rng(100)

@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose
 
 import numpyro_sgp as sgp
 from numpyro_sgp.fitting.problem import Problem
+from numpyro_sgp.fitting.rounds import descent_of
 from numpyro_sgp.fitting.swaps import Swaps
-from numpyro_sgp.fitting.whole import descent_of
 from tests.helpers import counts, few_large_counts
 
 KEY = jax.random.key(0)
