@@ -203,6 +203,16 @@ class TraceGP_ELBO(ELBO):
         )
         return _bound(particle, node_key, shift)[0], particle.sites
 
+    def rule_for(self, shapes: dict[str, tuple[int, ...]], *told) -> Expectation:
+        """
+        The rule for some GP sites: the one that was given, or the one that suits them.
+
+        :param shapes: ``batch_shape + (N,)`` of each GP site.
+        :param told: what else is known of them, as
+            :func:`~numpyro_sgp.elbo.predictor.default_expectation` takes it.
+        """
+        return self.expectation or default_expectation(shapes, *told)
+
     def _particle(self, rng_key, param_map, model, guide, args, kwargs, moving=False):
         """Guide and model, run once, and the key for the nodes."""
         args, kwargs = as_arrays(model, args, kwargs)
@@ -224,11 +234,9 @@ class TraceGP_ELBO(ELBO):
         if not is_own(model, guide):
             check_priors(run_guide, lambda params, trace: run_model(trace, params), params)
 
-        def make_rule(*gp_sites):
-            return self.expectation or default_expectation(*gp_sites)
-
         drawn = kl_key if self.draws_kl else None
-        return Particle(make_rule, run_guide, run_model, kl_key, drawn, moving), node_key
+        runs = self.rule_for, run_guide, run_model
+        return Particle(*runs, kl_key, drawn, moving), node_key
 
 
 def _bound(particle, rng_key, given=None):

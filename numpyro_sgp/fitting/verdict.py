@@ -77,8 +77,9 @@ class Verdict:
     What a fit misses; see :meth:`~numpyro_sgp.Fitted.check`. Printed, it is a table.
 
     :param causes: by name: ``q(u)``, ``other parameters``, ``inducing points``,
-        ``family``, ``point estimates``, ``float32`` where JAX computes in it, and
-        ``other optima`` where trainings from elsewhere end elsewhere.
+        ``family``, ``point estimates``, ``float32`` where JAX computes in it,
+        ``quadrature`` where the bound has too few nodes, and ``other optima`` where
+        trainings from elsewhere end elsewhere.
     :param evidence: bracket of the log evidence at the fit's hyperparameters, for Gaussian
         likelihoods.
     :param bound: the bound of the fit.
