@@ -11,6 +11,7 @@ from numpyro.primitives import Messenger
 from numpyro_sgp.distributions.truncated import with_digits
 from numpyro_sgp.guides.identity import check_shapes
 from numpyro_sgp.tracing import messages
+from numpyro_sgp.tracing.errors import telling_arguments
 from numpyro_sgp.tracing.plates import WholeIfFew
 
 
@@ -25,7 +26,7 @@ def run_model(model, at_site, given, rng_key, args, kwargs) -> dict:
     :return: the values that posteriors got.
     """
     at_sites = messages.AtGPSites(at_site, hide_others=True)
-    told = messages.telling_arguments(args, kwargs)
+    told = telling_arguments(args, kwargs)
     with told, at_sites, WholeIfFew(), handlers.substitute(data=given), seeded(rng_key):
         model(*args, **kwargs)
     return at_sites.values

@@ -1,13 +1,10 @@
 """What a message tells about the Gaussian process at a site, and what is put there."""
 
-import re
-from contextlib import contextmanager, nullcontext
-from difflib import get_close_matches
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
@@ -15,11 +12,11 @@ from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._numpyro import mask_of
-from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp._stacked import Stacked
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 from numpyro_sgp.distributions.posterior import GPPosterior
 from numpyro_sgp.distributions.truncated import with_digits
+from numpyro_sgp.tracing.errors import telling_arguments
 from numpyro_sgp.tracing.plates import WholeIfFew
 
 
@@ -265,25 +262,6 @@ def trace_of(fn, args, kwargs, rng_key=0, *, data=None, at_site=None) -> dict:
     return trace
 
 
-def _of_plate(error) -> str:
-    """What to say of a site that its plate does not go with; empty of other errors."""
-    at = error.__traceback__
-    while at is not None:
-        plate, msg = (at.tb_frame.f_locals.get(name) for name in ("self", "msg"))
-        is_site = isinstance(msg, dict) and msg.get("type") == "sample"
-        if isinstance(plate, numpyro.plate) and is_site:
-            shape = tuple(msg["fn"].batch_shape)
-            return (
-                f"Site '{msg['name']}' has the batch shape {shape}, which does not go with "
-                f"the size {plate.size} of plate '{plate.name}' around it. Make the plate "
-                "as large as there are rows, as numpyro.plate('data', X.shape[0]); or, if "
-                "the distribution takes functions along the last axis (classes of "
-                "Categorical), give it f.T."
-            )
-        at = at.tb_next
-    return ""
-
-
 class Anywhere(Messenger):
     """
     Puts latents and parameters at some value, for which no key is needed.
@@ -329,116 +307,6 @@ class _Improper(Messenger):
         if isinstance(innermost(msg["fn"]), dist.ImproperUniform):
             zeros = jnp.zeros(msg["fn"].shape(msg["kwargs"]["sample_shape"]))
             msg["value"] = msg["fn"].support.feasible_like(zeros)
-
-
-_BY_NAME = "string indexing", "only integers, slices"
-_NO_INDEX = "Indexer must have integer", "non-tuple sequence"
-# Of results' methods: numbers of draws, other options, and what these are called elsewhere.
-_NUMBERS = "num_samples", "num_draws", "shape"
-_OPTIONS = "quantiles", "rng_key", "sample_shape", "batch_size"
-_ALIASES = {"key": ["rng_key"], "seed": ["rng_key"], "levels": ["quantiles"]}
-_OF_FRAMES = (
-    r"(Tracer|_Matrix'? object|ArrayImpl'? object|ndarray'? object) has no attribute"
-)
-
-
-@contextmanager
-def telling_arguments(args, kwargs):
-    """
-    Says what is wrong with a model's arguments where its code meets an error of JAX: arrays
-    of different numbers of rows that do not broadcast, an index that is no integer, or a
-    whole number that is too large; of NumPyro, plates of other sizes and names used twice.
-
-    :raises ValueError: in the place of JAX's error.
-    """
-    try:
-        yield
-    except OverflowError as error:
-        raise ValueError(
-            "A whole number in the model is too large for JAX's integers. Give it as a "
-            f"float (1e12, not 10**12), or call numpyro.enable_x64() first. ({error})"
-        ) from error
-    except AttributeError as error:
-        if re.search(_OF_FRAMES, str(error)):
-            raise ValueError(
-                "The model asks an array for something that arrays have not; a frame is "
-                "given to it as a matrix: pass a dict, {c: frame[c].to_numpy() for c in "
-                f"frame}}, and take columns as table['c']. ({error})"
-            ) from error
-        raise
-    except AssertionError as error:
-        if found := re.search("unique names but got `(.*)` duplicated", str(error)):
-            told = f"The model has two sites of the name '{found[1]}'. Give each its own."
-            raise ValueError(told) from error
-        raise
-    except (*NEEDS_KNOWN_DATA, jax.errors.UnexpectedTracerError):
-        raise  # of no shapes, though the operations that they name may broadcast
-    except (TypeError, ValueError, IndexError) as error:
-        told = str(error)
-        found = re.search("unexpected keyword argument '(.*)'", told)
-        if found and found[1] in kwargs:
-            if found[1] in _NUMBERS:
-                more = (
-                    " How many draws there are is sample_shape=(100,) of sample, "
-                    "num_draws=100 of predict and log_score, num_samples=100 of to_arviz."
-                )
-            else:
-                near = _ALIASES.get(found[1]) or get_close_matches(found[1], _OPTIONS, 1)
-                more = f" Is {near[0]}=... meant?" if near else ""
-            raise TypeError(
-                f"'{found[1]}' is no option here, so it was given to the model, which does "
-                f"not take it.{more} ({told})"
-            ) from error
-        if any(words in told for words in _BY_NAME):
-            raise ValueError(
-                "The model takes a part of an argument by its name, and is given a frame "
-                "as a matrix: pass a dict, {c: frame[c].to_numpy() for c in frame}. (Or an "
-                "index is a number that is not whole.) "
-                f"({told.splitlines()[0]})"
-            ) from error
-        if isinstance(error, IndexError) and args and jnp.ndim(args[0]) == 1:
-            raise ValueError(
-                f"The model's first argument has the shape {jnp.shape(args[0])}; inputs "
-                "are tables of shape (N, D). Give one column as x[:, None], one row of a "
-                f"frame as df.iloc[:1], and arguments in their order. ({told})"
-            ) from error
-        if any(words in told for words in _NO_INDEX):
-            raise ValueError(
-                "An index in the model has no whole numbers. Codes of groups are integers "
-                "from 0: names, group = np.unique(codes, return_inverse=True). (Columns of "
-                "a frame are not had by lists of names: pass a dict of its columns.) "
-                f"({told.splitlines()[0]})"
-            ) from error
-        given = {f"argument {i + 1}": arg for i, arg in enumerate(args)} | kwargs
-        shapes = {name: getattr(arg, "shape", ()) for name, arg in given.items()}
-        rows = {name: shape[0] for name, shape in shapes.items() if shape}
-        if "broadcast" not in told:
-            raise
-        if len(set(rows.values()) - {1}) > 1:
-            numbers = ", ".join(f"{name} has {number}" for name, number in rows.items())
-            why = (
-                f"whose arguments have different numbers of rows: {numbers}. Give as many "
-                "rows of each as of the inputs, but for what is not by row."
-            )
-        elif any(len(shape) > 2 for shape in shapes.values()):
-            given = ", ".join(f"{name} has {shape}" for name, shape in shapes.items())
-            why = (
-                f"an argument of which has more than two axes: {given}. Inputs are tables "
-                "of shape (N, D); flatten images and the like to rows."
-            )
-        elif sum(len(shape) == 2 for shape in shapes.values()) > 1:
-            given = ", ".join(f"{name} has {shape}" for name, shape in shapes.items())
-            why = (
-                f"whose arguments have the shapes: {given}. Outputs are rows, (P, N), as "
-                "GP sites have them: Y.T, and masks with it."
-            )
-        elif of_plate := _of_plate(error):
-            raise ValueError(of_plate) from error
-        else:
-            raise
-        raise ValueError(
-            f"Arrays do not broadcast in the model, {why} ({told.splitlines()[0]})"
-        ) from error
 
 
 def latents(trace) -> dict:

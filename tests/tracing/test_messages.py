@@ -258,6 +258,38 @@ def test_two_sites_of_a_name_are_told():
         messages.trace_of(model, (X, Y), {}, at_site=messages.at_prior_mean)
 
 
+@pytest.mark.parametrize(
+    "use",
+    [lambda f: f, lambda f: f + 1.0, lambda f: -f, lambda f: f[0], jnp.exp],
+    ids=["itself", "sum", "negative", "index", "exp"],
+)
+def test_a_process_without_a_site_is_told(use):
+    def model(X, y):
+        observe(use(gp(X)), y)
+
+    told = "a distribution as if it were values.*f = numpyro.sample\\('f', GaussianProc"
+    with pytest.raises(ValueError, match=told):
+        messages.trace_of(model, (X, Y), {}, at_site=messages.at_prior_mean)
+
+
+def test_arguments_that_are_absent_are_told():
+    def model(X, y):
+        observe(numpyro.sample("f", gp(X)), y)
+
+    told = "called without 'y'.*def model.X, y=None.*missing 1 required"
+    with pytest.raises(TypeError, match=told):
+        messages.trace_of(model, (X,), {})
+
+
+@pytest.mark.parametrize("call", [lambda: observe(1.0), lambda: dist.Gamma()])
+def test_arguments_that_are_absent_elsewhere_stay_as_they_are(call):
+    def model(X):
+        call()
+
+    with pytest.raises(TypeError, match=r"^\S+ missing 1 required"):
+        messages.trace_of(model, (X,), {})
+
+
 def test_errors_of_the_model_itself_stay():
     def model():
         raise AssertionError("of mine")

@@ -494,6 +494,7 @@ def largest_norm(X, y=None):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("model", [own_kernel, neighbours, largest_norm])
+@pytest.mark.filterwarnings("ignore:The inputs of GP site 'f' at almost all rows change")
 @pytest.mark.parametrize("batch_size", [50, 10_000])
 def test_rows_of_these_are_not_apart(model, batch_size):
     rows = np.sort(np.random.default_rng(0).normal(size=(200, 1)), axis=0)
