@@ -6,6 +6,8 @@ from collections import OrderedDict
 
 from numpyro_sgp._programs import FEW, forget, shared
 
+#: Rows of predictions for which a program takes longer to compile than to run.
+FEW_ROWS = 128
 _PROGRAMS = weakref.WeakKeyDictionary()
 
 

@@ -11,7 +11,7 @@ from jax.scipy.special import logsumexp
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_guide, check_key
-from numpyro_sgp._kept import program
+from numpyro_sgp._kept import FEW_ROWS, program
 from numpyro_sgp._programs import (
     NEEDS_KNOWN_DATA,
     NoHash,
@@ -249,9 +249,11 @@ def _run(fn, given, apart, options, are_fine):
     if not any(has_no_numbers(leaf) for leaf in leaves) and _has_hash(options):
         with suppress(*NEEDS_KNOWN_DATA, NoHash):  # a model that counts groups, say
             arrays, static = split_static((args, kwargs))
+            rows = (len(array) for array in jax.tree.leaves(arrays) if np.ndim(array))
             more = {
                 "static": (static, *options),
                 "state": state_of(guide.model, args, kwargs),
+                "briefly": max(rows, default=0) <= FEW_ROWS,
             }
             found = program(guide, fn)(params, rng_key, (arrays, apart), **more)
             if are_fine(found):

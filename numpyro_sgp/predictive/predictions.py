@@ -11,7 +11,7 @@ from jax import Array
 from numpyro.util import not_jax_tracer
 
 from numpyro_sgp._checks import check_guide, check_key, check_levels, check_whole
-from numpyro_sgp._kept import program
+from numpyro_sgp._kept import FEW_ROWS, program
 from numpyro_sgp._programs import (
     NEEDS_KNOWN_DATA,
     all_static,
@@ -29,7 +29,6 @@ from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.state import running
 
 _SHOWN = 5  # rows in a repr
-_FEW = 128  # rows for which a program takes longer to compile than to run
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,7 +316,7 @@ def _in_batches(guide, params, rng_key, given, options, batch_size, kept, states
     plan = None if guide.couples_rows else plan_of(guide, arrays, static, batch_size)
     rows = None if plan is None else plan.rows(arrays, batch_size)
     several = rows is not None and rows.count(arrays) > batch_size
-    briefly = rows is not None and rows.count(arrays) <= _FEW
+    briefly = rows is not None and rows.count(arrays) <= FEW_ROWS
     axes = {} if rows is None else rows.sites
     sites, levels, parts = guide.approximations, options[0], []
     are_all = rows is None or rows.count(arrays) <= min(batch_size, AS_THEY_ARE)
