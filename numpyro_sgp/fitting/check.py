@@ -3,7 +3,6 @@
 import functools
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 
 import jax
 import numpy as np
@@ -12,7 +11,6 @@ from numpyro.util import find_stack_level
 
 from numpyro_sgp.diagnostics.bound import with_exact_kl
 from numpyro_sgp.diagnostics.evidence import begin_bracket
-from numpyro_sgp.diagnostics.integration import begin_finer
 from numpyro_sgp.diagnostics.khat import (
     NUM_DRAWS,
     Weighed,
@@ -27,6 +25,7 @@ from numpyro_sgp.fitting.attempts import Attempts
 from numpyro_sgp.fitting.batches import gain_in_q
 from numpyro_sgp.fitting.float32 import begin_float32, is_rounded
 from numpyro_sgp.fitting.hierarchies import MEND, told_of, vanished
+from numpyro_sgp.fitting.integration import of_nodes
 from numpyro_sgp.fitting.problem import (
     Problem,
     as_plain_arrays,
@@ -51,7 +50,6 @@ from numpyro_sgp.tracing.state import state_of
 #: Sds by which a mean, and logs of a ratio by which an sd, may be off without a remark.
 FAR_MEAN, FAR_LOG_SD = 0.2, 0.15
 _NO_MEAN = 1.0  # k-hat above which weights have no mean
-_TOLD = 0.1  # nats by the nodes of the bound's quadrature
 _ROUNDED = 20.0  # nats: sd of weights above which those of float32 are not believed
 _NUM_ERRORS = 3  # at least, that such a difference is one
 _MAY_DIFFER = 0.05  # share of the nats of one natural step, from which on more tell
@@ -104,7 +102,7 @@ def check(
             bracket = None
     of_q = _of_q(left, rng_key, problem)
     is_gaussian = bracket is not None and not bracket.unknown
-    finer = None if is_gaussian else _begun(begin_finer, *given, loss, rng_key)
+    nodes = None if is_gaussian else _begun(of_nodes, problem, rng_key)
     beside, narrow = np.nan, _is_narrow(guide)
     if bracket is not None and not narrow and not _is_single():
         beside = bracket.gain - of_q.nats  # which has what jitter costs in float32
@@ -121,7 +119,7 @@ def check(
         _of_latents(given),
     ]
     found += [of_digits] if of_digits is not None else []
-    found += _of_nodes(finer)
+    found += _of_nodes(nodes)
     if not rounded:  # by which trainings end apart too
         found += attempts.of_optima(apart)
     found += [cause for more in MORE_CAUSES if (cause := more(*given)) is not None]
@@ -224,19 +222,12 @@ def _of_q(left, rng_key, problem):
     return Cause(name, nats, told=told, mend=mend if nats > ENOUGH_NATS else "")
 
 
-def _of_nodes(finer) -> list[Cause]:
+def _of_nodes(nodes) -> list[Cause]:
     """What more nodes than the bound's own say, where it is enough to be told."""
-    found = None
-    with suppress(Exception):  # of a rule of one's own, or of rows that are tied together
-        found = None if finer is None else finer()
-    if found is None or not abs(found.excess) >= _TOLD + found.rounding:
-        return []
-    way = "high" if found.excess > 0.0 else "low"
-    told = f"the bound is {abs(found.excess):.2g} nats too {way} by {found.own}"
-    mend = "MCMC, or a likelihood that is wider beside the sds of f"
-    if found.written:
-        mend = f"expectation={found.written}, and a fit again"
-    return [Cause("quadrature", abs(found.excess), told=told, mend=mend)]
+    try:
+        return [] if nodes is None else nodes()
+    except Exception as error:
+        return [Cause("quadrature", np.nan, told=unknown(error))]
 
 
 def _within(bracket, of_family: Cause) -> Cause:

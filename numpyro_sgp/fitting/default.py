@@ -175,9 +175,16 @@ def fit(
     known = getattr(approximation, "loss", None)
     if isinstance(known, TraceGP_ELBO) and expectation is None:
         loss = known
-    numbers = batch_size, restarts, progress_bar
-    limits = Limits(tolerance, steps, until)
-    train = Training(data, kwargs, rng_key, loss, limits, *numbers)
+    train = Training(
+        data,
+        kwargs,
+        rng_key,
+        loss=loss,
+        limits=Limits(tolerance, steps, until),
+        batch_size=batch_size,
+        restarts=restarts,
+        progress_bar=progress_bar,
+    )
     routes = Routes(train, model, base_guide or AutoDelta, joint)
     fitted = routes.fit(approximation, keeps_loss=expectation is None)
     fitted.seconds = time.monotonic() - started

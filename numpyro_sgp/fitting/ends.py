@@ -9,9 +9,9 @@ OTHERS = "other inducing points may do better: the last ones did"
 AGAIN = "trainings end apart, and other inducing points may gain {:.2g} nats or more"
 ALONE = "trainings from other starts end {:.3g} nats lower or more, and one may end higher"
 NOT_ALL = "other starts and inducing points were not all looked at ({})"
-#: Nats between ends that are told,
+#: Nats between ends that are told.
 APART = 1.0
-_BEST = 4  # and gaps between ends that tell them.
+_BEST = 4  # gaps between the best ends that tell of others
 
 
 def could_be(found: Trained, bound: float) -> float:

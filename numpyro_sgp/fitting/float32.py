@@ -187,15 +187,25 @@ def _unknown(error: Exception) -> Cause:
     return Cause(FLOAT32, np.nan, told=unknown(error))
 
 
-def _in_float64(problem: Problem) -> Descent:
-    """The loss of the same model, data and guide, of 64 bits."""
+def _wide_parts(problem: Problem):
+    """Model and guide, parameters and data, of 64 bits."""
     svi = copy.copy(problem.svi)
     svi.guide = guide_in_float64(problem.guide)
     svi.model, svi.guide.model = Wide(svi.model), Wide(svi.guide.model)
     svi.optim = SimpleNamespace(get_params=lambda free: free)
     kwargs = {**svi.static_kwargs, **problem.kwargs}
     free, args, kwargs = in_float64((problem.free, problem.args, kwargs))
-    state = SVIState(free, None, problem.state.rng_key)
+    return svi, SVIState(free, None, problem.state.rng_key), args, kwargs
+
+
+def problem_in_float64(problem: Problem) -> Problem:
+    """The same problem of 64 bits, for use within :func:`of_64_bits`."""
+    return Problem(*_wide_parts(problem))
+
+
+def _in_float64(problem: Problem) -> Descent:
+    """The loss of the same model, data and guide, of 64 bits."""
+    svi, state, args, kwargs = _wide_parts(problem)
     natural = bool(problem.natural) or suits_natural(svi)
     options = {"natural": natural, "families": problem.natural, "briefly": True}
     return Descent(svi, state, args, kwargs, **options)

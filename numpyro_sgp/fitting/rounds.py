@@ -9,14 +9,14 @@ from numpyro_sgp.tracing.state import state_of
 from numpyro_sgp.training.descent import Descent
 from numpyro_sgp.training.lbfgs import suits_natural
 
-_ROUNDS = 6  # of L-BFGS, each with a fresh memory
-#: Iterations before what is left can be told from them,
+#: Iterations before what is left can be told from losses.
 FEWEST = 10
-#: before one that will not overtake the best is left,
+#: Iterations before a training that will not overtake the best is left.
 BEHIND = 30
-_PATIENT = 1_000  # and after which it may fall as far as its losses say.
-#: How much further than they say it may fall before.
+#: How much further a training may fall than its losses say.
 TIMES = 5.0
+_PATIENT = 1_000  # iterations after which it falls no further than they say
+_ROUNDS = 6  # of L-BFGS, each with a fresh memory
 #: Why one ended where there is more to gain.
 PAUSED = "its turn is over"
 
@@ -80,7 +80,10 @@ def iterate(descent, limits, show, wanted=np.inf, turn=np.inf) -> tuple[str, boo
             return limit or CONVERGED, bool(limit)
         if descent.work >= ends and not little_left:
             return PAUSED, False
-        decrement = descent.decrement(index, result)
+        try:
+            decrement = descent.decrement(index, result)
+        except KeyboardInterrupt:
+            return INTERRUPTED, True
         little_left = little_left or before - descent.loss < 0.5 * limits.tolerance
         if little_left and decrement < limits.tolerance:
             return CONVERGED, False

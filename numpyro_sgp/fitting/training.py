@@ -203,10 +203,10 @@ class _Run:
             rest = self._for_training, limits, show
             if not self._is_whole:
                 return train_best(self._stepper, starts[:number], *rest)
-            numbers: dict[str, Any] = dict(least=least, number=min(number, len(starts)))
+            number = min(number, len(starts))
             starts = [*starts, problem.free, with_narrow_q(problem, starts[0])]
-            options = {"seed": 0, "descent": self._descent, **numbers}
-            found = train_whole(problem, starts, *rest, **options)
+            options = {"number": number, "least": least, "descent": self._descent}
+            found = train_whole(problem, starts, *rest, seed=0, **options)
         return with_true_slopes(found, problem, limits.after(len(found.losses)))
 
     def fitted(self, found: Trained) -> Any:

@@ -140,7 +140,7 @@ class _Trainings:
         self.seen: list[Trained] = []
         self._several = 0  # of these from starts
         self._paused: list[Trained] = []
-        self._is_limited = False
+        self._is_limited = False  # by limits, or by Ctrl-C in L-BFGS
         # Of the last turn: where it began, ends from other means and points of q(u).
         self._own = -np.inf
         self._others: list[float] = []
@@ -319,7 +319,7 @@ class _Trainings:
         others, looked = tuple(self._others), bool(self._ends)
         best = replace(self.best, others=others, own=self._own)
         reached = self._limits.reached(0)
-        if looked and best.stopped != INTERRUPTED:
+        if looked:
             best = replace(best, expected=expected_gain(self._ends), apart=self._apart())
             if best.stopped == CONVERGED and best.apart:
                 return replace(best, stopped=alone(best.apart))
@@ -329,8 +329,8 @@ class _Trainings:
             return replace(best, stopped=f"{CONVERGED}, but {NOT_ALL.format(reached)}")
         if _is_paused(best):
             return replace(best, stopped=reached or NO_HIGHER)
-        few = self._made and self._in_vain < min(_LEAST_HOPS, self._made)
-        if best.stopped == CONVERGED and few:
+        helped_lately = self._made and self._in_vain < min(_LEAST_HOPS, self._made)
+        if best.stopped == CONVERGED and helped_lately:
             return replace(best, stopped=f"{CONVERGED}, and {OTHERS}")
         return best
 
@@ -340,7 +340,7 @@ class _Trainings:
             return 0.0
         best = self.best.bound
         second = sorted(could_be(trained, best) for trained in self.seen)[-2]
-        return (best - second) * (best - second > APART)
+        return best - second if best - second > APART else 0.0
 
 
 def _told(best: Trained, last: Trained) -> Trained:

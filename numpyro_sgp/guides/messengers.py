@@ -26,7 +26,7 @@ def run_model(model, at_site, given, rng_key, args, kwargs) -> dict:
     :return: the values that posteriors got.
     """
     at_sites = messages.AtGPSites(at_site, hide_others=True)
-    told = telling_arguments(args, kwargs)
+    told = telling_arguments(args, kwargs, model)
     with told, at_sites, WholeIfFew(), handlers.substitute(data=given), seeded(rng_key):
         model(*args, **kwargs)
     return at_sites.values

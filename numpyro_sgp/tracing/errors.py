@@ -1,5 +1,6 @@
 """What errors in the code of a model say of its arguments."""
 
+import inspect
 import re
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpyro
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
+from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 
 _BY_NAME = "string indexing", "only integers, slices"
 _NO_INDEX = "Indexer must have integer", "non-tuple sequence"
@@ -20,23 +22,24 @@ _ALIASES = {"key": ["rng_key"], "seed": ["rng_key"], "levels": ["quantiles"]}
 _OF_FRAMES = (
     r"(Tracer|_Matrix'? object|ArrayImpl'? object|ndarray'? object) has no attribute"
 )
-# Of jnp.shape, of operators and of functions of JAX where a distribution stands.
-_OF_DISTRIBUTIONS = (
-    r"'method' object is not iterable|(operand|arguments?).*\bGaussianProcess\b"
-    r"|'GaussianProcess' object (has no attribute|is not)"
+# Of operators, of functions of JAX, and of its shape in a distribution.
+_OF_PROCESSES = (
+    r"^(unsupported|bad) operand type.*'GaussianProcess'"
+    r"|requires ndarray or scalar arguments, got <class '[\w.]*\.GaussianProcess'>"
+    r"|^'GaussianProcess' object is not (subscriptable|iterable)"
 )
+_OF_SHAPES = "'method' object is not iterable"
 _ABSENT = r"missing \d+ required (?:positional|keyword-only) arguments?: (.*)"
-_PACKAGES = "numpyro", "numpyro_sgp"
-_TOLD = TypeError, ValueError, IndexError, OverflowError, AttributeError, AssertionError
 
 
 @contextmanager
-def telling_arguments(args, kwargs):
+def telling_arguments(args, kwargs, model: Callable | None = None):
     """
     Says what is wrong with a model's arguments where its code meets an error of JAX: arrays
     of different numbers of rows that do not broadcast, an index that is no integer, or a
     whole number that is too large; of NumPyro, plates of other sizes and names used twice.
 
+    :param model: what is called with them, if its own arguments are looked at.
     :raises ValueError: in the place of JAX's error.
     :raises TypeError: in the place of Python's, of arguments that are absent or not known.
     """
@@ -44,17 +47,20 @@ def telling_arguments(args, kwargs):
         yield
     except (*NEEDS_KNOWN_DATA, jax.errors.UnexpectedTracerError):
         raise  # of no shapes, though the operations that they name may broadcast
-    except _TOLD as error:
-        for tell in _TELLERS:
-            if told := tell(error, args, kwargs):
-                kind = TypeError if tell in _OF_CALLS else ValueError
-                raise kind(told) from error
+    except tuple(_TELLERS) as error:
+        if isinstance(error, TypeError):
+            if told := _of_absent_arguments(error, args, kwargs, model):
+                raise TypeError(told) from error
+            if told := _of_options(error, args, kwargs):
+                raise TypeError(told) from error
+        for kind, tellers in _TELLERS.items():
+            for tell in tellers if isinstance(error, kind) else ():
+                if told := tell(error, args, kwargs):
+                    raise ValueError(told) from error
         raise
 
 
 def _of_large_numbers(error, args, kwargs) -> str:
-    if not isinstance(error, OverflowError):
-        return ""
     return (
         "A whole number in the model is too large for JAX's integers. Give it as a "
         f"float (1e12, not 10**12), or call numpyro.enable_x64() first. ({error})"
@@ -62,7 +68,7 @@ def _of_large_numbers(error, args, kwargs) -> str:
 
 
 def _of_frames(error, args, kwargs) -> str:
-    if not (isinstance(error, AttributeError) and re.search(_OF_FRAMES, str(error))):
+    if not re.search(_OF_FRAMES, str(error)):
         return ""
     return (
         "The model asks an array for something that arrays have not; a frame is "
@@ -71,9 +77,10 @@ def _of_frames(error, args, kwargs) -> str:
     )
 
 
-def _of_distributions(error, args, kwargs) -> str:
-    """Of a process that no site has drawn from."""
-    if not re.search(_OF_DISTRIBUTIONS, str(error)):
+def _of_processes(error, args, kwargs) -> str:
+    """Of one that no site has drawn from."""
+    in_shapes = _OF_SHAPES in str(error) and any(map(_has_process, _frames(error)))
+    if not (in_shapes or re.search(_OF_PROCESSES, str(error))):
         return ""
     return (
         "The model computes with a distribution as if it were values. A "
@@ -84,23 +91,32 @@ def _of_distributions(error, args, kwargs) -> str:
 
 def _of_two_names(error, args, kwargs) -> str:
     found = re.search("unique names but got `(.*)` duplicated", str(error))
-    if not (isinstance(error, AssertionError) and found):
+    if not found:
         return ""
     return f"The model has two sites of the name '{found[1]}'. Give each its own."
 
 
-def _of_absent_arguments(error, args, kwargs) -> str:
+def _of_absent_arguments(error, args, kwargs, model) -> str:
     """Of the model's own, not of a function that it calls."""
     found = re.search(_ABSENT, str(error))
-    *_, last = _frames(error)
-    is_own = last.f_globals.get("__name__", "").split(".")[0] in _PACKAGES
-    if not (found and is_own) or "__init__" in str(error):
+    if not found or model is None or _takes(model, args, kwargs):
         return ""
     return (
         f"The model is called without {found[1]}. Give it; or, where that is the data, "
         "give the model a default, def model(X, y=None): predictions run it without them. "
         f"({error})"
     )
+
+
+def _takes(model, args, kwargs) -> bool:
+    """Whether a model can be called with these arguments, as far as it says."""
+    try:
+        inspect.signature(model).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # it says nothing
+        pass
+    return True
 
 
 def _of_options(error, args, kwargs) -> str:
@@ -132,7 +148,7 @@ def _of_names(error, args, kwargs) -> str:
 
 
 def _of_one_axis(error, args, kwargs) -> str:
-    if not (isinstance(error, IndexError) and args and jnp.ndim(args[0]) == 1):
+    if not (args and jnp.ndim(args[0]) == 1):
         return ""
     return (
         f"The model's first argument has the shape {jnp.shape(args[0])}; inputs "
@@ -192,7 +208,7 @@ def _of_plate(error) -> str:
                 f"the size {plate.size} of plate '{plate.name}' around it. Make the plate "
                 "as large as there are rows, as numpyro.plate('data', X.shape[0]); or, if "
                 "the distribution takes functions along the last axis (classes of "
-                "Categorical), give it f.T. (f alone, posterior has at any rows.)"
+                "Categorical), give it f.T. For f at other rows there is posterior(X_new)."
             )
     return ""
 
@@ -204,19 +220,24 @@ def _frames(error):
         at = at.tb_next
 
 
+def _has_process(frame) -> bool:
+    """Whether a distribution is made of one, in a frame of a traceback."""
+    is_of_numpyro = frame.f_globals.get("__name__", "").startswith("numpyro.distributions")
+    values = frame.f_locals.values() if is_of_numpyro else ()
+    return any(isinstance(value, GaussianProcess) for value in values)
+
+
 def _first_line(error) -> str:
     return str(error).splitlines()[0]
 
 
-_OF_CALLS = _of_absent_arguments, _of_options
-_TELLERS: tuple[Callable, ...] = (
-    _of_large_numbers,
-    _of_frames,
-    _of_distributions,
-    _of_two_names,
-    *_OF_CALLS,
-    _of_names,
-    _of_one_axis,
-    _of_indices,
-    _of_shapes,
-)
+_OF_ARRAYS = _of_names, _of_indices, _of_shapes
+#: What may be told of an error, by its type; in order.
+_TELLERS: dict[type[Exception], tuple[Callable, ...]] = {
+    OverflowError: (_of_large_numbers,),
+    AttributeError: (_of_frames,),
+    AssertionError: (_of_two_names,),
+    TypeError: (_of_processes, *_OF_ARRAYS),
+    IndexError: (_of_names, _of_one_axis, _of_indices, _of_shapes),
+    ValueError: _OF_ARRAYS,
+}

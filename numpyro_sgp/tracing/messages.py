@@ -257,7 +257,7 @@ def trace_of(fn, args, kwargs, rng_key=0, *, data=None, at_site=None) -> dict:
     fn = handlers.substitute(handlers.seed(WholeIfFew(fn), rng_key), data=data or {})
     at_sites = nullcontext() if at_site is None else AtGPSites(at_site)
     with handlers.block(), handlers.trace() as trace, at_sites, _Improper():
-        with telling_arguments(args, kwargs):
+        with telling_arguments(args, kwargs, fn):
             fn(*args, **kwargs)
     return trace
 

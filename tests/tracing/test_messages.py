@@ -1,5 +1,7 @@
 """What is found at the sites of a trace, and what is refused there."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -294,9 +296,29 @@ def test_arguments_that_are_absent_elsewhere_stay_as_they_are(call):
         messages.trace_of(model, (X,), {})
 
 
-def test_errors_of_the_model_itself_stay():
-    def model():
-        raise AssertionError("of mine")
+@pytest.mark.parametrize(
+    "error",
+    [
+        AssertionError("of mine"),
+        AssertionError("weights must broadcast to one"),
+        AttributeError("module 'jax.numpy' has no attribute 'broadcast'"),
+        TypeError("'method' object is not iterable"),
+        ValueError("an argument of GaussianProcess is wrong"),
+    ],
+)
+def test_errors_of_the_model_itself_stay(error):
+    def model(X, Y):
+        gp(X)
+        raise error
 
-    with pytest.raises(AssertionError, match="of mine"):
-        messages.trace_of(model, (), {})
+    with pytest.raises(type(error), match=f"^{re.escape(str(error))}$"):
+        messages.trace_of(model, (X, np.ones((4, 2))), {})
+
+
+def test_of_functions_that_a_model_hands_on_arguments_are_not_its_own():
+    def model(X):
+        mean = lambda X, t: X[:, 0]  # noqa: E731
+        numpyro.sample("f", GaussianProcess(RBF(), X, mean=mean))
+
+    with pytest.raises(TypeError, match=r"^\S+ missing 1 required"):
+        messages.trace_of(model, (X,), {})

@@ -1,17 +1,23 @@
 """What the nodes of a bound's quadrature cost, beside integrals of one's own."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 from numpy.testing import assert_allclose
+from numpyro.infer import SVI
 from scipy import stats
 
 import numpyro_sgp as sgp
-from numpyro_sgp.diagnostics.integration import begin_finer, finer
 from numpyro_sgp.elbo.quadrature import SharedAxes
+from numpyro_sgp.fitting import integration
+from numpyro_sgp.fitting.check import problem_at
+from numpyro_sgp.fitting.integration import finer, of_nodes
 
 SCALE, KEY = 0.05, jax.random.key(0)
 X = np.linspace(0.0, 6.0, 30)[:, None]
@@ -24,12 +30,13 @@ def student(X, y=None, scale=SCALE):
         numpyro.sample("y", dist.StudentT(4.0, f, scale), obs=y)
 
 
-def at_prior(model, loss, **kwargs):
-    """The finer bound of three points at the prior."""
+def at_prior(model, loss):
+    """What is told of the bound with three points at the prior."""
     guide = sgp.AutoSparseGP(model, sgp.SVGP(3, train_inducing=False))
-    guide.setup(X, Y, **kwargs)
+    svi = SVI(model, guide, optax.adam(0.1), loss)
+    svi.init(KEY, X, Y)
     params = {"f_auto_qu_mu": jnp.zeros(3), "f_auto_qu_sqrt": jnp.eye(3)}
-    return begin_finer(guide, params, (X, Y), kwargs, loss, KEY)()
+    return of_nodes(problem_at(svi, params, (X, Y), {}), KEY)()
 
 
 def expected(nodes, weights):
@@ -37,17 +44,40 @@ def expected(nodes, weights):
     return float(np.sum(log_probs @ weights))
 
 
-@pytest.mark.quick(4)
-def test_the_excess_is_that_of_the_rules_expectations():
-    found = at_prior(student, sgp.TraceGP_ELBO())
+def true_excess():
     nodes, weights = np.polynomial.hermite_e.hermegauss(20)
     dense = np.linspace(-9.0, 9.0, 100_001)
     own = expected(nodes, weights / weights.sum())
-    right = expected(dense, stats.norm.pdf(dense) * (dense[1] - dense[0]))
-    assert abs(own - right) > 0.1
-    assert_allclose(found.excess, own - right, atol=1e-6)
-    assert (found.own, found.rule) == (sgp.GaussHermite(20), sgp.Trapezoid(400))
-    assert found.written == "sgp.Trapezoid(400)"
+    return own - expected(dense, stats.norm.pdf(dense) * (dense[1] - dense[0]))
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("at_once", [5e5, 4_000.0])  # all rows, and ten
+def test_the_excess_is_that_of_the_rules_expectations(at_once, monkeypatch):
+    told = []
+    monkeypatch.setattr(integration, "told_of", lambda *given: told.append(given) or [])
+    monkeypatch.setattr(integration, "_AT_ONCE", at_once)
+    at_prior(student, sgp.TraceGP_ELBO())
+    ((excess, *rules),) = told
+    assert abs(true_excess()) > 0.1
+    assert_allclose(excess, true_excess(), atol=1e-6)
+    assert rules == [sgp.GaussHermite(20), sgp.Trapezoid(400)]
+
+
+@pytest.mark.slow
+def test_in_float32_it_is_as_in_float64():
+    """Of terms of 1e7, whose rounding is more than what is told of."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(14.0 + f)), obs=y)
+
+    with jax.enable_x64(False):
+        y = np.random.default_rng(0).poisson(np.exp(14.0 + Y))
+        fitted = sgp.fit(model, sgp.SVGP(12), (X, y), progress_bar=False, steps=20)
+        causes = fitted.check().causes
+    assert "quadrature" not in causes
 
 
 @pytest.mark.parametrize(
@@ -66,7 +96,8 @@ def test_the_excess_is_that_of_the_rules_expectations():
             (3, 100),
             SharedAxes(sgp.Trapezoid(60), (0, 1, 0)),
         ),
-        (sgp.GaussHermite(20), 20_000, None),  # too many nodes
+        (sgp.GaussHermite(20), 60_000, None),  # too many nodes
+        (sgp.Trapezoid(60), (2, 100), sgp.Trapezoid(180)),
         (sgp.GaussHermite(10), (3, 100), None),
         (sgp.MonteCarlo(10), 100, None),
     ],
@@ -77,12 +108,23 @@ def test_the_finer_rule(rule, rows, finer_rule):
 
 
 def test_of_draws_there_is_none():
-    assert at_prior(student, sgp.TraceGP_ELBO(sgp.MonteCarlo(4))) is None
+    assert at_prior(student, sgp.TraceGP_ELBO(sgp.MonteCarlo(4))) == []
+
+
+def test_a_loss_of_ones_own_is_compared_with_itself(monkeypatch):
+    class Half(sgp.TraceGP_ELBO):
+        def loss(self, *args, **kwargs):
+            return 0.5 * super().loss(*args, **kwargs)
+
+    told = []
+    monkeypatch.setattr(integration, "told_of", lambda *given: told.append(given) or [])
+    at_prior(student, Half())
+    assert_allclose(told[0][0], 0.5 * true_excess(), atol=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
-def test_check_tells_of_too_few_nodes_and_its_mend_mends_it(number):
+def test_check_tells_of_too_few_nodes_and_its_mend_mends_it(number, monkeypatch):
     """Three points that leave f a standard deviation of fifty scales of the noise."""
 
     def model(X, y=None):
@@ -96,10 +138,13 @@ def test_check_tells_of_too_few_nodes_and_its_mend_mends_it(number):
     verdict = fitted.check()
     cause = verdict.causes["quadrature"]
     assert cause.nats > 0.5 and "quadrature" in verdict.summary
-    rule = cause.mend.removeprefix("expectation=").removesuffix(", and a fit again")
-    rule = eval(rule, {"sgp": sgp})
+    rule = eval(re.search("expectation=(.*), and a fit", cause.mend)[1], {"sgp": sgp})
     again = sgp.fit(*given, expectation=rule, progress_bar=False)
-    assert "quadrature" not in again.check().causes
+    problem = problem_at(again.svi, again.params, again.args, again.kwargs)
+    told = []
+    monkeypatch.setattr(integration, "told_of", lambda *given: told.append(given) or [])
+    of_nodes(problem, KEY)()
+    assert abs(told[0][0]) < 0.1 < cause.nats  # a rule of three times the nodes says so
 
 
 @pytest.mark.slow

@@ -1,0 +1,149 @@
+"""What the nodes of a bound's own quadrature cost, by more of them."""
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from numpyro_sgp._programs import shared
+from numpyro_sgp.elbo import (
+    AlongPredictors,
+    Expectation,
+    GaussHermite,
+    TraceGP_ELBO,
+    Trapezoid,
+)
+from numpyro_sgp.elbo.quadrature import SharedAxes
+from numpyro_sgp.fitting.batches import whole_loss
+from numpyro_sgp.fitting.float32 import of_64_bits, problem_in_float64
+from numpyro_sgp.fitting.problem import Problem
+from numpyro_sgp.fitting.verdict import Cause
+
+_NODES = {1: 400, 2: 60}  # for each variable of a finer rule, by the number of variables
+_TIMES = 3  # times the nodes of the rule that is given, if that is more
+# Nodes of all rows, of which a program may have a few thousand rows at once, or has to.
+_MOST, _AT_ONCE, _OF_ALL = 2e7, 5e5, 2e6
+_TOLD = 0.1  # nats that are told of
+
+
+def of_nodes(problem: Problem, key) -> Callable[[], list[Cause]]:
+    """
+    How far the bound is from that by :func:`finer`, of the same random numbers and in
+    float64; compiles beside.
+
+    :param problem: what was trained, at the fit's parameters.
+    :param key: of the loss.
+    :return: to be called for the row, an empty list if there is nothing to tell.
+    """
+    loss, single = problem.svi.loss, not jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    joint = hasattr(problem.guide, "bound_terms")  # which integrates by itself
+    own, rule = (None, None) if joint else _rules(problem, key)
+    if own is None or rule is None:
+        return list
+    other = copy.copy(loss)
+    other.expectation = rule
+    with of_64_bits() if single else nullcontext():
+        wide = problem_in_float64(problem) if single else problem
+        size = _rows_at_once(rule, problem)
+        by_own, by_other = (whole_loss(wide.with_loss(by), size) for by in (loss, other))
+
+        def losses(free, key, arrays):
+            return by_own(free, key, arrays), by_other(free, key, arrays)
+
+        program, given = shared(losses, briefly=True), (wide.free, key, wide.arrays)
+        program.prepare(*given)
+
+    def finish() -> list[Cause]:
+        with of_64_bits() if single else nullcontext():
+            by_own, by_other = map(float, program(*given))
+        return told_of(by_other - by_own, own, rule)
+
+    return finish
+
+
+def _rules(problem, key) -> tuple[Expectation | None, Expectation | None]:
+    """The rule of the bound, and a finer one, if there is one."""
+    loss, seen = problem.svi.loss, []
+    if not isinstance(loss, TraceGP_ELBO):
+        return None, None
+    probe, batched = copy.copy(loss), bool(problem.plates)
+
+    def rule_for(shapes, *told):
+        own = loss.rule_for(shapes, *told)
+        seen.append((own, finer(own, shapes, _MOST if batched else _OF_ALL)))
+        return own
+
+    probe.rule_for = rule_for  # type: ignore[method-assign]
+    given = problem.free, key, problem.arrays
+    jax.eval_shape(problem.with_loss(probe).loss, *given)
+    return seen[0] if seen else (None, None)
+
+
+def finer(
+    rule: Expectation, shapes: dict[str, tuple[int, ...]], most: float = _MOST
+) -> Expectation | None:
+    """
+    A rule of many more nodes, where that is affordable.
+
+    :param rule: quadrature, perhaps along predictors or of shared axes.
+    :param shapes: ``batch_shape + (N,)`` of each GP site.
+    :param most: nodes of all rows.
+    :return: None of draws, of more than two variables, or of more nodes than that.
+    """
+    number, points = _variables(rule, shapes), _points(rule)
+    if not points or number not in _NODES:
+        return None
+    each = max(_NODES[number], _TIMES * points)
+    rows = max(shape[-1] for shape in shapes.values())
+    if rows * each**number > most:
+        return None
+    if isinstance(rule, AlongPredictors | SharedAxes):
+        return replace(rule, rule=Trapezoid(each))
+    return Trapezoid(each)
+
+
+def _points(rule) -> int:
+    """Nodes of one variable, 0 of a rule that is not made of these."""
+    rule = rule.rule if isinstance(rule, AlongPredictors | SharedAxes) else rule
+    return rule.num_points if isinstance(rule, GaussHermite | Trapezoid) else 0
+
+
+def _variables(rule, shapes) -> int:
+    if isinstance(rule, AlongPredictors):
+        return rule.number
+    if isinstance(rule, SharedAxes):
+        return 1 + max(rule.axes)
+    return sum(int(np.prod(shape[:-1])) for shape in shapes.values())
+
+
+def _rows_at_once(rule, problem) -> int:
+    each = _points(rule) ** _variables(rule, problem.shapes)
+    particles = getattr(problem.svi.loss, "num_particles", 1)
+    options = problem.guide.approximations.values()
+    components = np.prod([getattr(o.family, "num_components", 1) for o in options])
+    return max(int(_AT_ONCE / (each * particles * components)), 1)
+
+
+def told_of(excess: float, own: Expectation, rule: Expectation) -> list[Cause]:
+    """
+    The row.
+
+    :param excess: nats by which the bound is higher than by the finer rule.
+    :param own: the rule of the bound.
+    :param rule: the finer one.
+    """
+    if not _TOLD <= abs(excess) < np.inf:
+        return []
+    before, after = _points(own), _points(rule)
+    way = "high" if excess > 0.0 else "low"
+    told = f"the bound is {abs(excess):.2g} nats too {way} by its {before} nodes at each "
+    told += f"row, as {after} tell"
+    mend = "more inducing points, with which sds of f are smaller"
+    written = "" if isinstance(rule, SharedAxes) else f"sgp.Trapezoid({after})"
+    if isinstance(rule, AlongPredictors):
+        written = f"sgp.AlongPredictors({written}, {rule.number})"
+    mend += f", or expectation={written}" if written else ""
+    return [Cause("quadrature", abs(excess), told=told, mend=f"{mend}, and a fit again")]
