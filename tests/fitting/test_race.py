@@ -497,6 +497,16 @@ def test_a_training_that_will_not_overtake_the_best_one_is_left():
     assert counts[10.0] < 0.5 * counts[np.inf] and counts[40.0] == counts[np.inf]
 
 
+def test_a_ctrl_c_after_the_iterations_ends_the_training():
+    class Stopped(Slow):
+        def decrement(self, index, result):
+            raise KeyboardInterrupt
+
+    descent = Stopped(100.0, 30.0, 0.5)
+    assert iterate(descent, NO_LIMITS, lambda *_: None) == (progress.INTERRUPTED, True)
+    assert descent.loss < 31.0
+
+
 def test_long_trainings_may_leave_all_of_the_tolerance(monkeypatch):
     """Falls that become less as the square of the number of steps, for ever."""
 
