@@ -200,7 +200,7 @@ def _wide_parts(problem: Problem):
 
 def problem_in_float64(problem: Problem) -> Problem:
     """The same problem of 64 bits, for use within :func:`of_64_bits`."""
-    return Problem(*_wide_parts(problem))
+    return problem.in_place_of(*_wide_parts(problem))
 
 
 def _in_float64(problem: Problem) -> Descent:

@@ -38,17 +38,17 @@ def of_nodes(problem: Problem, key) -> Callable[[], list[Cause]]:
     :param key: of the loss.
     :return: to be called for the row, an empty list if there is nothing to tell.
     """
-    loss, single = problem.svi.loss, not jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    single = not jax.config.jax_enable_x64  # type: ignore[attr-defined]
     joint = hasattr(problem.guide, "bound_terms")  # which integrates by itself
-    own, rule = (None, None) if joint else _rules(problem, key)
-    if own is None or rule is None:
+    if joint or not isinstance(problem.svi.loss, TraceGP_ELBO):
         return list
-    other = copy.copy(loss)
-    other.expectation = rule
     with of_64_bits() if single else nullcontext():
         wide = problem_in_float64(problem) if single else problem
+        other, (own, rule) = _by_finer(wide, key)
+        if rule is None:
+            return list
         size = _rows_at_once(rule, problem)
-        by_own, by_other = (whole_loss(wide.with_loss(by), size) for by in (loss, other))
+        by_own, by_other = (whole_loss(of, size) for of in (wide, other))
 
         def losses(free, key, arrays):
             return by_own(free, key, arrays), by_other(free, key, arrays)
@@ -64,22 +64,22 @@ def of_nodes(problem: Problem, key) -> Callable[[], list[Cause]]:
     return finish
 
 
-def _rules(problem, key) -> tuple[Expectation | None, Expectation | None]:
-    """The rule of the bound, and a finer one, if there is one."""
-    loss, seen = problem.svi.loss, []
-    if not isinstance(loss, TraceGP_ELBO):
-        return None, None
-    probe, batched = copy.copy(loss), bool(problem.plates)
+def _by_finer(problem, key):
+    """The same with the finer rule, and which rules these are."""
+    loss = problem.svi.loss
+    other, most = copy.copy(loss), _MOST if problem.plates else _OF_ALL
+    rules: list[tuple[Expectation, Expectation | None]] = []
 
     def rule_for(shapes, *told):
         own = loss.rule_for(shapes, *told)
-        seen.append((own, finer(own, shapes, _MOST if batched else _OF_ALL)))
-        return own
+        if not rules:  # of all rows; for parts of them it is the same
+            rules.append((own, finer(own, shapes, most)))
+        return rules[0][1] or own
 
-    probe.rule_for = rule_for  # type: ignore[method-assign]
-    given = problem.free, key, problem.arrays
-    jax.eval_shape(problem.with_loss(probe).loss, *given)
-    return seen[0] if seen else (None, None)
+    other.rule_for = rule_for
+    found = problem.as_random_with(other)
+    jax.eval_shape(found.loss, problem.free, key, problem.arrays)  # which is kept
+    return found, rules[0]
 
 
 def finer(

@@ -109,6 +109,15 @@ class Problem:
     """
 
     def __init__(self, svi: SVI, state: SVIState, args: tuple, kwargs: dict):
+        self._set(svi, state, args, kwargs)
+        #: Number N of rows.
+        self.num_rows: int = rows_of_sites(self.guide, args, kwargs)
+        #: Families of q(u) that natural steps train, with names of what they are for.
+        self.natural: list[tuple[Family, dict[str, str]]] = _natural(self)
+        #: Whether the loss of all rows is random.
+        self.random: bool = self._is_random()
+
+    def _set(self, svi, state, args, kwargs):
         self.svi, self.guide, self.state = svi, svi.guide, state
         #: Unconstrained starting values.
         self.free: dict = svi.optim.get_params(state.optim_state)
@@ -116,13 +125,15 @@ class Problem:
         #: Arrays among the arguments.
         self.arrays: list[Array] = jax.device_put(arrays)
         self.args, self.kwargs = args, kwargs
-        #: Number N of rows.
-        self.num_rows: int = rows_of_sites(self.guide, args, kwargs)
         self._trace_once()
-        #: Families of q(u) that natural steps train, with names of what they are for.
-        self.natural: list[tuple[Family, dict[str, str]]] = _natural(self)
-        #: Whether the loss of all rows is random.
-        self.random: bool = self._is_random()
+
+    def in_place_of(self, svi: SVI, state: SVIState, args: tuple, kwargs: dict):
+        """The same of other numbers of the same shapes, as of another precision."""
+        other = copy.copy(self)
+        for name in "params", "inputs":  # which are of these numbers
+            other.__dict__.pop(name, None)
+        other._set(svi, state, args, kwargs)
+        return other
 
     @functools.cached_property
     def params(self) -> dict:
@@ -209,22 +220,23 @@ class Problem:
 
     def averaged(self, number: int) -> "Problem":
         """The same with the mean of a random loss over so many keys, always the same."""
-        other = copy.copy(self)
+        other = self.as_random_with(_Mean(self.svi.loss, number))
         other.natural = []
-        other._set_loss(_Mean(self.svi.loss, number))
         return other
 
     def with_loss(self, loss) -> "Problem":
         """The same with another loss."""
-        other = copy.copy(self)
-        other._set_loss(loss)
+        other = self.as_random_with(loss)
         other.random = other._is_random()
         return other
 
-    def _set_loss(self, loss):
-        self.svi = copy.copy(self.svi)
-        self.svi.loss = loss
-        self._trace_once()
+    def as_random_with(self, loss) -> "Problem":
+        """The same with another loss that is random if this one is."""
+        other = copy.copy(self)
+        other.svi = copy.copy(self.svi)
+        other.svi.loss = loss
+        other._trace_once()
+        return other
 
     def _is_random(self) -> bool:
         def loss(key):

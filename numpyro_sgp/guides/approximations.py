@@ -28,7 +28,7 @@ class SVGP(Approximation):
         :func:`~numpyro_sgp.initial_inducing` returns, or inter-domain inducing variables
         (:class:`~numpyro_sgp.InducingVariables`), with points or with such a method.
     :param whiten: whether q is over :math:`L^{-1}u` with :math:`L L^T = K_{uu}`, which
-        most often trains better, or over u itself.
+        most often trains better, or over u itself, less its prior mean.
     :param covariance: that of q(u), in its coordinates; one of these, or a
         :class:`~numpyro_sgp.families.Family` of one's own:
 

@@ -96,7 +96,7 @@ class InverseFreeSVGP(SVGP):
     :param covariance: for ``"relaxed"``, that of the pseudo-noise (``_qu_noise``):
         ``"full"`` (a lower triangular factor), which contains all covariances of q(u)
         below the prior's, and so the best for log-concave likelihoods; or ``"diagonal"``,
-        M numbers, a restricted family where Z are not data points.
+        M variances, a restricted family where Z are not data points.
     :param precondition: for ``"relaxed"``, whether the parameter of the mean is that of the
         pseudo-observations, ``_qu_pseudo``, :math:`\hat m = (2 T - T \tilde K T) \mu`,
         which trains far better by Adam, or ``_qu_weights``, :math:`\hat m` itself.
