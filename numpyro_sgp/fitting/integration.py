@@ -72,14 +72,13 @@ def _by_finer(problem, key):
 
     def rule_for(shapes, *told):
         own = loss.rule_for(shapes, *told)
-        if not rules:  # of all rows; for parts of them it is the same
-            rules.append((own, finer(own, shapes, most)))
-        return rules[0][1] or own
+        rules.append((own, finer(own, shapes, most)))
+        return rules[-1][1] or own
 
     other.rule_for = rule_for
     found = problem.as_random_with(other)
     jax.eval_shape(found.loss, problem.free, key, problem.arrays)  # which is kept
-    return found, rules[0]
+    return found, rules[-1]  # of all sites, after those of each
 
 
 def finer(

@@ -30,17 +30,19 @@ def student(X, y=None, scale=SCALE):
         numpyro.sample("y", dist.StudentT(4.0, f, scale), obs=y)
 
 
-def at_prior(model, loss):
+def at_prior(model, loss, sites="f"):
     """What is told of the bound with three points at the prior."""
     guide = sgp.AutoSparseGP(model, sgp.SVGP(3, train_inducing=False))
     svi = SVI(model, guide, optax.adam(0.1), loss)
     svi.init(KEY, X, Y)
-    params = {"f_auto_qu_mu": jnp.zeros(3), "f_auto_qu_sqrt": jnp.eye(3)}
+    params = {}
+    for site in sites:
+        params |= {f"{site}_auto_qu_mu": jnp.zeros(3), f"{site}_auto_qu_sqrt": jnp.eye(3)}
     return of_nodes(problem_at(svi, params, (X, Y), {}), KEY)()
 
 
-def expected(nodes, weights):
-    log_probs = stats.t.logpdf(Y[:, None], 4.0, nodes, SCALE)  # f is N(0, 1) at each row
+def expected(nodes, weights, scale=SCALE):
+    log_probs = stats.t.logpdf(Y[:, None], 4.0, nodes, scale)  # f is N(0, 1) at each row
     return float(np.sum(log_probs @ weights))
 
 
@@ -105,6 +107,34 @@ def test_in_float32_it_is_as_in_float64():
 def test_the_finer_rule(rule, rows, finer_rule):
     shape = rows if isinstance(rows, tuple) else (rows,)
     assert finer(rule, {"f": shape}) == finer_rule
+
+
+@pytest.mark.slow
+def test_two_sites_have_a_rule_of_two_variables(monkeypatch):
+    def model(X, y=None):
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        g = numpyro.sample("g", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.StudentT(4.0, f, SCALE * jnp.exp(g)), obs=y)
+
+    told = []
+    monkeypatch.setattr(integration, "told_of", lambda *given: told.append(given) or [])
+    at_prior(model, sgp.TraceGP_ELBO(), "fg")
+    ((excess, *rules),) = told
+    assert rules == [sgp.GaussHermite(10), sgp.Trapezoid(60)]
+    nodes, own = np.polynomial.hermite_e.hermegauss(10)
+    own = own / own.sum()
+
+    def both(nodes, weights):
+        pairs = zip(nodes, weights, strict=True)
+        return sum(w * expected(nodes, weights, SCALE * np.exp(g)) for g, w in pairs)
+
+    by_own = both(nodes, own)
+    for number, rtol in (60, 1e-5), (2_001, 0.1):  # the same nodes, and as good as exact
+        grid = np.linspace(-8.0, 8.0, number)
+        weights = stats.norm.pdf(grid)
+        right = both(grid, weights / weights.sum())
+        assert_allclose(excess, by_own - right, rtol=rtol)
 
 
 def test_of_draws_there_is_none():
