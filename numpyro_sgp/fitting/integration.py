@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -29,24 +30,49 @@ _MOST, _AT_ONCE, _OF_ALL = 2e7, 5e5, 2e6
 _TOLD = 0.1  # nats that are told of
 
 
+class Excess(NamedTuple):
+    """
+    :param nats: by which a bound is higher than by the finer rule.
+    :param own: the rule of the bound.
+    :param rule: the finer one.
+    """
+
+    nats: float
+    own: Expectation
+    rule: Expectation
+
+
 def of_nodes(problem: Problem, key) -> Callable[[], list[Cause]]:
+    """
+    The row of :func:`begin_excess`, to be called for; empty if there is nothing to tell.
+    """
+    begun = begin_excess(problem, key)
+
+    def finish() -> list[Cause]:
+        found = begun()
+        return [] if found is None else told_of(*found)
+
+    return finish
+
+
+def begin_excess(problem: Problem, key) -> Callable[[], Excess | None]:
     """
     How far the bound is from that by :func:`finer`, of the same random numbers and in
     float64; compiles beside.
 
     :param problem: what was trained, at the fit's parameters.
     :param key: of the loss.
-    :return: to be called for the row, an empty list if there is nothing to tell.
+    :return: to be called for it; None where there is no finer rule.
     """
     single = not jax.config.jax_enable_x64  # type: ignore[attr-defined]
     joint = hasattr(problem.guide, "bound_terms")  # which integrates by itself
     if joint or not isinstance(problem.svi.loss, TraceGP_ELBO):
-        return list
+        return lambda: None
     with of_64_bits() if single else nullcontext():
         wide = problem_in_float64(problem) if single else problem
         other, (own, rule) = _by_finer(wide, key)
         if rule is None:
-            return list
+            return lambda: None
         size = _rows_at_once(rule, problem)
         by_own, by_other = (whole_loss(of, size) for of in (wide, other))
 
@@ -56,10 +82,10 @@ def of_nodes(problem: Problem, key) -> Callable[[], list[Cause]]:
         program, given = shared(losses, briefly=True), (wide.free, key, wide.arrays)
         program.prepare(*given)
 
-    def finish() -> list[Cause]:
+    def finish() -> Excess:
         with of_64_bits() if single else nullcontext():
             by_own, by_other = map(float, program(*given))
-        return told_of(by_other - by_own, own, rule)
+        return Excess(by_other - by_own, own, rule)
 
     return finish
 

@@ -1,8 +1,10 @@
 """One training of one guide: its starts, the race between them, and the way to the end."""
 
+import copy
 import functools
 import warnings
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,16 +13,18 @@ import optax
 from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
+from numpyro.util import find_stack_level
 from tqdm import tqdm
 
 from numpyro_sgp._programs import on_data, split
 from numpyro_sgp.diagnostics.bound import bound_of, differs_from_training
-from numpyro_sgp.elbo import TraceGP_ELBO
+from numpyro_sgp.elbo import MonteCarlo, TraceGP_ELBO
 from numpyro_sgp.fitting.arguments import check_sites
 from numpyro_sgp.fitting.batches import train_best
 from numpyro_sgp.fitting.common_draws import with_common_draws
 from numpyro_sgp.fitting.fitted import Fitted
 from numpyro_sgp.fitting.float32 import stopped_as, with_true_slopes
+from numpyro_sgp.fitting.integration import Excess, begin_excess, told_of
 from numpyro_sgp.fitting.other_data import inside
 from numpyro_sgp.fitting.problem import (
     Problem,
@@ -39,6 +43,7 @@ from numpyro_sgp.fitting.starts import (
     with_narrow_q,
 )
 from numpyro_sgp.fitting.stepper import Stepper
+from numpyro_sgp.fitting.verdict import ENOUGH_NATS
 from numpyro_sgp.fitting.whole import train_whole
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.guides.checks import check_reach, check_support_stays
@@ -51,6 +56,13 @@ WHOLE = 4e8
 SEVERAL = 4e6
 #: Rows of a batch above that.
 BATCH = 1024
+# Of layers, where outer functions wave between the few nodes of inner ones.
+_DRAWS = MonteCarlo(16, antithetic=True, sequence="sobol")
+_OF_LAYERS = (
+    "{}: outer functions wave between the values that inner ones have there. Use "
+    "expectation=sgp.MonteCarlo(16), whose bound is right and random, or "
+    "sgp.Trapezoid(40), which takes far longer."
+)
 _CALL = "fit(model, approximation, (X, group, y), num_groups=8)"
 
 
@@ -95,7 +107,21 @@ class Training:
         with data_as_arguments(_CALL):
             limits = self.limits if limits is None else limits
             run = _Run(self, guide, limits, start, raced, before, descent)
-            return run.fitted(run.train(*run.starts()))
+            found = run.fitted(run.train(*run.starts()))
+            if run.too_high is None:
+                return found
+            (cause,), left = told_of(*run.too_high), limits.after(len(found.losses))
+            if self.loss.expectation is None and not left.reached(0):
+                loss = copy.copy(self.loss)
+                loss.expectation = _DRAWS
+                again = replace(self, loss=loss)(guide, start, limits=left, raced=raced)
+                if again.bound > found.bound - run.too_high.nats:
+                    why = f"by draws, since by nodes {cause.told}"
+                    again.stopped = f"{again.stopped} ({why})"
+                    return again
+            warnings.warn(_OF_LAYERS.format(cause.told), stacklevel=find_stack_level())
+            found.stopped = f"{cause.told}; {found.stopped}"
+            return found
 
 
 class _Run:
@@ -119,6 +145,8 @@ class _Run:
             self._known = [{**problem.free, **free}]
         anew = raced and self._is_whole and bool(problem.natural)
         self._is_raced = before is None and (start is None or anew)
+        #: How far the bound of layers was too high in the end, None if it was not.
+        self.too_high: Excess | None = None
         self._early = np.zeros(0)  # losses before those of the training itself
         self._stepper, self._race, self._settling = Stepper(problem, self._size), None, None
         self._descent = descent
@@ -211,6 +239,7 @@ class _Run:
 
     def fitted(self, found: Trained) -> Any:
         """The guide with what was found."""
+        self.too_high = self._of_nodes(found)
         svi, guide, how = self._problem.svi, self._guide, self._how
         given = constrained(svi, found.free), how.args, self._kwargs
         bound = found.bound, found.bound_se
@@ -228,6 +257,16 @@ class _Run:
             descent=found.descent,
             apart=found.apart or (self._before.apart if self._goes_on else 0.0),
         )
+
+    def _of_nodes(self, found: Trained) -> Excess | None:
+        """How far a bound of layers is too high, if it is."""
+        problem = copy.copy(self._problem)
+        if not (self._is_whole and problem.inner_layers):
+            return None
+        problem.free, excess = found.free, None
+        with suppress(Exception):  # of a rule of one's own
+            excess = begin_excess(problem, self._for_training)()
+        return excess if excess is not None and excess.nats > ENOUGH_NATS else None
 
 
 def _initial_state(svi, init_key, guide_key, args, kwargs) -> SVIState:

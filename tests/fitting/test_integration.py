@@ -177,6 +177,35 @@ def test_check_tells_of_too_few_nodes_and_its_mend_mends_it(number, monkeypatch)
     assert abs(told[0][0]) < 0.1 < cause.nats  # a rule of three times the nodes says so
 
 
+def layers(X, y=None):
+    h = numpyro.sample("h", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+    inner = sgp.kernels.RBF(1.0, 0.5)
+    f = numpyro.sample("f", sgp.GaussianProcess(inner, h[:, None]))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.StudentT(4.0, f, 0.1), obs=y)
+
+
+@pytest.mark.slow
+def test_layers_that_wave_between_nodes_are_trained_by_draws():
+    """The bound by ten nodes of each layer ends some 200 nats above the truth."""
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(0.0, 5.0, (40, 1)), axis=0)
+    y = np.sin(2.0 * X[:, 0]) + 0.1 * rng.standard_t(4.0, size=40)
+    fitted = sgp.fit(layers, sgp.SVGP(8), (X, y), progress_bar=False)
+    assert "by draws, since by nodes the bound is" in fitted.stopped
+    loss = sgp.TraceGP_ELBO(sgp.MonteCarlo(4_000, antithetic=True))
+    bound = -loss.loss(KEY, fitted.params, layers, fitted.guide, X, y)
+    # Its sd is .3 of 40 rows, five of which are 1e-6.
+    assert abs(fitted.bound - bound) < 2.0 and bound > -20.0
+
+
+@pytest.mark.slow
+def test_where_there_are_no_steps_left_it_is_told():
+    with pytest.warns(UserWarning, match="nats too high by its 10 nodes.*MonteCarlo"):
+        fitted = sgp.fit(layers, sgp.SVGP(8), (X, Y), progress_bar=False, steps=15)
+    assert fitted.stopped.startswith("the bound is")
+
+
 @pytest.mark.slow
 def test_nothing_is_told_where_nodes_do():
     fitted = sgp.fit(student, sgp.SVGP(12), (X, Y), progress_bar=False, scale=0.5)
