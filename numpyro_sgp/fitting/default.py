@@ -71,8 +71,8 @@ def fit(
       What natural gradients do not train (means of ODVGP, inner layers of a deep GP) goes
       with the other parameters.
 
-    Layers with one inner function are trained by ten nodes of each, and by draws where 60 of
-    them tell in the end that the bound is half a nat too high.
+    Layers with one inner function are trained by ten nodes of each, and by draws where 60
+    of them tell in the end that the bound is half a nat too high.
 
     What natural gradients do not train at all (mixtures, inverse-free ones, pseudo-data)
     begins at a Gaussian that they trained, with half of the ``steps`` and ``seconds``:
