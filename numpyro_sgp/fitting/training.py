@@ -32,7 +32,7 @@ from numpyro_sgp.fitting.problem import (
     data_as_arguments,
     unconstrained,
 )
-from numpyro_sgp.fitting.progress import Limits, Trained
+from numpyro_sgp.fitting.progress import INTERRUPTED, Limits, Trained
 from numpyro_sgp.fitting.race import Race, Settling
 from numpyro_sgp.fitting.rounds import descent_of
 from numpyro_sgp.fitting.starts import (
@@ -116,8 +116,9 @@ class Training:
                 loss.expectation = _DRAWS
                 again = replace(self, loss=loss)(guide, start, limits=left, raced=raced)
                 if again.bound > found.bound - run.too_high.nats:
-                    why = f"by draws, since by nodes {cause.told}"
-                    again.stopped = f"{again.stopped} ({why})"
+                    if again.stopped != INTERRUPTED:
+                        why = f"by draws, since by nodes {cause.told}"
+                        again.stopped = f"{again.stopped} ({why})"
                     return again
             warnings.warn(_OF_LAYERS.format(cause.told), stacklevel=find_stack_level())
             found.stopped = f"{cause.told}; {found.stopped}"
@@ -261,12 +262,13 @@ class _Run:
     def _of_nodes(self, found: Trained) -> Excess | None:
         """How far a bound of layers is too high, if it is."""
         problem = copy.copy(self._problem)
-        if not (self._is_whole and problem.inner_layers):
+        if found.stopped == INTERRUPTED or not (self._is_whole and problem.inner_layers):
             return None
         problem.free, excess = found.free, None
         with suppress(Exception):  # of a rule of one's own
             excess = begin_excess(problem, self._for_training)()
-        return excess if excess is not None and excess.nats > ENOUGH_NATS else None
+        is_much = excess is not None and ENOUGH_NATS < excess.nats < np.inf
+        return excess if is_much else None
 
 
 def _initial_state(svi, init_key, guide_key, args, kwargs) -> SVIState:

@@ -15,9 +15,11 @@ from scipy import stats
 
 import numpyro_sgp as sgp
 from numpyro_sgp.elbo.quadrature import SharedAxes
-from numpyro_sgp.fitting import integration
+from numpyro_sgp.fitting import integration, training
 from numpyro_sgp.fitting.check import problem_at
 from numpyro_sgp.fitting.integration import finer, of_nodes
+from numpyro_sgp.fitting.progress import INTERRUPTED
+from numpyro_sgp.training.descent import Descent
 
 SCALE, KEY = 0.05, jax.random.key(0)
 X = np.linspace(0.0, 6.0, 30)[:, None]
@@ -204,6 +206,28 @@ def test_where_there_are_no_steps_left_it_is_told():
     with pytest.warns(UserWarning, match="nats too high by its 10 nodes.*MonteCarlo"):
         fitted = sgp.fit(layers, sgp.SVGP(8), (X, Y), progress_bar=False, steps=15)
     assert fitted.stopped.startswith("the bound is")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_has_no_value_or_was_stopped_is_not_trained_again(interrupted, monkeypatch):
+    started, own = [], training._Run.__init__
+
+    def counted(self, *given):
+        started.append(given)
+        own(self, *given)
+
+    def stopped(self, index, *rest):
+        raise KeyboardInterrupt
+
+    nats = 9.0 if interrupted else np.inf
+    excess = integration.Excess(nats, sgp.GaussHermite(10), sgp.Trapezoid(60))
+    monkeypatch.setattr(training, "begin_excess", lambda *_: lambda: excess)
+    monkeypatch.setattr(training._Run, "__init__", counted)
+    if interrupted:
+        monkeypatch.setattr(Descent, "run", stopped)
+    fitted = sgp.fit(layers, sgp.SVGP(4), (X, Y), progress_bar=False, steps=9)
+    assert len(started) == 1 and (fitted.stopped == INTERRUPTED) == interrupted
 
 
 @pytest.mark.slow
