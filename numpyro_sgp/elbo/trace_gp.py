@@ -208,8 +208,7 @@ class TraceGP_ELBO(ELBO):
         The rule for some GP sites: the one that was given, or the one that suits them.
 
         :param shapes: ``batch_shape + (N,)`` of each GP site.
-        :param told: what else is known of them, as
-            :func:`~numpyro_sgp.elbo.predictor.default_expectation` takes it.
+        :param told: what else is known of them, as ``default_expectation`` takes it.
         """
         return self.expectation or default_expectation(shapes, *told)
 
