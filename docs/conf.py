@@ -92,6 +92,11 @@ if os.environ.get("SPHINX_INTERSPHINX") == "1":
         "pandas": ("https://pandas.pydata.org/docs", None),
         "matplotlib": ("https://matplotlib.org/stable", None),
     }
+#: What is inside: in annotations it is plain text.
+_INSIDE = (
+    "Descent|EllipticalSliceState|Field|Found|GPSite|InputKernel|InverseRoot|Nodes|Prior"
+    "|Setup|Shown"
+)
 nitpick_ignore_regex = [
     (
         "py:.*",
@@ -103,12 +108,7 @@ nitpick_ignore_regex = [
         "py:class",
         r"Axes|Figure|DataArray|DataFrame|DataTree|Dataset|InferenceData|SVI|SVIRunResult",
     ),
-    # What is inside: in annotations it is plain text.
-    (
-        "py:.*",
-        r"numpyro_sgp\..*\._\w+|(numpyro_sgp\.\w+\.\w+\.)?(Descent|EllipticalSliceState"
-        r"|Field|Found|GPSite|InputKernel|InverseRoot|Nodes|Prior|Setup|Shown)(\.\w+)?",
-    ),
+    ("py:.*", rf"numpyro_sgp\..*\._\w+|(numpyro_sgp\.\w+\.\w+\.)?({_INSIDE})(\.\w+)?"),
 ]
 
 # A public name of the package and no file of its own: autodoc imports modules by path.

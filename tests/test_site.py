@@ -244,21 +244,50 @@ def test_a_public_name_has_an_example(name):
     assert ">>> " in (getattr(sgp, name).__doc__ or "")
 
 
-def test_the_reference_has_every_public_name():
-    listed = set()
+def in_reference():
+    """Paths of what has a page."""
     for page, text in PAGES.items():
         if page.startswith("reference/"):
             for room, names in re.findall(
                 r"currentmodule:: (\S+)\n\n\.\. autosummary::\n(.*?)```", text, flags=re.S
             ):
-                names = re.findall(r"^   (\w+)$", names, flags=re.M)
-                listed |= {f"{room}.{name}" for name in names}
+                for name in re.findall(r"^   ([\w.]+)$", names, flags=re.M):
+                    yield f"{room}.{name}"
+
+
+def test_the_reference_has_every_public_name():
+    listed = set(in_reference())
     public = {f"numpyro_sgp.{name}" for name in PUBLIC}
     for room in sgp.__all__:
         module = getattr(sgp, room)
         if inspect.ismodule(module):
             public |= {f"numpyro_sgp.{room}.{n}" for n in getattr(module, "__all__", ())}
     assert public <= listed, public - listed
+
+
+def along(path):
+    """What is at a path, after all that is on the way."""
+    found = [sgp]
+    for name in path.split(".")[1:]:
+        found.append(getattr(found[-1], name))
+    return found
+
+
+def test_docstrings_link_to_what_the_reference_has():
+    """As building the site finds, in minutes; of what has a page, and its methods."""
+    conf = (DOCS / "conf.py").read_text()
+    plain = set(re.findall(r"\w+", re.search(r"_INSIDE = \((.*?)\)", conf, flags=re.S)[1]))
+    paged = [along(path)[-1] for path in in_reference()]
+    assert len(paged) > 150
+    for thing in paged:
+        parts = vars(thing).items() if inspect.isclass(thing) else ()
+        for part in [thing, *(value for name, value in parts if name[0] != "_")]:
+            for link in re.findall(
+                r":\w+:`~?(numpyro_sgp\.[\w.]+)`", inspect.getdoc(part) or ""
+            ):
+                known = any(at is one for at in along(link) for one in paged)
+                room = inspect.ismodule(along(link)[-1]) and link.count(".") == 1
+                assert known or room or link.split(".")[-1] in plain, (thing, link)
 
 
 def test_names_in_pages_are_there():
