@@ -46,6 +46,8 @@ class Expectation:
     #: combinations that a likelihood takes at each row, by standard normal values of all K
     #: latent functions.
     needs_slopes = False
+    #: Whether it is exact for squares of f, as of a Gaussian likelihood.
+    exact_for_squares = False
 
     def nodes(self, rng_key: Array, shapes: Shapes, dtype) -> Nodes:
         """

@@ -15,11 +15,12 @@ from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.util import check_model_guide_match, not_jax_tracer
 
 from numpyro_sgp._numpyro import mask_of, validate_model
+from numpyro_sgp.distributions import SparsePosterior
 from numpyro_sgp.elbo.expectation import Expectation
 from numpyro_sgp.elbo.pairs import check_sites
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import Coupling
-from numpyro_sgp.tracing.curvature import row_precisions
+from numpyro_sgp.tracing.curvature import is_gaussian, row_precisions
 from numpyro_sgp.tracing.linear import LinearProgram
 from numpyro_sgp.tracing.predictor import NodeProgram
 from numpyro_sgp.tracing.program import Program, opening, watched
@@ -38,6 +39,22 @@ class GPSite(NamedTuple):
     relaxed: bool
     needs_precision: bool
     fed_by: frozenset = frozenset()  # what its marginals, where used, depend on
+
+
+class Rows(NamedTuple):
+    r"""
+    What a Gaussian likelihood says of the rows of a GP site: the log density is
+    :math:`\ell_n g_n - \lambda_n g_n^2 / 2` of f less the prior's mean, divided by the
+    scale of the site's KL, if it has one.
+
+    :param linear: :math:`\ell`, ``batch_shape + (N,)``.
+    :param precision: :math:`\lambda`, of that shape.
+    :param projection: :math:`A = L^{-1} K_{uX}`, None where q(u) has no factor of K_uu.
+    """
+
+    linear: Array
+    precision: Array
+    projection: Array | None
 
 
 class Component:
@@ -189,6 +206,40 @@ class Particle:
         found = row_precisions(log_density, zeros, names)
         return {("precision", k): v / self.row_scale(k) for k, v in found.items()}
 
+    def gaussian_rows(self) -> tuple[dict[str, Rows], Array]:
+        """
+        What a Gaussian likelihood says of rows, by site; and whether it is Gaussian in each
+        value of f alone: the curvatures are the same wherever f is.
+
+        :raises ValueError: if the density is not one of values of f alone: a GP site feeds
+            another, or a likelihood has an expectation of its own; if the rule is not exact
+            for squares of f, or a site is scaled by an array.
+        """
+        if not self.rule.exact_for_squares:
+            raise ValueError(f"{self.rule} is not exact for squares of f.")
+        fed = any(site.fed_by for site in self.sites.values())
+        seen = frozenset().union(*map(union, self._origins["log_prob"].values()))
+        if fed or any(kind == "moments" for kind, _ in seen):
+            raise ValueError("The likelihood is no function of the values of GP sites.")
+        rest = self._program.begun({}, [("f", name) for name in self.sites])
+
+        def parts(f):
+            return rest({("f", name): value for name, value in f.items()})
+
+        fixed = parts({})
+        scales = fixed["scale"]
+        if any(jnp.ndim(scale) for scale in scales.values()):
+            raise ValueError("A GP site may be scaled by a number only, not by an array.")
+        slope = jax.grad(lambda f: sum(map(jnp.sum, parts(f)["log_prob"].values())))
+        means = fixed["prior_mean"]
+        ones = jax.tree.map(jnp.ones_like, means)
+        linear, bent = jax.jvp(slope, (means,), (ones,))
+        rows = {
+            k: Rows(linear[k] / c, -bent[k] / c, fixed["projection"].get(k))
+            for k, c in scales.items()
+        }
+        return rows, is_gaussian(slope, means)
+
     def row_scale(self, name) -> float:
         """What data plates multiply the terms of the rows of a relaxed GP site by."""
         if self._scaled[name][1] != 1.0:
@@ -231,7 +282,7 @@ class Particle:
     # ---- one run of Python --------------------------------------------------------
 
     def _run(self, run_guide, run_model):
-        kinds = "kl", "cost", "marginals", "prior_mean", "scale", "log_weight"
+        kinds = "kl", "cost", "marginals", "prior_mean", "projection", "scale", "log_weight"
         parts = {k: {} for k in kinds}
         components = {}
 
@@ -298,6 +349,8 @@ class Particle:
         if self._moving:
             shift = [opening((k, name), here.shape, here.dtype) for k in ("mean", "var")]
             parts["prior_mean"][name] = jnp.broadcast_to(q.prior.mean, here.shape)
+            if isinstance(q, SparsePosterior):
+                parts["projection"][name] = q.projection
         components[name] = component = Component(q, number, shift)
         f = self._rule({name: here}).value(component, self._node(name, here))
         if "marginals" in vars(component):  # where they are used

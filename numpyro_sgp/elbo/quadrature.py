@@ -87,6 +87,11 @@ class GaussHermite(_Grid):
     def _rule(self):
         return gauss_hermite(self.num_points)
 
+    @property
+    def exact_for_squares(self) -> bool:  # type: ignore[override]
+        """See :attr:`Expectation.exact_for_squares`."""
+        return self.num_points > 1
+
 
 @dataclass(frozen=True)
 class Trapezoid(_Grid):
@@ -150,6 +155,11 @@ class SharedAxes(Expectation):
 
     def check(self, sites):
         self.rule.check(sites)
+
+    @property
+    def exact_for_squares(self) -> bool:  # type: ignore[override]
+        """See :attr:`Expectation.exact_for_squares`."""
+        return self.rule.exact_for_squares
 
 
 def nodes_at_kinks(number: int, num_rows: int) -> int:

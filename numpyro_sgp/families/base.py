@@ -127,6 +127,19 @@ class Family:
         """
         raise NotImplementedError
 
+    def gaussian_optimum(self, free: dict, A: Array, linear: Array, precision: Array):
+        r"""
+        Parameters of q(u) at the optimum of the bound for a Gaussian likelihood, with the
+        log density :math:`\ell_n g_n - \lambda_n g_n^2 / 2` of f less the prior's mean.
+
+        :param free: unconstrained values by name, some others.
+        :param A: whitened projection, ``(*batch, M, N)``.
+        :param linear: :math:`\ell`, ``(*batch, N)``.
+        :param precision: :math:`\lambda`, none negative, of that shape.
+        :return: unconstrained values by name; None where it has no closed form.
+        """
+        return None
+
 
 class QU:
     r"""

@@ -13,7 +13,13 @@ from numpyro.distributions import biject_to, constraints
 
 from numpyro_sgp.families.base import QU, Factors, Family, Param, Sets, Shape, Start
 from numpyro_sgp.families.constraint import lower_triangular
-from numpyro_sgp.linalg import diagonal_of, einsum, solve_lower, triangular_product
+from numpyro_sgp.linalg import (
+    diagonal_of,
+    einsum,
+    matmul,
+    solve_lower,
+    triangular_product,
+)
 from numpyro_sgp.linalg.batches import cholesky, triangular_solve
 
 _HALVINGS = 20
@@ -262,6 +268,32 @@ class Full(Family):
             )
         return steps
 
+    def gaussian_optimum(self, free: dict, A: Array, linear: Array, precision: Array):
+        """See :meth:`Family.gaussian_optimum`; in whitened coordinates."""
+        scaled = A * jnp.sqrt(precision)[..., None, :]
+        P = inverse_root(scaled)
+        mean = jnp.zeros(P.shape[:-1], P.dtype)
+        for _ in range(2):  # the second time for what rounding left
+            rest = linear - precision * einsum("...mn,...m->...n", A, mean)
+            pull = einsum("...mn,...n->...m", A, rest) - mean
+            mean = mean + einsum("...mk,...lk,...l->...m", P, P, pull)
+        found, end = {}, 0
+        for name in (block_name(i) for i in itertools.count()):
+            if f"{name}_mu" not in free:
+                return {key: value.astype(free[key].dtype) for key, value in found.items()}
+            start, end = end, end + free[f"{name}_mu"].shape[-1]
+            found[f"{name}_mu"] = mean[..., start:end]
+            if (root := free.get(f"{name}_sqrt")) is None:
+                continue
+            own = scaled[..., start:end, :]
+            if root.ndim == mean.ndim:
+                sd = (1.0 + jnp.sum(own**2, axis=-1)) ** -0.5
+                found[f"{name}_sqrt"] = biject_to(constraints.softplus_positive).inv(sd)
+            else:
+                sqrt = P if own.shape == scaled.shape else inverse_root(own)
+                found[f"{name}_sqrt"] = biject_to(lower_triangular).inv(sqrt)
+        raise AssertionError
+
 
 @dataclass(frozen=True)
 class Diagonal(Full):
@@ -364,6 +396,42 @@ def gaussian_step(mu, free, to_mu, to_free, rate):
     to_mu = to_mu.reshape(free.shape[:-1])
     to_mu = einsum("...mk,...nk,...n->...m", new, new, to_mu)
     return -rate * to_mu.reshape(mu.shape), transform.inv(new) - free
+
+
+def inverse_root(A: Array) -> Array:
+    r"""
+    Lower P with :math:`P P^\top = (I + A A^\top)^{-1}`.
+
+    In 32 bits rounding would be more than I where A is large (rows with little noise): then
+    by shifted Cholesky QR twice [1], of which the second time sees A P, that has no large
+    numbers left.
+
+    :param A: shape ``(*batch, M, N)``.
+
+    **References:**
+
+    1. Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa (2020). Shifted Cholesky QR for
+       Computing the QR Factorization of Ill-Conditioned Matrices. SIAM Journal on
+       Scientific Computing 42(1).
+    """
+    eye = jnp.eye(A.shape[-2], dtype=A.dtype)
+    B = eye + matmul(A, A.mT)
+    if jnp.finfo(A.dtype).bits == 64:
+        return triangular_solve(_upper(B), jnp.broadcast_to(eye, B.shape), **_TRANSPOSED)
+    shift = len(eye) * jnp.finfo(A.dtype).eps * jnp.trace(B, axis1=-2, axis2=-1)
+    B = B + shift[..., None, None] * eye
+    P = triangular_solve(_upper(B), jnp.broadcast_to(eye, B.shape), **_TRANSPOSED)
+    AP = matmul(A.mT, P)
+    U = _upper(matmul(P.mT, P) + matmul(AP.mT, AP))
+    return triangular_solve(U, P, left_side=False, lower=False, transpose_a=True)
+
+
+_TRANSPOSED = {"left_side": True, "lower": False, "transpose_a": True}
+
+
+def _upper(B: Array) -> Array:
+    """Upper U with U U' = B."""
+    return jnp.flip(cholesky(jnp.flip(B, (-2, -1))), (-2, -1))
 
 
 def _safe(rate, sqrt, stepped, variance):

@@ -106,3 +106,9 @@ class PseudoData(Family):
         return PseudoDataGaussian(
             linear, params["qu_precision"], X.astype(linear.dtype), size
         )
+
+    def gaussian_optimum(self, free: dict, A: Array, linear: Array, precision: Array):
+        """See :meth:`Family.gaussian_optimum`: they are the pseudo-data."""
+        del A
+        found = {"qu_linear": linear, "qu_precision": precision}
+        return {name: value.astype(free[name].dtype) for name, value in found.items()}

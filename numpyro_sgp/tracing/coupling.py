@@ -20,6 +20,7 @@ from numpyro_sgp.tracing.together import axes_of_functions
 _PLACES = 3  # values of f at which rows are looked at
 # Of the steps that rows are moved by, up and down: a maximum moves with half of either.
 _SIZES = 2 * (3.0, 0.3) + 2 * (30.0, 3.0) + 2 * (300.0, 30.0)
+_ALIKE = 1e-3  # relative change of curvatures that may be rounding
 # Far away a solver of differential equations may never end.
 _SMALL_SIZES = (0.3, 1.0, 3.0)
 
@@ -33,6 +34,7 @@ class Coupling(NamedTuple):
     predictors: int = 0  # linear combinations of functions that it takes a row, at most
     # By site an axis for each function, such that no term has two of one axis.
     axes: tuple[tuple[int, ...], ...] = ()
+    quadratic: bool = False  # perhaps Gaussian: curvatures are the same at two places
 
 
 def find_coupling(
@@ -76,13 +78,15 @@ def find_coupling(
         if axes:
             several = 1 + max(map(max, axes))
     kinked = not (couples or near) and _kinked(programs, shapes, dtype, several)
+    quadratic = not (couples or feeds or kinked) and _bends_alike(programs, shapes, dtype)
+    found = Coupling(couples, False, kinked, number, axes, quadratic)
     if len(shapes) == 1:
-        return Coupling(couples, kinked=kinked, predictors=number, axes=axes)
+        return found
     # Mixed second derivatives where inputs of a GP site mix rows of f, or have several
     # rows of f in different columns.
     by_rows = _of_priors(trace_at, shapes, by_rows=True)
     if not mixes_rows(by_rows, shapes, dtype):
-        return Coupling(couples, kinked=kinked, predictors=number, axes=axes)
+        return found
     rest = [name for name in shapes if name not in set(chosen)]
     priors = _of_priors(trace_at, shapes)
     couples = couples or mixes_rows(priors, shapes, dtype, names=rest)
@@ -265,6 +269,23 @@ def _kinked(programs, shapes, dtype, several) -> bool:
         return any(map(found, shapes))
     except (TypeError, ValueError, NotImplementedError):
         return False  # not twice differentiable
+
+
+def _bends_alike(programs, shapes, dtype) -> bool:
+    """Whether the curvature of a likelihood is the same at two places."""
+    rng = np.random.default_rng(3)
+    places = [{k: np.asarray(rng.normal(size=s), dtype) for k, s in shapes.items()}]
+    places.append({name: np.zeros(shape, dtype) for name, shape in shapes.items()})
+    try:
+        for name, shape in shapes.items():
+            along = np.ones((int(np.prod(shape[:-1])), shape[-1]), dtype)
+            a, b = (np.asarray(programs[name](f, along)[-1]) for f in places)
+            with np.errstate(invalid="ignore"):  # what is not finite tells nothing
+                if not np.all(np.abs(a - b) <= _ALIKE * np.maximum(np.abs(a), np.abs(b))):
+                    return False
+    except (TypeError, ValueError, NotImplementedError):
+        return False  # not twice differentiable
+    return True
 
 
 def _with_slope(log_density, name, f):

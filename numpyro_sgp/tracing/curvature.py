@@ -10,6 +10,10 @@ from jax import Array
 from numpyro_sgp._programs import shared
 from numpyro_sgp.linalg import matmul
 
+_AWAY = 1.0, 30.0  # that f is moved by, in sds of what rows know of it
+_DRAWN = 1021  # random numbers for a function, which are constants of a program
+_ROUNDING = 1e3  # up to which curvatures are the same, of the dtype
+
 
 def row_curvature(
     log_density: Callable[[dict[str, Array]], Array],
@@ -48,6 +52,49 @@ def row_precisions(log_density, f, names: Iterable[str]) -> dict[str, Array]:
     :return: arrays of the shapes of ``f``.
     """
     return {k: -row_curvature(log_density, f, k).reshape(f[k].shape) for k in names}
+
+
+def is_gaussian(slope: Callable[[dict], dict], f: dict[str, Array]) -> Array:
+    """
+    Whether a log density has the same curvature wherever f is, in each value alone, none
+    of them positive; traceable.
+
+    :param slope: from values of GP sites to the derivatives by them.
+    :param f: such values, ``batch_shape + (N,)``, from which others are tried: up to 30 sds
+        of what a row knows of them away.
+    """
+    rng = np.random.default_rng(0)
+
+    def numbers(draw):
+        """By site, of each function others; those of many rows come again."""
+
+        def of_site(value):
+            functions, rows = int(np.prod(value.shape[:-1])), value.shape[-1]
+            drawn = draw((functions, min(rows, _DRAWN)))
+            each = jnp.asarray(drawn, value.dtype)[:, jnp.arange(rows) % _DRAWN]
+            return each.reshape(value.shape)
+
+        return {name: of_site(value) for name, value in f.items()}
+
+    def signed(shape):
+        return rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 1.5, shape)
+
+    def precisions(at):
+        along = numbers(signed)
+        product = jax.jvp(slope, (at,), (along,))[1]
+        return {name: -product[name] / along[name] for name in f}
+
+    first = precisions(f)
+    largest = jnp.max(jnp.array([jnp.max(v) for v in first.values()]))
+    units = {k: jnp.where(v > 0.0, v, largest) ** -0.5 for k, v in first.items()}
+    found = [(largest > 0.0) & jnp.isfinite(largest)]
+    for away in _AWAY:
+        z = numbers(lambda shape: rng.normal(size=shape))
+        again = precisions({k: f[k] + away * units[k] * z[k] for k in f})
+        for k, v in first.items():
+            tolerance = _ROUNDING * jnp.finfo(v.dtype).eps
+            found.append(jnp.all((jnp.abs(again[k] - v) <= tolerance * v) & (v >= 0.0)))
+    return jnp.all(jnp.array(found))
 
 
 def check_gaussian(log_density, shapes: dict[str, tuple], dtype, names) -> None:

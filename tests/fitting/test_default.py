@@ -387,13 +387,24 @@ def test_steps_are_one_program_whatever_their_number(poisson_fit, count_compiled
     )
 
 
-def test_python_runs_the_model_once_for_natural_descent_inside_of_lbfgs():
+@pytest.mark.parametrize(
+    ("likelihood", "number"),
+    [
+        (lambda f: dist.StudentT(4.0, f, 0.3), 2),  # the guide's run of it, and the bound's
+        (lambda f: dist.Normal(f, 0.3), 4),  # and those for what rows say of f
+    ],
+)
+def test_how_often_python_runs_the_model_for_natural_steps_inside_of_lbfgs(
+    likelihood, number
+):
     runs = 0
 
     def model(X, y=None):
         nonlocal runs
         runs += 1
-        known(X, y)
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5), X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", likelihood(f), obs=y)
 
     guide = sgp.AutoSparseGP(model, sgp.SVGP(inducing=Z))
     svi = SVI(model, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
@@ -402,8 +413,9 @@ def test_python_runs_the_model_once_for_natural_descent_inside_of_lbfgs():
     runs = 0
     found = Descent(svi, state, (X, Y), {}, natural=True)
     found.start()
-    assert runs == 2  # the guide's run of it, and the bound's
-    assert found.work > 1 and np.isfinite(found.loss)
+    assert runs == number
+    assert (found.work == 1) == (number == 4)
+    assert np.isfinite(found.loss)
 
 
 @pytest.mark.slow
