@@ -283,7 +283,7 @@ def _of_optima(node: Node, ends: list[Node]) -> dict[str, Cause]:
             headline = f"about {share:.0%} of the mass of f is about other optima"
         cause = Cause(OTHER_OPTIMA, nats, told=told, mend=mend, headline=headline)
         return {OTHER_OPTIMA: cause}
-    told = f"the likelihood is not log-concave: {came}"
+    told = f"the likelihood is not log-concave, or rounding is in the way: {came}"
     if lower:
         told += f", and else up to {lower[-1]:.2g} nats below"
     told += ", so that there may be better ones"

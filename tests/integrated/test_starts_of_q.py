@@ -127,8 +127,9 @@ def test_a_joint_fit_is_compared_with_its_own_optimum():
 
     options = {"joint": True, "progress_bar": False}
     told = sgp.fit(model, sgp.SVGP(20), (jnp.asarray(X), y), **options).check()
-    # A good part of all starts lead to it, and what others lead to is far below.
-    assert told.converged and told.causes["other optima"].nats < 0.01
+    # A good part of all starts lead to it, and what others lead to, if any, is far below.
+    others = told.causes.get("other optima")
+    assert told.converged and (others is None or others.nats < 0.01)
     assert told.causes["q(u)"].nats < 0.01
     assert told.causes["inducing points"].nats < 0.05
 
