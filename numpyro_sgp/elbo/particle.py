@@ -20,7 +20,7 @@ from numpyro_sgp.elbo.expectation import Expectation
 from numpyro_sgp.elbo.pairs import check_sites
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.coupling import Coupling
-from numpyro_sgp.tracing.curvature import is_gaussian, row_precisions
+from numpyro_sgp.tracing.curvature import Quadratic, quadratic_of, row_precisions
 from numpyro_sgp.tracing.linear import LinearProgram
 from numpyro_sgp.tracing.predictor import NodeProgram
 from numpyro_sgp.tracing.program import Program, opening, watched
@@ -39,22 +39,6 @@ class GPSite(NamedTuple):
     relaxed: bool
     needs_precision: bool
     fed_by: frozenset = frozenset()  # what its marginals, where used, depend on
-
-
-class Rows(NamedTuple):
-    r"""
-    What a Gaussian likelihood says of the rows of a GP site: the log density is
-    :math:`\ell_n g_n - \lambda_n g_n^2 / 2` of f less the prior's mean, divided by the
-    scale of the site's KL, if it has one.
-
-    :param linear: :math:`\ell`, ``batch_shape + (N,)``.
-    :param precision: :math:`\lambda`, of that shape.
-    :param projection: :math:`A = L^{-1} K_{uX}`, None where q(u) has no factor of K_uu.
-    """
-
-    linear: Array
-    precision: Array
-    projection: Array | None
 
 
 class Component:
@@ -206,14 +190,15 @@ class Particle:
         found = row_precisions(log_density, zeros, names)
         return {("precision", k): v / self.row_scale(k) for k, v in found.items()}
 
-    def gaussian_rows(self) -> tuple[dict[str, Rows], Array]:
-        """
-        What a Gaussian likelihood says of rows, by site; and whether it is Gaussian in each
-        value of f alone: the curvatures are the same wherever f is.
+    def gaussian_rows(self) -> tuple[Quadratic, dict[str, Array]]:
+        r"""
+        What a Gaussian likelihood says of rows, about the prior's mean and divided by the
+        scale of KLs, if they have one; and :math:`L^{-1} K_{uX}` by site, where q(u) has a
+        factor of K_uu.
 
         :raises ValueError: if the density is not one of values of f alone: a GP site feeds
             another, or a likelihood has an expectation of its own; if the rule is not exact
-            for squares of f, or a site is scaled by an array.
+            for squares of f, or sites are scaled by arrays, or by several numbers.
         """
         if not self.rule.exact_for_squares:
             raise ValueError(f"{self.rule} is not exact for squares of f.")
@@ -227,18 +212,15 @@ class Particle:
             return rest({("f", name): value for name, value in f.items()})
 
         fixed = parts({})
-        scales = fixed["scale"]
-        if any(jnp.ndim(scale) for scale in scales.values()):
-            raise ValueError("A GP site may be scaled by a number only, not by an array.")
-        slope = jax.grad(lambda f: sum(map(jnp.sum, parts(f)["log_prob"].values())))
-        means = fixed["prior_mean"]
-        ones = jax.tree.map(jnp.ones_like, means)
-        linear, bent = jax.jvp(slope, (means,), (ones,))
-        rows = {
-            k: Rows(linear[k] / c, -bent[k] / c, fixed["projection"].get(k))
-            for k, c in scales.items()
-        }
-        return rows, is_gaussian(slope, means)
+        scale, *others = fixed["scale"].values()
+        known = all(map(not_jax_tracer, [scale, *others]))
+        if jnp.ndim(scale) or (others and not (known and all(c == scale for c in others))):
+            raise ValueError("GP sites are scaled by an array, or by several numbers.")
+
+        def density(f):
+            return sum(map(jnp.sum, parts(f)["log_prob"].values())) / scale
+
+        return quadratic_of(jax.grad(density), fixed["prior_mean"]), fixed["projection"]
 
     def row_scale(self, name) -> float:
         """What data plates multiply the terms of the rows of a relaxed GP site by."""

@@ -50,6 +50,11 @@ class AlongPredictors(Expectation):
 
     needs_slopes = True
 
+    @property
+    def exact_for_squares(self) -> bool:  # type: ignore[override]
+        """See :attr:`Expectation.exact_for_squares`."""
+        return self.rule.exact_for_squares
+
     def __post_init__(self):
         if not isinstance(self.rule, GaussHermite | Trapezoid):
             raise TypeError(

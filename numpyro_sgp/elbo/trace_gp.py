@@ -187,16 +187,13 @@ class TraceGP_ELBO(ELBO):
 
     def gaussian_rows(self, rng_key, param_map, model, guide, args, kwargs):
         r"""
-        What a Gaussian likelihood says of rows, and whether it is one. Latents beside f are
-        those of the loss with the same key.
+        What a Gaussian likelihood says of rows. Latents beside f are those of the loss with
+        the same key.
 
         :param args: tuple of the arguments of the model.
         :param kwargs: dict of its keyword arguments.
-        :return: for each GP site a named tuple of arrays: ``linear``, :math:`\ell_n`, and
-            ``precision``, :math:`\lambda_n`, of the log density
-            :math:`\ell_n g_n - \lambda_n g_n^2 / 2` of f less the prior's mean, of shape
-            ``batch_shape + (N,)``, and ``projection``, :math:`L^{-1} K_{uX}`; and whether
-            curvatures are the same wherever f is, of each value alone.
+        :return: a named tuple of ``linear`` and ``precision``, by GP site, and the like, of
+            f less the prior's mean; and by site ``projection``, :math:`L^{-1} K_{uX}`.
         """
         given = rng_key, param_map, model, guide, args, kwargs
         return self._particle(*given, moving=True)[0].gaussian_rows()

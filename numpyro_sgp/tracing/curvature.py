@@ -1,6 +1,7 @@
 """The curvature of a likelihood at each row, read off model code."""
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,10 @@ import numpy as np
 from jax import Array
 
 from numpyro_sgp._programs import shared
-from numpyro_sgp.linalg import matmul
+from numpyro_sgp.linalg import einsum, matmul
 
 _AWAY = 1.0, 30.0  # that f is moved by, in sds of what rows know of it
+_MOST_FUNCTIONS = 4  # of which terms with two are looked for
 _DRAWN = 1021  # random numbers for a function, which are constants of a program
 _ROUNDING = 1e3  # up to which curvatures are the same, of the dtype
 
@@ -54,47 +56,101 @@ def row_precisions(log_density, f, names: Iterable[str]) -> dict[str, Array]:
     return {k: -row_curvature(log_density, f, k).reshape(f[k].shape) for k in names}
 
 
-def is_gaussian(slope: Callable[[dict], dict], f: dict[str, Array]) -> Array:
-    """
-    Whether a log density has the same curvature wherever f is, in each value alone, none
-    of them positive; traceable.
+class Quadratic(NamedTuple):
+    r"""
+    A log density of values of GP sites about some of them, at row n
+    :math:`\sum_j \ell_{jn} g_{jn} - \frac12 \sum_{jk} \lambda_{jkn} g_{jn} g_{kn}`.
 
-    :param slope: from values of GP sites to the derivatives by them.
-    :param f: such values, ``batch_shape + (N,)``, from which others are tried: up to 30 sds
-        of what a row knows of them away.
+    :param linear: :math:`\ell`, by site, ``batch_shape + (N,)``.
+    :param precision: :math:`\lambda_{jj}`, by site, of that shape.
+    :param cross: :math:`\lambda`, ``(J, J, N)``, of all functions one after another; None
+        of one function, of more than four, or where sites have other numbers of rows.
+    :param is_one: whether it is such a density, none of these curvatures negative.
+    :param apart: whether no term has two functions.
     """
-    rng = np.random.default_rng(0)
 
-    def numbers(draw):
+    linear: dict[str, Array]
+    precision: dict[str, Array]
+    cross: Array | None
+    is_one: Array
+    apart: Array
+
+
+def quadratic_of(slope: Callable[[dict], dict], f: dict[str, Array]) -> Quadratic:
+    """
+    A log density of values of GP sites, looked at near by and up to 30 sds of what a row
+    knows of them away; traceable.
+
+    :param slope: from values to the derivatives by them.
+    :param f: values, ``batch_shape + (N,)``.
+    """
+    rng, shapes = np.random.default_rng(0), {k: v.shape for k, v in f.items()}
+    numbers = {k: int(np.prod(shape[:-1])) for k, shape in shapes.items()}
+    rows = {shape[-1] for shape in shapes.values()}
+    several = len(rows) == 1 and 1 < sum(numbers.values()) <= _MOST_FUNCTIONS
+    linear = slope(f)
+
+    def flat(tree):
+        return jnp.concatenate([tree[k].reshape(n, -1) for k, n in numbers.items()])
+
+    def by_site(values):
+        ends = np.cumsum([0, *numbers.values()])
+        each = zip(shapes.items(), ends, ends[1:], strict=False)
+        return {name: values[a:b].reshape(shape) for (name, shape), a, b in each}
+
+    def product(at, along):
+        return jax.tree.map(jnp.negative, jax.jvp(slope, (at,), (along,))[1])
+
+    cross = None
+    if several:
+        dtype, N = jnp.result_type(*f.values()), *rows
+
+        def of_function(one):
+            along = by_site(jnp.broadcast_to(one[:, None], (len(one), N)))
+            along = {k: v.astype(f[k].dtype) for k, v in along.items()}
+            return flat(product(f, along))
+
+        cross = jax.vmap(of_function)(jnp.eye(sum(numbers.values()), dtype=dtype))
+        precision = by_site(jnp.diagonal(cross).T)
+    else:
+        precision = product(f, jax.tree.map(jnp.ones_like, f))
+
+    def expected(along):
+        if cross is None:
+            return {k: precision[k] * along[k] for k in f}, precision
+        found = by_site(einsum("jkn,kn->jn", cross, flat(along)))
+        return found, by_site(jnp.sum(jnp.abs(cross), axis=1))
+
+    def numbered(draw):
         """By site, of each function others; those of many rows come again."""
 
         def of_site(value):
-            functions, rows = int(np.prod(value.shape[:-1])), value.shape[-1]
-            drawn = draw((functions, min(rows, _DRAWN)))
-            each = jnp.asarray(drawn, value.dtype)[:, jnp.arange(rows) % _DRAWN]
-            return each.reshape(value.shape)
+            functions, N = int(np.prod(value.shape[:-1])), value.shape[-1]
+            drawn = jnp.asarray(draw((functions, min(N, _DRAWN))), value.dtype)
+            return drawn[:, jnp.arange(N) % _DRAWN].reshape(value.shape)
 
         return {name: of_site(value) for name, value in f.items()}
 
     def signed(shape):
         return rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 1.5, shape)
 
-    def precisions(at):
-        along = numbers(signed)
-        product = jax.jvp(slope, (at,), (along,))[1]
-        return {name: -product[name] / along[name] for name in f}
-
-    first = precisions(f)
-    largest = jnp.max(jnp.array([jnp.max(v) for v in first.values()]))
-    units = {k: jnp.where(v > 0.0, v, largest) ** -0.5 for k, v in first.items()}
+    largest = jnp.max(jnp.array([jnp.max(v) for v in precision.values()]))
+    units = {k: jnp.where(v > 0.0, v, largest) ** -0.5 for k, v in precision.items()}
     found = [(largest > 0.0) & jnp.isfinite(largest)]
-    for away in _AWAY:
-        z = numbers(lambda shape: rng.normal(size=shape))
-        again = precisions({k: f[k] + away * units[k] * z[k] for k in f})
-        for k, v in first.items():
-            tolerance = _ROUNDING * jnp.finfo(v.dtype).eps
-            found.append(jnp.all((jnp.abs(again[k] - v) <= tolerance * v) & (v >= 0.0)))
-    return jnp.all(jnp.array(found))
+    for away in (0.0, *_AWAY):
+        z, along = numbered(lambda shape: rng.normal(size=shape)), numbered(signed)
+        there = product({k: f[k] + away * units[k] * z[k] for k in f}, along)
+        wanted, size = expected(along)
+        for k, v in precision.items():
+            tolerance = _ROUNDING * jnp.finfo(v.dtype).eps * size[k]
+            found.append(jnp.all((jnp.abs(there[k] - wanted[k]) <= tolerance) & (v >= 0.0)))
+    apart = jnp.array(True)
+    if cross is not None:
+        own = jnp.diagonal(cross).T
+        most = _ROUNDING * jnp.finfo(cross.dtype).eps * jnp.sqrt(own[:, None] * own)
+        off = ~np.eye(len(own), dtype=bool)[..., None]
+        apart = jnp.all((jnp.abs(cross) <= most) | ~off)
+    return Quadratic(linear, precision, cross, jnp.all(jnp.array(found)), apart)
 
 
 def check_gaussian(log_density, shapes: dict[str, tuple], dtype, names) -> None:
