@@ -48,14 +48,20 @@ def write(path: str | os.PathLike, fitted: Any) -> None:
     if fitted.examples is not None or fitted.args is not None:
         arguments = _examples(path, fitted, base_guide, arrays)
     losses = None if fitted.losses is None else np.asarray(fitted.losses)
+    coupling = guide.known().coupling
     header = {
         "guide": {
             "description": guide.known().description,
             "prefix": guide.prefix,
             "approximation": encode(guide.approximation, "approximation", arrays),
             "base_guide": base_guide,
-            "coupling": [int(known) for known in guide.known().coupling[:-1]],
-            "axes": guide.known().coupling.axes,
+            "coupling": [
+                int(coupling.couples),
+                int(coupling.combines),
+                int(coupling.kinked),
+                coupling.predictors,
+            ],
+            "axes": coupling.axes,
             "loss": encode(fitted.loss, "loss", arrays),
             "computes": _computed(guide.model, arguments, arrays),
         },
