@@ -220,7 +220,7 @@ class Particle:
         def density(f):
             return sum(map(jnp.sum, parts(f)["log_prob"].values())) / scale
 
-        return quadratic_of(jax.grad(density), fixed["prior_mean"]), fixed["projection"]
+        return quadratic_of(density, fixed["prior_mean"]), fixed["projection"]
 
     def row_scale(self, name) -> float:
         """What data plates multiply the terms of the rows of a relaxed GP site by."""

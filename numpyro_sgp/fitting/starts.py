@@ -44,7 +44,7 @@ def lengthscale_starts(problem) -> tuple[list[dict], dict[int, tuple[str, ...]]]
     found, held = [free], {}
     if not fed:
         return found, held
-    shapes = [_functions(lengthscale, sd) for lengthscale, sd, _ in fed.values()]
+    shapes = [functions_with(lengthscale, sd) for lengthscale, sd, _ in fed.values()]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     alike = [[np.full(shape, scale) for shape in shapes] for scale in SCALES + HELD]
     apart = []
@@ -53,7 +53,7 @@ def lengthscale_starts(problem) -> tuple[list[dict], dict[int, tuple[str, ...]]]
         apart.append([a.reshape(shape) for a, shape in zip(parts, shapes, strict=True)])
     places: list[list] = []  # others than these, as where functions share a parameter
     for i, scales in enumerate(alike + apart):
-        start = {**free, **_at_scales(problem, free, fed, scales)}
+        start = {**free, **at_scales(problem, free, fed, scales)}
         here = [start[name] for name in fed]
         seen = i >= len(alike) and any(all(map(np.array_equal, here, at)) for at in places)
         if not seen and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(start)):
@@ -64,17 +64,17 @@ def lengthscale_starts(problem) -> tuple[list[dict], dict[int, tuple[str, ...]]]
     return found, held
 
 
-def _functions(lengthscale, sd) -> tuple[int, ...]:
+def functions_with(lengthscale, sd) -> tuple[int, ...]:
     """The shape of the functions that have lengthscales of their own."""
     has_columns = lengthscale.shape[-1:] == sd.shape
     return lengthscale.shape[:-1] if has_columns else lengthscale.shape
 
 
-def _at_scales(problem, free, fed, scales) -> dict:
+def at_scales(problem, free, fed, scales) -> dict:
     """
     What lengthscales are made of, where they are so many deviations of the columns.
 
-    :param scales: of each parameter, in the shape of its :func:`_functions`.
+    :param scales: of each parameter, in the shape of its :func:`functions_with`.
     """
     moved, stepped = {}, {}
     for scale, (name, (lengthscale, sd, slope)) in zip(scales, fed.items(), strict=True):

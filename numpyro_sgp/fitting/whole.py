@@ -35,6 +35,7 @@ from numpyro_sgp.fitting.starts import (
     with_other_points,
 )
 from numpyro_sgp.fitting.swaps import Swaps
+from numpyro_sgp.fitting.variances import Variances
 from numpyro_sgp.training.descent import Descent
 
 _HOPS = 4 * (0.1, 0.3, 0.6)  # shares of the inducing points drawn anew, in turns
@@ -224,7 +225,7 @@ class _Trainings:
         """
         work = max(self._descent.work - self._first, elsewhere / self._work)
         given = self._problem, self._descent, seed
-        moves = (kind(*given, work).moves() for kind in (Periods, Scales))
+        moves = (kind(*given, work).moves() for kind in (Variances, Periods, Scales))
         for begin in chain.from_iterable(() if self._is_over else moves):
             if self._is_over:
                 break

@@ -76,19 +76,20 @@ class Quadratic(NamedTuple):
     apart: Array
 
 
-def quadratic_of(slope: Callable[[dict], dict], f: dict[str, Array]) -> Quadratic:
+def quadratic_of(density: Callable[[dict], Array], f: dict[str, Array]) -> Quadratic:
     """
     A log density of values of GP sites, looked at near by and up to 30 sds of what a row
     knows of them away; traceable.
 
-    :param slope: from values to the derivatives by them.
+    :param density: from values of GP sites to the log density.
     :param f: values, ``batch_shape + (N,)``.
     """
+    look = jax.value_and_grad(density)
     rng, shapes = np.random.default_rng(0), {k: v.shape for k, v in f.items()}
     numbers = {k: int(np.prod(shape[:-1])) for k, shape in shapes.items()}
     rows = {shape[-1] for shape in shapes.values()}
     several = len(rows) == 1 and 1 < sum(numbers.values()) <= _MOST_FUNCTIONS
-    linear = slope(f)
+    height, linear = look(f)
 
     def flat(tree):
         return jnp.concatenate([tree[k].reshape(n, -1) for k, n in numbers.items()])
@@ -98,8 +99,10 @@ def quadratic_of(slope: Callable[[dict], dict], f: dict[str, Array]) -> Quadrati
         each = zip(shapes.items(), ends, ends[1:], strict=False)
         return {name: values[a:b].reshape(shape) for (name, shape), a, b in each}
 
-    def product(at, along):
-        return jax.tree.map(jnp.negative, jax.jvp(slope, (at,), (along,))[1])
+    def bent(at, along):
+        """Density and slopes, and the product of minus the Hessian."""
+        found, (_, product) = jax.jvp(look, (at,), (along,))
+        return *found, jax.tree.map(jnp.negative, product)
 
     cross = None
     if several:
@@ -108,18 +111,21 @@ def quadratic_of(slope: Callable[[dict], dict], f: dict[str, Array]) -> Quadrati
         def of_function(one):
             along = by_site(jnp.broadcast_to(one[:, None], (len(one), N)))
             along = {k: v.astype(f[k].dtype) for k, v in along.items()}
-            return flat(product(f, along))
+            return flat(bent(f, along)[-1])
 
         cross = jax.vmap(of_function)(jnp.eye(sum(numbers.values()), dtype=dtype))
         precision = by_site(jnp.diagonal(cross).T)
     else:
-        precision = product(f, jax.tree.map(jnp.ones_like, f))
+        precision = bent(f, jax.tree.map(jnp.ones_like, f))[-1]
 
-    def expected(along):
+    def times(values):
+        """The product of the curvatures with values, and what is rounded in it."""
         if cross is None:
-            return {k: precision[k] * along[k] for k in f}, precision
-        found = by_site(einsum("jkn,kn->jn", cross, flat(along)))
-        return found, by_site(jnp.sum(jnp.abs(cross), axis=1))
+            found = {k: precision[k] * v for k, v in values.items()}
+            return found, jax.tree.map(jnp.abs, found)
+        parts = flat(values)
+        size = einsum("jkn,kn->jn", jnp.abs(cross), jnp.abs(parts))
+        return by_site(einsum("jkn,kn->jn", cross, parts)), by_site(size)
 
     def numbered(draw):
         """By site, of each function others; those of many rows come again."""
@@ -137,13 +143,25 @@ def quadratic_of(slope: Callable[[dict], dict], f: dict[str, Array]) -> Quadrati
     largest = jnp.max(jnp.array([jnp.max(v) for v in precision.values()]))
     units = {k: jnp.where(v > 0.0, v, largest) ** -0.5 for k, v in precision.items()}
     found = [(largest > 0.0) & jnp.isfinite(largest)]
+
+    def same(a, b, size):
+        tolerance = _ROUNDING * jnp.finfo(jnp.result_type(a)).eps
+        found.append(jnp.all(jnp.abs(a - b) <= tolerance * size))
+
     for away in (0.0, *_AWAY):
         z, along = numbered(lambda shape: rng.normal(size=shape)), numbered(signed)
-        there = product({k: f[k] + away * units[k] * z[k] for k in f}, along)
-        wanted, size = expected(along)
-        for k, v in precision.items():
-            tolerance = _ROUNDING * jnp.finfo(v.dtype).eps * size[k]
-            found.append(jnp.all((jnp.abs(there[k] - wanted[k]) <= tolerance) & (v >= 0.0)))
+        g = {k: away * units[k] * z[k] for k in f}
+        value, slope, product = bent({k: f[k] + g[k] for k in f}, along)
+        (wanted, size), (pulled, pull) = times(along), times(g)
+        changes, sizes = [], [jnp.abs(height) + jnp.abs(value)]
+        for k, ell in linear.items():
+            same(product[k], wanted[k], size[k])
+            # Jumps have no curvature.
+            same(slope[k], ell - pulled[k], jnp.abs(ell) + pull[k])
+            changes.append(jnp.sum(g[k] * (ell - 0.5 * pulled[k])))
+            sizes.append(jnp.sum(jnp.abs(g[k]) * (jnp.abs(ell) + pull[k])))
+        same(value - height, sum(changes), sum(sizes))
+    found += [jnp.all(v >= 0.0) for v in precision.values()]
     apart = jnp.array(True)
     if cross is not None:
         own = jnp.diagonal(cross).T

@@ -253,3 +253,25 @@ def test_a_model_without_trained_lengthscales_has_no_moves():
 def test_steps_count_what_is_held():
     fitted = sgp.fit(one, sgp.SVGP(8), (X, Y), steps=6, progress_bar=False)
     assert len(fitted.losses) <= 6 and jnp.isfinite(fitted.bound)
+
+
+@pytest.mark.parametrize("units", [3e4, pytest.param(1e6, marks=pytest.mark.slow)])
+def test_a_response_in_units_of_its_own_is_not_all_noise(units):
+    """All of it was, with a variance and a noise that begin at one."""
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(0.0, 6.0, 40))[:, None]
+    y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=40)
+
+    def model(X, y=None):
+        values = {k: numpyro.param(k, 1.0, constraint=constraints.positive) for k in "vls"}
+        kernel = sgp.kernels.RBF(values["v"], values["l"])
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, values["s"]), obs=y)
+
+    def bound(y):
+        approximation = sgp.SVGP(inducing=X[::6])
+        return sgp.fit(model, approximation, (X, y), progress_bar=False).bound
+
+    # The density of y in other units is that of y by the units of each row.
+    assert_allclose(bound(units * y) + 40 * np.log(units), bound(y), atol=0.05)
