@@ -7,6 +7,7 @@ kernel's variance, a millionth of what would be seen, is next to nothing.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import numpy as np
 
@@ -39,13 +40,12 @@ class Variances(Scales):
         if self._loss(self._with_factor(free, names, _LESS)) > here + _LITTLE:
             raise ValueError("Something is explained.")
         best, found = here - _GAIN, None
-        for place in self._lengthscales(free):
-            for factor in _MORE:
-                moved = self._with_factor(place, names, factor)
-                if (loss := self._loss(moved)) < best:
-                    best, found = loss, moved
-                if limits.reached(0):
-                    break
+        for place, factor in product(self._lengthscales(free), _MORE):
+            if limits.reached(0):
+                break
+            moved = self._with_factor(place, names, factor)
+            if (loss := self._loss(moved)) < best:
+                best, found = loss, moved
         if found is None:
             raise ValueError("No other variance explains more.")
         return self._from(found, names, limits)

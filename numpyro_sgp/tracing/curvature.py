@@ -66,7 +66,8 @@ class Quadratic(NamedTuple):
     :param cross: :math:`\lambda`, ``(J, J, N)``, of all functions one after another; None
         of one function, of more than four, or where sites have other numbers of rows.
     :param is_one: whether it is such a density, none of these curvatures negative.
-    :param apart: whether no term has two functions.
+    :param apart: whether no term has two functions (where there is no ``cross``, one that
+        has is none of ``is_one``).
     """
 
     linear: dict[str, Array]
@@ -78,8 +79,8 @@ class Quadratic(NamedTuple):
 
 def quadratic_of(density: Callable[[dict], Array], f: dict[str, Array]) -> Quadratic:
     """
-    A log density of values of GP sites, looked at near by and up to 30 sds of what a row
-    knows of them away; traceable.
+    A log density of values of GP sites, looked at near by, up to 30 sds of what a row knows
+    of them away, and about where rows would have them; traceable.
 
     :param density: from values of GP sites to the log density.
     :param f: values, ``batch_shape + (N,)``.
@@ -148,19 +149,23 @@ def quadratic_of(density: Callable[[dict], Array], f: dict[str, Array]) -> Quadr
         tolerance = _ROUNDING * jnp.finfo(jnp.result_type(a)).eps
         found.append(jnp.all(jnp.abs(a - b) <= tolerance * size))
 
-    for away in (0.0, *_AWAY):
+    # Where each row alone would have it, and as far as any row would: a sensor's limits.
+    wishes = {k: linear[k] * units[k] ** 2 for k in f}
+    farthest = {k: jnp.max(jnp.abs(v), axis=-1, keepdims=True) for k, v in wishes.items()}
+    sizes = [jax.tree.map(lambda unit, away=away: away * unit, units) for away in _AWAY]
+    for size in (None, *sizes, wishes, farthest):
         z, along = numbered(lambda shape: rng.normal(size=shape)), numbered(signed)
-        g = {k: away * units[k] * z[k] for k in f}
+        g = {k: jnp.zeros_like(v) if size is None else size[k] * z[k] for k, v in f.items()}
         value, slope, product = bent({k: f[k] + g[k] for k in f}, along)
-        (wanted, size), (pulled, pull) = times(along), times(g)
-        changes, sizes = [], [jnp.abs(height) + jnp.abs(value)]
+        (wanted, most), (pulled, pull) = times(along), times(g)
+        changes, rounded = [], [jnp.abs(height) + jnp.abs(value)]
         for k, ell in linear.items():
-            same(product[k], wanted[k], size[k])
+            same(product[k], wanted[k], most[k])
             # Jumps have no curvature.
             same(slope[k], ell - pulled[k], jnp.abs(ell) + pull[k])
             changes.append(jnp.sum(g[k] * (ell - 0.5 * pulled[k])))
-            sizes.append(jnp.sum(jnp.abs(g[k]) * (jnp.abs(ell) + pull[k])))
-        same(value - height, sum(changes), sum(sizes))
+            rounded.append(jnp.sum(jnp.abs(g[k]) * (jnp.abs(ell) + pull[k])))
+        same(value - height, sum(changes), sum(rounded))
     found += [jnp.all(v >= 0.0) for v in precision.values()]
     apart = jnp.array(True)
     if cross is not None:

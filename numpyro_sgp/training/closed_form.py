@@ -9,13 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_sgp._programs import shared
+from numpyro_sgp._programs import NEEDS_KNOWN_DATA, shared
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.families.blocks import inverse_root
 from numpyro_sgp.guides import AutoSparseGP
 from numpyro_sgp.linalg import einsum, matmul
 from numpyro_sgp.tracing.curvature import Quadratic
 
+# Of what has none, and of a model's own code at other parameters.
+_NO_FORM = (
+    *NEEDS_KNOWN_DATA,
+    ValueError,
+    NotImplementedError,
+    TypeError,
+    KeyError,
+    FloatingPointError,
+    jax.errors.JaxRuntimeError,
+)
 _MOVED = 0.5  # sd of what the other parameters are moved by, unconstrained
 
 
@@ -72,7 +82,7 @@ def gaussian_optimum(
         finite = [jnp.isfinite(value).all() for value in found.values()]
         return found, jnp.all(jnp.array(finite))
 
-    with suppress(ValueError, NotImplementedError, TypeError, KeyError):
+    with suppress(*_NO_FORM):  # natural steps lead there
         own = jax.eval_shape(partial(optimum, apart=True), free, data)[0]
         look = shared(lambda *where: rows(*where)[0][-2:], briefly=True)
         rng = np.random.default_rng(0)
