@@ -241,9 +241,8 @@ def test_a_model_that_looks_at_its_data_has_steps():
 
     def looking(X, y=None):
         f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.3, 0.8), X))
-        known = ~np.isnan(y)
-        with numpyro.plate("data", np.sum(known)):
-            numpyro.sample("y", dist.Normal(f[known], 0.2), obs=y[known])
+        known = ~np.isnan(y) if isinstance(y, np.ndarray) else ~jnp.isnan(y)
+        numpyro.sample("y", dist.Normal(f[known], 0.2).to_event(1), obs=y[known])
 
     guide = sgp.AutoSparseGP(looking, SVGP)
     svi = SVI(looking, guide, optax.adam(0.01), sgp.TraceGP_ELBO())
