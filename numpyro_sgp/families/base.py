@@ -127,7 +127,9 @@ class Family:
         """
         raise NotImplementedError
 
-    def gaussian_optimum(self, free: dict, A: Array, linear: Array, precision: Array):
+    def gaussian_optimum(
+        self, free: dict, A: Array, linear: Array, precision: Array
+    ) -> dict | None:
         r"""
         Parameters of q(u) at the optimum of the bound for a Gaussian likelihood, with the
         log density :math:`\ell_n g_n - \lambda_n g_n^2 / 2` of f less the prior's mean.

@@ -268,7 +268,9 @@ class Full(Family):
             )
         return steps
 
-    def gaussian_optimum(self, free: dict, A: Array, linear: Array, precision: Array):
+    def gaussian_optimum(
+        self, free: dict, A: Array, linear: Array, precision: Array
+    ) -> dict | None:
         """See :meth:`Family.gaussian_optimum`; in whitened coordinates."""
         scaled = A * jnp.sqrt(precision)[..., None, :]
         P = inverse_root(scaled)

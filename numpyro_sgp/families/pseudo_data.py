@@ -107,7 +107,9 @@ class PseudoData(Family):
             linear, params["qu_precision"], X.astype(linear.dtype), size
         )
 
-    def gaussian_optimum(self, free: dict, A: Array, linear: Array, precision: Array):
+    def gaussian_optimum(
+        self, free: dict, A: Array, linear: Array, precision: Array
+    ) -> dict | None:
         """See :meth:`Family.gaussian_optimum`: they are the pseudo-data."""
         del A
         found = {"qu_linear": linear, "qu_precision": precision}

@@ -322,7 +322,8 @@ def test_it_is_told_where_the_best_ends_alone(starts, below, moves, monkeypatch)
     problem = SimpleNamespace(work=lambda _: 1e6, num_rows=10, all_natural=True)
     move = [lambda free, limits: descent.start_at(min(starts) - 10.0) or 0]
     nothing = SimpleNamespace(moves=lambda: moves * move)
-    monkeypatch.setattr(whole, "Periods", lambda *_: SimpleNamespace(moves=list))
+    for kind in "Variances", "Periods":
+        monkeypatch.setattr(whole, kind, lambda *_: SimpleNamespace(moves=list))
     monkeypatch.setattr(whole, "Scales", lambda *_: nothing)
     monkeypatch.setattr(whole, "iterate", descent.go)
     monkeypatch.setattr(whole, "_moves", lambda *_: [])
