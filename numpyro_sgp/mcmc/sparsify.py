@@ -342,8 +342,7 @@ class _Sparsified:
         return trace
 
     def _expected_log_likelihood(self, shapes, values, args, kwargs):
-        told = self._coupling[:-1]  # without what q(u) is trained by
-        rule = self.expectation or default_expectation(shapes, *told)
+        rule = self.expectation or default_expectation(shapes, *self._coupling[:-1])
         for name in shapes:
             if f"{name}_u_white" not in values:
                 raise ValueError(_no_value(f"{name}_u_white"))
