@@ -84,6 +84,7 @@ def quadratic_of(density: Callable[[dict], Array], f: dict[str, Array]) -> Quadr
 
     :param density: from values of GP sites to the log density.
     :param f: values, ``batch_shape + (N,)``.
+    :return: its slopes and curvatures at f, and whether it has the same ones elsewhere.
     """
     look = jax.value_and_grad(density)
     rng, shapes = np.random.default_rng(0), {k: v.shape for k, v in f.items()}
