@@ -290,6 +290,7 @@ def test_marginals_are_those_of_the_joint_and_of_the_draws(case):
     assert np.all(np.abs(np.cov(draws.T) - covariance) < error)
 
 
+@pytest.mark.quick(5)
 @every_case
 def test_marginals_at_a_row_do_not_depend_on_other_rows(case):
     fit = fit_of(case)

@@ -61,6 +61,8 @@ class JointFit(Nested):
     >>> fitted = sgp.fit(model, sgp.SVGP(4), data, joint=True, progress_bar=False)
     >>> fitted.posterior(X[:3])["slope"].sd.shape
     ()
+    >>> bool(fitted.log_evidence == fitted.bound)  # no hyperparameter is at a point
+    True
     """
 
     kind: ClassVar[str] = "joint"
@@ -92,6 +94,14 @@ class JointFit(Nested):
     def __getstate__(self):
         """As that of :class:`Fitted`."""
         return {**vars(self), "svi": None, "descent": None}
+
+    @property
+    def log_evidence(self) -> float:
+        """
+        The bound, as one on the log evidence; NaN where hyperparameters are at points,
+        whose densities count in ``bound``.
+        """
+        return math.nan if self._held else self.bound
 
     def check(self, *args, rng_key: Array | None = None, **kwargs) -> Verdict:
         """

@@ -155,6 +155,7 @@ def test_without_arguments_latents_are_at_the_training_inputs(fitted):
     assert fitted.log_score()["y"].mean == fitted.log_score(X, Y, seen=SEEN)["y"].mean
 
 
+@pytest.mark.slow
 def test_functions_have_the_moments_of_the_posterior_anywhere(fitted, loaded):
     q = fitted.posterior(NEW)["f"]
     f = fitted.functions(jax.random.key(0), 4000, num_features=64)["f"](NEW)

@@ -108,6 +108,7 @@ def test_other_gaussians_have_less(data, trained, exact):
         np.testing.assert_allclose(value(params), evidence - kl, rtol=1e-6, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_batches_average_to_the_bound(data, trained):
     X, day, y = data
     _, guide, result = trained

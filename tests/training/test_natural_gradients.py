@@ -28,6 +28,7 @@ def make(model, option, rate, expectation=None, others=0.01):
     return SVI(model, guide, optimiser, sgp.TraceGP_ELBO(expectation)), guide
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("whiten", [True, False])
 def test_one_step_is_the_collapsed_optimum(whiten):
     X, y = regression_data(15)
