@@ -14,7 +14,7 @@ import numpy as np
 
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.scales import Scales
-from numpyro_sgp.fitting.starts import lengthscales_of, periodic_kernels
+from numpyro_sgp.fitting.starts import Scaled, periodic_kernels, scaled_of
 
 _MOST = 200  # periods that are looked at, two for each wave over all inputs
 _TRAINED = 4  # of the best of them
@@ -35,37 +35,37 @@ class Periods(Scales):
     else as at the start. See :class:`~numpyro_sgp.fitting.scales.Scales`.
     """
 
-    def _find(self, names: list[str]) -> dict:
-        return lengthscales_of(
+    def _find(self, names: list[str]) -> list[Scaled]:
+        return scaled_of(
             self._problem, names, periodic_kernels, lambda kernel: kernel.period
         )
 
     def moves(self) -> Iterator[Callable[[dict, Limits], int]]:
-        for name in self._fed:
+        for scaled in self._every:
             ranked: list[dict] = []
             for rank in range(_TRAINED):
                 if self._descent.work >= self._until:
                     return
-                yield partial(self._at_rank, name=name, ranked=ranked, rank=rank)
+                yield partial(self._at_rank, scaled=scaled, ranked=ranked, rank=rank)
 
-    def _at_rank(self, free, limits, name, ranked, rank) -> int:
+    def _at_rank(self, free, limits, scaled, ranked, rank) -> int:
         if not rank:
-            ranked += self._looked_at(free, name, limits)[:_TRAINED]
+            ranked += self._looked_at(free, scaled, limits)[:_TRAINED]
         if rank >= len(ranked):
             raise ValueError("There are no more periods.")
-        return self._from(ranked[rank], [name], limits)
+        return self._from(ranked[rank], [scaled], limits)
 
-    def _looked_at(self, free: dict, name: str, limits: Limits) -> list[dict]:
+    def _looked_at(self, free: dict, scaled: Scaled, limits: Limits) -> list[dict]:
         """Parameters with each of some periods, the best ones first."""
-        before, sd, _ = self._fed[name]
         # As at the start, but for other periods, which are better now.
-        base = {**self._problem.free, **{k: free[k] for k in self._fed if k != name}}
+        others = {one.name for one in self._every} - {scaled.name}
+        base = {**self._problem.free, **{name: free[name] for name in others}}
         descent, found = self._descent, []
-        width = np.sqrt(12.0) * np.max(sd)  # of even inputs
+        width = np.sqrt(12.0) * np.max(scaled.sd)  # of even inputs
         for period in over_waves(self._problem.num_rows, width):
             if limits.reached(0) or descent.work >= self._until:
                 break
-            moved = self._with_factor(base, [name], period / np.mean(before))
+            moved = self._with_factor(base, [scaled], period / np.mean(scaled.value))
             with suppress(ValueError):  # no finite bound there
                 descent.start_at(moved)
                 found.append((descent.loss, moved))

@@ -18,7 +18,7 @@ import numpy as np
 from numpyro_sgp._programs import without_leaks
 from numpyro_sgp.fitting.problem import Problem, constrained, unconstrained
 from numpyro_sgp.fitting.progress import Limits
-from numpyro_sgp.fitting.starts import lengthscales_of, newton, with_explained_points
+from numpyro_sgp.fitting.starts import Scaled, newton, scaled_of, with_explained_points
 from numpyro_sgp.training.descent import Descent
 
 #: How many times as long lengthscales become, and whether each by itself or all together.
@@ -46,11 +46,10 @@ class Scales:
         self._until = descent.work + work
         self._rng = np.random.default_rng((seed, 3))
         names = [name for name in problem.free if name not in problem.guide.roles()]
-        #: What lengthscales are made of, by parameter.
-        self._fed = self._find(names)
+        self._every = self._find(names)
 
-    def _find(self, names: list[str]) -> dict:
-        return lengthscales_of(self._problem, names)
+    def _find(self, names: list[str]) -> list[Scaled]:
+        return scaled_of(self._problem, names)
 
     def moves(self) -> Iterator[Callable[[dict, Limits], int]]:
         """
@@ -59,25 +58,26 @@ class Scales:
 
         :raises ValueError: by such a function, where the loss is not finite.
         """
-        every = [*self._fed]
-        few = [[name] for name in every] if 1 < len(every) <= _EACH else []
+        every = self._every
+        few = [[one] for one in every] if 1 < len(every) <= _EACH else []
         for factor, alone in MOVES if every else ():
-            for names in few if alone else [every]:
+            for scaled in few if alone else [every]:
                 if self._descent.work >= self._until:
                     return
-                yield partial(self._begin, names=names, factor=factor)
+                yield partial(self._begin, scaled=scaled, factor=factor)
 
-    def _begin(self, free: dict, limits: Limits, names: list[str], factor: float) -> int:
-        return self._from(self._with_factor(free, names, factor), names, limits)
+    def _begin(self, free: dict, limits: Limits, scaled: list[Scaled], factor) -> int:
+        return self._from(self._with_factor(free, scaled, factor), scaled, limits)
 
-    def _from(self, moved: dict, names: list[str], limits: Limits) -> int:
+    def _from(self, moved: dict, scaled: list[Scaled], limits: Limits) -> int:
         """Begins at parameters of which some are held at first; the iterations of that."""
         with suppress(Exception):  # of a kernel's own code, or of few distinct rows
             where = self._problem, moved, self._rng, 1.0
             moved = without_leaks(with_explained_points, *where) or moved
         descent = self._descent
         descent.start_at(moved)
-        index = descent.index(set(descent.free) - {*descent.profiled, *names})
+        held = {one.name for one in scaled}
+        index = descent.index(set(descent.free) - {*descent.profiled, *held})
 
         def at_step(loss):
             settled = descent.losses[-2] - loss < _SETTLED
@@ -88,15 +88,15 @@ class Scales:
             descent.run(index, _HELD, 1e-15, at_step)
         return len(descent.losses) - 1
 
-    def _with_factor(self, free: dict, names: list[str], factor: float) -> dict:
+    def _with_factor(self, free: dict, scaled: list[Scaled], factor: float) -> dict:
         """The same with some lengthscales so many times as long."""
-        svi, scaled, stepped = self._problem.svi, {}, {}
+        svi, moved, stepped = self._problem.svi, {}, {}
         params = constrained(svi, free)
-        for name in names:
-            lengthscale, _, slope = self._fed[name]
+        for name, lengthscale, _, slope in scaled:
             if slope is None:
-                scaled[name] = np.asarray(params[name]) * factor
+                moved[name] = np.asarray(params[name]) * factor
             else:
                 step = newton(slope, np.log(factor), lengthscale.size)
-                stepped[name] = free[name] + np.asarray(step, free[name].dtype)
-        return {**free, **unconstrained(svi, scaled), **jax.device_put(stepped)}
+                here = stepped.get(name, free[name])
+                stepped[name] = here + np.asarray(step, free[name].dtype)
+        return {**free, **unconstrained(svi, moved), **jax.device_put(stepped)}

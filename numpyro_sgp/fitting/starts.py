@@ -1,7 +1,10 @@
 """Where training starts: some lengthscales, and random starts."""
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,11 +43,12 @@ def lengthscale_starts(problem) -> tuple[list[dict], dict[int, tuple[str, ...]]]
     """
     free = {**problem.free, **jax.device_put(problem.units.means)}
     names = [n for n in free if n not in problem.guide.roles()]
-    fed = lengthscales_of(problem, names)
+    scaled = scaled_of(problem, names)
+    fed = list(dict.fromkeys(one.name for one in scaled))
     found, held = [free], {}
     if not fed:
         return found, held
-    shapes = [functions_with(lengthscale, sd) for lengthscale, sd, _ in fed.values()]
+    shapes = [one.functions for one in scaled]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     alike = [[np.full(shape, scale) for shape in shapes] for scale in SCALES + HELD]
     apart = []
@@ -53,31 +57,48 @@ def lengthscale_starts(problem) -> tuple[list[dict], dict[int, tuple[str, ...]]]
         apart.append([a.reshape(shape) for a, shape in zip(parts, shapes, strict=True)])
     places: list[list] = []  # others than these, as where functions share a parameter
     for i, scales in enumerate(alike + apart):
-        start = {**free, **at_scales(problem, free, fed, scales)}
+        start = {**free, **at_scales(problem, free, scaled, scales)}
         here = [start[name] for name in fed]
         seen = i >= len(alike) and any(all(map(np.array_equal, here, at)) for at in places)
         if not seen and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(start)):
             places.append(here)
             if len(SCALES) <= i < len(alike):
-                held[len(found)] = (*fed,)
+                held[len(found)] = tuple(fed)
             found.append(start)
     return found, held
 
 
-def functions_with(lengthscale, sd) -> tuple[int, ...]:
-    """The shape of the functions that have lengthscales of their own."""
-    has_columns = lengthscale.shape[-1:] == sd.shape
-    return lengthscale.shape[:-1] if has_columns else lengthscale.shape
+class Scaled(NamedTuple):
+    """
+    A lengthscale of a kernel, or another number of it, that one parameter makes.
+
+    :param name: of the parameter.
+    :param value: the lengthscale.
+    :param sd: standard deviations of the columns that it is of.
+    :param slope: of the sum of its logs by the unconstrained parameter; None where it is
+        the parameter itself.
+    """
+
+    name: str
+    value: np.ndarray
+    sd: np.ndarray
+    slope: np.ndarray | None
+
+    @property
+    def functions(self) -> tuple[int, ...]:
+        """The shape of the functions that have one of their own."""
+        has_columns = self.value.shape[-1:] == self.sd.shape
+        return self.value.shape[:-1] if has_columns else self.value.shape
 
 
-def at_scales(problem, free, fed, scales) -> dict:
+def at_scales(problem, free, scaled: list[Scaled], scales) -> dict:
     """
     What lengthscales are made of, where they are so many deviations of the columns.
 
-    :param scales: of each parameter, in the shape of its :func:`functions_with`.
+    :param scales: of each lengthscale, in the shape of its functions.
     """
     moved, stepped = {}, {}
-    for scale, (name, (lengthscale, sd, slope)) in zip(scales, fed.items(), strict=True):
+    for scale, (name, lengthscale, sd, slope) in zip(scales, scaled, strict=True):
         active = sd[sd > 0.0]
         target = np.sqrt(len(active)) * np.where(sd > 0.0, sd, 1.0)
         value = np.asarray(problem.params[name])  # of lengthscales, no real latents
@@ -90,7 +111,8 @@ def at_scales(problem, free, fed, scales) -> dict:
             moved[name] = np.asarray(value * ratio, free[name].dtype)
         else:
             step = newton(slope, np.log(ratio), lengthscale.size)
-            stepped[name] = np.asarray(free[name] + step, free[name].dtype)
+            here = stepped.get(name, free[name])
+            stepped[name] = np.asarray(here + step, free[name].dtype)
     return {**unconstrained(problem.svi, moved), **stepped}
 
 
@@ -115,12 +137,12 @@ def newton(slope, change, number: int):
         return slope * np.mean(change) * number / np.sum(slope**2)
 
 
-def lengthscales_of(problem, names, kernels=None, length=None) -> dict:
+def scaled_of(problem, names, kernels=None, length=None) -> list[Scaled]:
     """
-    Parameters that lengthscales are made of, and nothing else: the lengthscale, the
-    standard deviations of the columns that it is of, and, unless it is the parameter
-    itself, the slope of the sum of its logs by the unconstrained parameter.
+    Lengthscales that one parameter makes, and nothing else: one for each parameter, and
+    each of several that have entries of it for themselves.
 
+    :param names: of parameters.
     :param kernels: from a kernel to those that it is made of and that have one;
         :func:`scaled_kernels` if None.
     :param length: from such a one to what it has; :func:`length_of` if None.
@@ -152,8 +174,8 @@ def lengthscales_of(problem, names, kernels=None, length=None) -> dict:
         labels = origins(partial(run, problem.args, problem.kwargs), rest)
         values = on_data(run, problem.args, problem.kwargs, rest)
     except NotImplementedError:  # a base guide without a median
-        return {}
-    fed, label_of = {}, {}
+        return []
+    fed = {}
     for label, origin in labels.items():
         site, kernel = places[label]
         X, dims = problem.inputs[site], kernel.active_dims
@@ -170,24 +192,37 @@ def lengthscales_of(problem, names, kernels=None, length=None) -> dict:
             continue
         (name,) = union(origin)
         if isinstance(params[name], jax.Array):  # and no tree, as modules have
-            fed[name], label_of[name] = (np.asarray(values[label]), sd), label
+            fed[label] = name, np.asarray(values[label]), sd
+    number = Counter(name for name, *_ in fed.values())
+    made = [
+        label
+        for label, (name, value, _) in fed.items()
+        # Of a linear kernel's variance, a value of one is as that of a lengthscale.
+        if isinstance(places[label][1], Linear)
+        or number[name] > 1
+        or not _is(params[name], value)
+    ]
 
     def slopes(args, kwargs, free):
         def logs(free):
             found = run(args, kwargs, {**rest, **problem.svi.constrain_fn(free)})
-            return sum(jnp.sum(jnp.log(found[label_of[name]])) for name in free)
+            return {label: jnp.sum(jnp.log(found[label])) for label in made}
 
-        return jax.grad(logs)(free)
+        return jax.jacrev(logs)(free)
 
-    others = {
-        name: problem.free[name]
-        for name, (value, _) in fed.items()
-        # Of a linear kernel's variance, a value of one is as that of a lengthscale.
-        if isinstance(places[label_of[name]][1], Linear) or not _is(params[name], value)
-    }
-    found = on_data(slopes, problem.args, problem.kwargs, others) if others else {}
-    found = {name: np.asarray(slope) for name, slope in found.items()}
-    return {name: (*told, found.get(name)) for name, told in fed.items()}
+    others = {fed[label][0]: problem.free[fed[label][0]] for label in made}
+    found = on_data(slopes, problem.args, problem.kwargs, others) if made else {}
+    slope = {label: np.asarray(found[label][fed[label][0]]) for label in made}
+    return list(_apart([Scaled(*told, slope.get(k)) for k, told in fed.items()]))
+
+
+def _apart(scaled: list[Scaled]) -> Iterator[Scaled]:
+    """Those without entries of a parameter in common; of others the last one."""
+    for name in dict.fromkeys(one.name for one in scaled):
+        same = [one for one in scaled if one.name == name]
+        slopes = [one.slope for one in same if one.slope is not None]
+        number = sum((slope != 0.0).astype(int) for slope in slopes)  # that move an entry
+        yield from same if np.max(number) <= 1 else same[-1:]
 
 
 def _is(value, lengthscale) -> bool:

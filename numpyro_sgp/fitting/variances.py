@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_sgp.fitting.progress import Limits
 from numpyro_sgp.fitting.scales import Scales
-from numpyro_sgp.fitting.starts import SCALES, at_scales, functions_with, lengthscales_of
+from numpyro_sgp.fitting.starts import SCALES, Scaled, at_scales, scaled_of
 
 _LESS = 1e-6  # times the variances with which nothing is explained
 _LITTLE = 1.0  # nats by what is
@@ -27,39 +27,38 @@ class Variances(Scales):
     as large that the bound is highest. See :class:`~numpyro_sgp.fitting.scales.Scales`.
     """
 
-    def _find(self, names: list[str]) -> dict:
-        return lengthscales_of(self._problem, names, length=lambda kernel: kernel.variance)
+    def _find(self, names: list[str]) -> list[Scaled]:
+        return scaled_of(self._problem, names, length=lambda kernel: kernel.variance)
 
     def moves(self) -> Iterator[Callable[[dict, Limits], int]]:
-        if self._fed:
+        if self._every:
             yield self._grown
 
     def _grown(self, free: dict, limits: Limits) -> int:
-        names = [*self._fed]
+        every = self._every
         here = self._loss(free)
-        if self._loss(self._with_factor(free, names, _LESS)) > here + _LITTLE:
+        if self._loss(self._with_factor(free, every, _LESS)) > here + _LITTLE:
             raise ValueError("Something is explained.")
         best, found = here - _GAIN, None
         for place, factor in product(self._lengthscales(free), _MORE):
             if limits.reached(0):
                 break
-            moved = self._with_factor(place, names, factor)
+            moved = self._with_factor(place, every, factor)
             if (loss := self._loss(moved)) < best:
                 best, found = loss, moved
         if found is None:
             raise ValueError("No other variance explains more.")
-        return self._from(found, names, limits)
+        return self._from(found, every, limits)
 
     def _lengthscales(self, free: dict) -> Iterator[dict]:
         """As at the start, and by the spread of the inputs: what they are tells nothing."""
         problem = self._problem
-        every = [name for name in problem.free if name not in problem.guide.roles()]
-        fed = lengthscales_of(problem, every)
-        yield {**free, **{name: problem.free[name] for name in fed}}
-        for scale in SCALES if fed else ():
-            shapes = [functions_with(value, sd) for value, sd, _ in fed.values()]
-            scales = [np.full(shape, scale) for shape in shapes]
-            yield {**free, **at_scales(problem, free, fed, scales)}
+        names = [name for name in problem.free if name not in problem.guide.roles()]
+        scaled = scaled_of(problem, names)
+        yield {**free, **{one.name: problem.free[one.name] for one in scaled}}
+        for scale in SCALES if scaled else ():
+            scales = [np.full(one.functions, scale) for one in scaled]
+            yield {**free, **at_scales(problem, free, scaled, scales)}
 
     def _loss(self, free: dict) -> float:
         try:

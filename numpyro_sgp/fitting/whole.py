@@ -48,6 +48,9 @@ _ELSEWHERE = 0.1  # nats between optima of q(u)
 _TRIES = 3  # trainings from other means of q(u), whose ends say little beforehand
 _CHEAP = 4e6  # products of all rows with M x M matrices up to which there are any,
 # and trainings from other lengthscales where these are no better at first
+# The same of a training in all, as where inducing points stay: the best optimum of 1,000
+# wines, by 3.9 nats, is found from such lengthscales alone.
+_SOON = 2e9
 _TURN = 1e10  # products as above, summed over evaluations, before others are looked at
 #: Products of rows with M x M matrices, summed over evaluations, up to which inducing
 #: points are drawn anew.
@@ -224,6 +227,8 @@ class _Trainings:
         is soon; and as long for periods.
         """
         work = max(self._descent.work - self._first, elsewhere / self._work)
+        each = (self._descent.work - self._first) / len(self.seen) * self._work
+        is_soon = self._is_cheap or each <= _SOON
         given = self._problem, self._descent, seed
         moves = (kind(*given, work).moves() for kind in (Variances, Periods, Scales))
         for begin in chain.from_iterable(() if self._is_over else moves):
@@ -233,7 +238,7 @@ class _Trainings:
                 self._limits = self._limits.after(begin(self.best.free, self._limits))
             except ValueError:  # no finite bound there
                 continue
-            if not self._is_cheap and self._descent.loss > -self.best.bound:
+            if not is_soon and self._descent.loss > -self.best.bound:
                 continue  # most often it goes back to where it came from
             found = self._train(-self.best.bound - _GAIN, self._turn)
             self.seen.append(found)

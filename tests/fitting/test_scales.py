@@ -197,6 +197,48 @@ def test_functions_that_share_their_lengthscale_begin_together():
     assert number == len(SCALES) + len(HELD) + 2  # the last two would be alike
 
 
+def test_kernels_of_columns_begin_by_the_spread_of_theirs():
+    """Of lengthscales in one latent that of the last column was moved alone."""
+    units = np.array([1.0, 30.0, 0.01])
+    wide = np.random.default_rng(0).normal(size=(N, 3)) * units
+
+    def model(X, y=None):
+        with numpyro.plate("columns", 3):
+            lengthscale = positive("l")
+        kernels = [sgp.kernels.RBF(1.0, lengthscale[i], active_dims=[i]) for i in range(3)]
+        f = numpyro.sample("f", sgp.GaussianProcess(sum(kernels[1:], kernels[0]), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    given, _, scales = begun(model, wide)
+    starts, held = lengthscale_starts(given)
+    found = [
+        constrained(given.svi, free)["l_auto_loc"] / wide.std(0) for free in starts[1:]
+    ]
+    wanted = [np.full(3, scale) for scale in SCALES + HELD]
+    wanted += [np.geomspace(*APART, 3), np.geomspace(*APART[::-1], 3)]
+    assert_allclose(found, wanted, rtol=1e-4)
+    assert list(held.values()) == 2 * [("l_auto_loc",)]
+    assert len([*scales.moves()]) == sum(2 * alone + 1 for _, alone in MOVES)
+
+
+@pytest.mark.slow
+def test_kernels_with_a_lengthscale_in_common_are_moved_together():
+    def model(X, y=None):
+        lengthscale, RBF = positive("l"), sgp.kernels.RBF
+        kernel = RBF(1.0, lengthscale) + sgp.kernels.Matern32(1.0, 0.1 * lengthscale)
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    given, _, scales = begun(model)
+    starts, _ = lengthscale_starts(given)
+    assert len(starts) == len(SCALES) + len(HELD) + 1
+    assert len([*scales.moves()]) == sum(not alone for _, alone in MOVES)
+    found = [constrained(given.svi, free)["l_auto_loc"] for free in starts[1:]]
+    assert_allclose(0.1 * np.array(found), np.array(SCALES + HELD) * X.std(), rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_each_kernel_of_a_sum_finds_its_own():
     short, long = (-1.0, np.log(0.2)), (-0.5, np.log(1.7))
