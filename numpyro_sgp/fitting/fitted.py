@@ -22,7 +22,7 @@ from numpyro_sgp._threads import alone, methods_alone
 from numpyro_sgp.diagnostics import to_arviz
 from numpyro_sgp.diagnostics.bound import bound_of
 from numpyro_sgp.distributions import FunctionSamples, SparsePosterior
-from numpyro_sgp.distributions.arguments import as_arrays, with_given
+from numpyro_sgp.distributions.arguments import as_arrays, with_given, with_options
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.fitting.check import check
 from numpyro_sgp.fitting.files import write
@@ -220,6 +220,9 @@ class Fitted(Plotted):
         responses at new inputs, of classes the probabilities, averaged over hyperparameters
         where the base guide is a distribution of them; see :func:`~numpyro_sgp.predict`.
 
+        Arguments of the fit that are no data (flags, names, numbers such as that of groups)
+        are here, and in the other methods, what they were unless they are given.
+
         :param args: arguments of the model, ``X_new`` most often; none: the training data.
         :param quantiles: levels between 0 and 1.
         :param num_draws: draws of other latents and of inner layers.
@@ -362,9 +365,8 @@ class Fitted(Plotted):
         :raises ValueError: if arguments are left out and the training data are not there,
             and as :func:`~numpyro_sgp.to_arviz` does.
         """
-        if not args:
-            args, own = self._arguments((), {}, "to_arviz(X, y)")
-            args, kwargs = with_given(self.model, args, own, kwargs)
+        args, own = self._arguments(args, {}, "to_arviz(X, y)")
+        args, kwargs = with_given(self.model, args, own, kwargs)
         svi = self.svi
         if svi is None:
             loss = TraceGP_ELBO() if self.loss is None else self.loss
@@ -429,7 +431,8 @@ class Fitted(Plotted):
     def _arguments(self, args, kwargs, call, filled=False) -> tuple[tuple, dict]:
         """Those given, or of the training: with rows that do not count if ``filled``."""
         if args or kwargs:
-            return args, kwargs
+            known = self.examples if self.args is None else (self.args, self.kwargs)
+            return args, with_options(self.model, known or ((), {}), args, kwargs)
         if self.args is None and not _takes_arguments(self.model):
             return (), {}
         if self.args is None:

@@ -54,6 +54,8 @@ def data_as_arguments(call: str):
     except (*NEEDS_KNOWN_DATA, TypeError) as error:
         if not isinstance(error, NEEDS_KNOWN_DATA) and _NO_SHAPE not in str(error):
             raise
+        if isinstance(error, jax.errors.TracerBoolConversionError):
+            raise ValueError(_BRANCH) from error
         raise ValueError(
             "The model needs to know values of its data while it is compiled, such as "
             "the number of groups by int(group.max()) + 1, or by jax.ops.segment_sum "
@@ -88,6 +90,12 @@ def _unconstrained(svi, params, *, static):
     return svi.constrain_fn(params, invert=True)
 
 
+_BRANCH = (
+    "The model takes a branch of Python (if, while, and, not) by a value that is not known "
+    "while it is compiled, which those of latents, of parameters and of f never are: write "
+    "jnp.where(condition, a, b) or jax.lax.cond. Where it is of the data, give the model a "
+    "flag or a number as an argument: fit(model, approximation, (X, y), flag=True)."
+)
 _NO_SHAPE = "sequences of concrete values"  # in JAX's error for a size that is traced
 #: Work of all rows (:meth:`Problem.work`) below which programs are compiled briefly.
 _SMALL = 3e5

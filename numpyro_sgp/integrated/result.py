@@ -15,7 +15,7 @@ from jax import Array
 from numpyro_sgp._checks import check_key, check_levels, check_sample_shape, check_whole
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics.arviz import Found, to_arviz
-from numpyro_sgp.distributions.arguments import with_given
+from numpyro_sgp.distributions.arguments import with_given, with_options
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.log_score import LogScore
 from numpyro_sgp.fitting.problem import as_plain_arrays
@@ -386,9 +386,11 @@ class Nested(Plotted):
         :param kwargs: options of :func:`~numpyro_sgp.to_arviz` (``rng_key``, ``coords``,
             ``dims``), and keyword arguments of the model.
         """
+        known = self.examples or (self.args, self.kwargs)
+        own = with_options(self.model, known, args, {})
         if not args:
             args, own = self._arguments((), {})
-            args, kwargs = with_given(self.model, args, own, kwargs)
+        args, kwargs = with_given(self.model, args, own, kwargs)
         kwargs.setdefault("seconds", self.seconds)
         return to_arviz(self, *args, num_samples=num_samples, **kwargs)
 

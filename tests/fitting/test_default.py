@@ -255,6 +255,20 @@ def test_sizes_that_jit_does_not_know_are_told_as_such(model):
         fit(model, sgp.SVGP(3), data)
 
 
+def test_branches_of_python_by_a_latent_are_told_with_what_to_write():
+    """It was told to give the model the number of its groups."""
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal())
+        f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(), X))
+        shift = level if level > 0.0 else 0.0
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + shift, 0.3), obs=y)
+
+    with pytest.raises(ValueError, match="a branch of Python.*jnp.where"):
+        fit(model, sgp.SVGP(3), (X[:6], Y[:6]))
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [20, 25])  # that divides the rows, and does not
 def test_parts_of_the_loss_add_up(learned_fit, size):
