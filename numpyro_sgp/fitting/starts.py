@@ -113,7 +113,8 @@ def at_scales(problem, free, scaled: list[Scaled], scales) -> dict:
             step = newton(slope, np.log(ratio), lengthscale.size)
             here = stepped.get(name, free[name])
             stepped[name] = np.asarray(here + step, free[name].dtype)
-    return {**unconstrained(problem.svi, moved), **stepped}
+    # Arrays of JAX as they were: with NumPy's a program is another one.
+    return {**unconstrained(problem.svi, moved), **jax.device_put(stepped)}
 
 
 def newton(slope, change, number: int):
