@@ -274,8 +274,9 @@ class Fitted(Plotted):
         :param rng_key: key of what is drawn; ``jax.random.key(0)`` if None.
         :param num_draws: draws of other latents and of inner layers.
         :return: for each observed site the mean over the rows that no mask leaves out, and
-            the density of each row, or of each observation where these are in another
-            number or shape (``f[index]``, a grid).
+            the density of each row, of all that it has together (several outputs, but for
+            those that a mask leaves out; NaN if it leaves out all), or of each observation
+            where these are of rows in another order or number (``f[index]``).
         :raises ValueError: if there are no observations, or one event of all rows.
         """
         args, kwargs = self._arguments(args, kwargs, "log_score(X, y)")
