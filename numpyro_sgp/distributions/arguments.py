@@ -148,32 +148,6 @@ def with_given(model, args, kwargs, given) -> tuple[tuple, dict]:
     return args, {**kwargs, **given}
 
 
-def with_options(model, known: tuple, args: tuple, kwargs: dict) -> dict:
-    """
-    Keyword arguments with those of before that are no data: flags, names, numbers such as
-    that of groups, without which a model would be another one.
-
-    :param known: ``(args, kwargs)`` of before.
-    :param args: of now; what is given by place is not taken from before.
-    """
-    try:
-        parameters = inspect.signature(model).parameters.values()
-    except (TypeError, ValueError):
-        parameters = ()
-    takes_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = {p.name for p in parameters if p.kind in takes_name} | known[1].keys()
-    names -= {name for name, _ in named_arguments(model, args, {})}
-    before = named_arguments(model, *known)
-    options = {k: v for k, v in before if k in names and not _has_arrays(v)}
-    return {**options, **kwargs}
-
-
-def _has_arrays(value) -> bool:
-    """Whether it is or has an array, a frame or a list, as data are."""
-    leaves = jax.tree.leaves(value, is_leaf=lambda part: isinstance(part, list))
-    return any(isinstance(x, list) or getattr(x, "shape", ()) != () for x in leaves)
-
-
 def refuse_sparse(model, args, kwargs) -> None:
     """
     :raises TypeError: if an argument of a model has a sparse matrix of SciPy, which no

@@ -22,11 +22,12 @@ from numpyro_sgp._threads import alone, methods_alone
 from numpyro_sgp.diagnostics import to_arviz
 from numpyro_sgp.diagnostics.bound import bound_of
 from numpyro_sgp.distributions import FunctionSamples, SparsePosterior
-from numpyro_sgp.distributions.arguments import as_arrays, with_given, with_options
+from numpyro_sgp.distributions.arguments import as_arrays, with_given
 from numpyro_sgp.elbo import TraceGP_ELBO
 from numpyro_sgp.fitting.check import check
 from numpyro_sgp.fitting.files import write
 from numpyro_sgp.fitting.log_score import LogScore
+from numpyro_sgp.fitting.options import with_options
 from numpyro_sgp.fitting.problem import rows_of_sites
 from numpyro_sgp.fitting.summary import summary
 from numpyro_sgp.fitting.verdict import Verdict
@@ -220,8 +221,9 @@ class Fitted(Plotted):
         responses at new inputs, of classes the probabilities, averaged over hyperparameters
         where the base guide is a distribution of them; see :func:`~numpyro_sgp.predict`.
 
-        Arguments of the fit that are no data (flags, names, numbers such as that of groups)
-        are here, and in the other methods, what they were unless they are given.
+        Keyword arguments of the fit that are no data (flags, names, functions, numbers such
+        as that of groups; no sizes of the data, and no arrays of as many rows) are here,
+        and in the other methods, what they were unless they are given.
 
         :param args: arguments of the model, ``X_new`` most often; none: the training data.
         :param quantiles: levels between 0 and 1.
@@ -433,7 +435,10 @@ class Fitted(Plotted):
         """Those given, or of the training: with rows that do not count if ``filled``."""
         if args or kwargs:
             known = self.examples if self.args is None else (self.args, self.kwargs)
-            return args, with_options(self.model, known or ((), {}), args, kwargs)
+            name, *_ = call.partition("(")
+            methods = [getattr(self, name)] + [to_arviz] * (name == "to_arviz")
+            where = self.guide, known, args, kwargs, *methods
+            return args, with_options(*where, num_rows=self.num_rows)
         if self.args is None and not _takes_arguments(self.model):
             return (), {}
         if self.args is None:

@@ -60,6 +60,10 @@ class Periods(Scales):
         # As at the start, but for other periods, which are better now.
         others = {one.name for one in self._every} - {scaled.name}
         base = {**self._problem.free, **{name: free[name] for name in others}}
+        for one in self._every:  # other entries of the same parameter
+            if one is not scaled and one.name == scaled.name and one.slope is not None:
+                is_of_it = one.slope != 0.0
+                base[one.name] = np.where(is_of_it, free[one.name], base[one.name])
         descent, found = self._descent, []
         width = np.sqrt(12.0) * np.max(scaled.sd)  # of even inputs
         for period in over_waves(self._problem.num_rows, width):

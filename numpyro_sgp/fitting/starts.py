@@ -85,6 +85,12 @@ class Scaled(NamedTuple):
     slope: np.ndarray | None
 
     @property
+    def is_moved(self) -> bool:
+        """Whether the parameter moves it, which may be clipped where it is."""
+        slope = self.slope
+        return slope is None or bool(np.isfinite(slope).all() and np.any(slope))
+
+    @property
     def functions(self) -> tuple[int, ...]:
         """The shape of the functions that have one of their own."""
         has_columns = self.value.shape[-1:] == self.sd.shape
@@ -125,17 +131,21 @@ def newton(slope, change, number: int):
     :param change: of each, or of all.
     :param number: of lengthscales.
     """
-    shape = np.shape(slope)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if shape == np.shape(change):
-            return change / slope * (number if np.ndim(slope) == 0 else 1.0)
-        if shape and len(shape) == np.ndim(change):  # one for all columns, of functions
-            axes = tuple(i for i, size in enumerate(shape) if size == 1)
-            total = np.sum(change, axis=axes, keepdims=True)
-            if total.shape == shape:
-                return total / slope
-        # Of several latents in one vector, those that move them.
-        return slope * np.mean(change) * number / np.sum(slope**2)
+    shape, some = np.shape(slope), np.not_equal(slope, 0.0)
+    if np.all(some) and shape == np.shape(change):
+        return change / slope * (number if np.ndim(slope) == 0 else 1.0)
+    if np.all(some) and shape and len(shape) == np.ndim(change):
+        # One for all columns, of functions.
+        axes = tuple(i for i, size in enumerate(shape) if size == 1)
+        total = np.sum(change, axis=axes, keepdims=True)
+        if total.shape == shape:
+            return total / slope
+    if 1 < np.sum(some) == np.size(change):  # some entries, one for each
+        step = np.zeros(shape)
+        step[some] = np.ravel(change) / slope[some]
+        return step
+    # Of several latents in one vector, those that move them.
+    return slope * np.mean(change) * number / np.sum(slope**2)
 
 
 def scaled_of(problem, names, kernels=None, length=None) -> list[Scaled]:
@@ -195,14 +205,13 @@ def scaled_of(problem, names, kernels=None, length=None) -> list[Scaled]:
         if isinstance(params[name], jax.Array):  # and no tree, as modules have
             fed[label] = name, np.asarray(values[label]), sd
     number = Counter(name for name, *_ in fed.values())
-    made = [
+    itself = {
         label
         for label, (name, value, _) in fed.items()
         # Of a linear kernel's variance, a value of one is as that of a lengthscale.
-        if isinstance(places[label][1], Linear)
-        or number[name] > 1
-        or not _is(params[name], value)
-    ]
+        if not isinstance(places[label][1], Linear) and _is(params[name], value)
+    }
+    made = [k for k, (name, *_) in fed.items() if k not in itself or number[name] > 1]
 
     def slopes(args, kwargs, free):
         def logs(free):
@@ -214,16 +223,27 @@ def scaled_of(problem, names, kernels=None, length=None) -> list[Scaled]:
     others = {fed[label][0]: problem.free[fed[label][0]] for label in made}
     found = on_data(slopes, problem.args, problem.kwargs, others) if made else {}
     slope = {label: np.asarray(found[label][fed[label][0]]) for label in made}
-    return list(_apart([Scaled(*told, slope.get(k)) for k, told in fed.items()]))
+    scaled = {label: Scaled(*told, slope.get(label)) for label, told in fed.items()}
+    return list(_apart(scaled, itself))
 
 
-def _apart(scaled: list[Scaled]) -> Iterator[Scaled]:
-    """Those without entries of a parameter in common; of others the last one."""
-    for name in dict.fromkeys(one.name for one in scaled):
-        same = [one for one in scaled if one.name == name]
-        slopes = [one.slope for one in same if one.slope is not None]
-        number = sum((slope != 0.0).astype(int) for slope in slopes)  # that move an entry
-        yield from same if np.max(number) <= 1 else same[-1:]
+def _apart(scaled: dict[str, Scaled], itself: set[str]) -> Iterator[Scaled]:
+    """
+    Those without entries of a parameter in common, of others the last one; and none that
+    its parameter does not move, as one that is clipped.
+
+    :param itself: those that are their parameter.
+    """
+    moved = {label: one for label, one in scaled.items() if one.is_moved}
+    for name in dict.fromkeys(one.name for one in moved.values()):
+        same = {label: one for label, one in moved.items() if one.name == name}
+        slopes = [one.slope for one in same.values() if one.slope is not None]
+        shared = sum(np.not_equal(slope, 0.0).astype(int) for slope in slopes)
+        if len(same) > 1 and np.max(shared) == 1:
+            yield from same.values()
+        else:
+            label, last = [*same.items()][-1]
+            yield last._replace(slope=None) if label in itself else last
 
 
 def _is(value, lengthscale) -> bool:

@@ -115,7 +115,7 @@ class JointFit(Nested):
         """
         own = not (args or kwargs)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
-        args, kwargs = self._arguments(args, kwargs)
+        args, kwargs = self._arguments(args, kwargs, self.check)
         found = check(self.field, self.nodes, args, kwargs)
         causes = {
             **found.causes,

@@ -15,7 +15,6 @@ from numpyro.primitives import Messenger
 
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions import BlackBox
-from numpyro_sgp.distributions.arguments import with_options
 from numpyro_sgp.distributions.columns import (
     check_columns,
     columns_of,
@@ -268,9 +267,7 @@ def arguments_at(field, own: tuple, examples, args: tuple, kwargs: dict) -> tupl
     :raises ValueError: if there are none, and as :func:`new_arguments` does.
     """
     if args or kwargs:
-        known = examples or own
-        kwargs = with_options(field.model, known, args, kwargs)
-        return new_arguments(field, known, args, kwargs)
+        return new_arguments(field, examples or own, args, kwargs)
     if examples is not None:
         raise ValueError(
             "The training data are not in the file that this came from. Say at which "

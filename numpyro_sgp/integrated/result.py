@@ -15,9 +15,10 @@ from jax import Array
 from numpyro_sgp._checks import check_key, check_levels, check_sample_shape, check_whole
 from numpyro_sgp._threads import methods_alone
 from numpyro_sgp.diagnostics.arviz import Found, to_arviz
-from numpyro_sgp.distributions.arguments import with_given, with_options
+from numpyro_sgp.distributions.arguments import with_given
 from numpyro_sgp.fitting import Fitted
 from numpyro_sgp.fitting.log_score import LogScore
+from numpyro_sgp.fitting.options import with_options
 from numpyro_sgp.fitting.problem import as_plain_arrays
 from numpyro_sgp.fitting.verdict import Verdict
 from numpyro_sgp.integrated.check import check
@@ -172,7 +173,7 @@ class Nested(Plotted):
             ``sd`` and ``quantile`` in the shape of the site.
         :raises ValueError: if the inputs do not fit the model.
         """
-        args, kwargs = self._arguments(args, kwargs)
+        args, kwargs = self._arguments(args, kwargs, self.posterior)
         return marginals(self.field, self.nodes, args, kwargs)
 
     def quantiles(self, quantiles: Sequence[float], *args, **kwargs) -> dict:
@@ -222,7 +223,7 @@ class Nested(Plotted):
         """
         levels = check_levels(quantiles)
         check_whole(num_draws, "num_draws", least=1)
-        args, kwargs = self._arguments(args, kwargs)
+        args, kwargs = self._arguments(args, kwargs, self.predict)
         found, known = {}, marginals(self.field, self.nodes, args, kwargs)
         axes = axes_of_rows(self.field, {k: q.mean.shape for k, q in known.items()})
         for name, q in known.items():
@@ -256,7 +257,7 @@ class Nested(Plotted):
         :raises ValueError: if there are no observations.
         """
         check_whole(num_draws, "num_draws", least=1)
-        args, kwargs = self._arguments(args, kwargs)
+        args, kwargs = self._arguments(args, kwargs, self.log_score)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         check_key(rng_key)
         more = {"args": args, "kwargs": kwargs}
@@ -282,7 +283,7 @@ class Nested(Plotted):
         :param args: arguments of the model; those of the inference if left out.
         :return: a :class:`~numpyro_sgp.fitting.verdict.Verdict`, which prints as a table.
         """
-        args, kwargs = self._arguments(args, kwargs)
+        args, kwargs = self._arguments(args, kwargs, self.check)
         self._verdict = check(self.field, self.nodes, args, kwargs)
         return self._verdict
 
@@ -306,7 +307,7 @@ class Nested(Plotted):
         :return: values by site, each of shape ``sample_shape + site shape``.
         """
         if args or kwargs or self.examples is not None:
-            args, kwargs = self._arguments(args, kwargs)
+            args, kwargs = self._arguments(args, kwargs, self.sample)
         else:  # all rows, also of a model that takes some of them
             args, kwargs = self.args, self.kwargs
         check_key(key, "key")
@@ -386,10 +387,9 @@ class Nested(Plotted):
         :param kwargs: options of :func:`~numpyro_sgp.to_arviz` (``rng_key``, ``coords``,
             ``dims``), and keyword arguments of the model.
         """
-        known = self.examples or (self.args, self.kwargs)
-        own = with_options(self.model, known, args, {})
+        own = self._with_options(args, {}, self.to_arviz, to_arviz)
         if not args:
-            args, own = self._arguments((), {})
+            args, own = self._arguments((), {}, self.to_arviz)
         args, kwargs = with_given(self.model, args, own, kwargs)
         kwargs.setdefault("seconds", self.seconds)
         return to_arviz(self, *args, num_samples=num_samples, **kwargs)
@@ -451,9 +451,15 @@ class Nested(Plotted):
         fitted.more = {self.kind: packed(self.field, self.nodes)}
         return fitted
 
-    def _arguments(self, args, kwargs):
+    def _arguments(self, args, kwargs, method):
         own = self.args, self.kwargs
+        if args or kwargs:
+            kwargs = self._with_options(args, kwargs, method)
         return arguments_at(self.field, own, self.examples, args, kwargs)
+
+    def _with_options(self, args, kwargs, *methods) -> dict:
+        known = self.examples or (self.args, self.kwargs)
+        return with_options(self.guide, known, args, kwargs, *methods)
 
     def _parts(self) -> str:
         """What the field is made of, and how many numbers of it each has."""

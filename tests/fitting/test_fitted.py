@@ -58,28 +58,6 @@ def untrained(model, args, approximation=None, move=True, **options):
     return sgp.Fitted(guide, params, args, **options)
 
 
-def with_options(X, y=None, scale=1.0, *, link=None, level=0.0):
-    f = numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, 0.5 * scale), X))
-    with numpyro.plate("data", X.shape[0]):
-        numpyro.sample("y", dist.Normal((link or (lambda f: f))(f) + level, 0.3), obs=y)
-
-
-def test_options_of_the_fit_are_those_of_predictions(tmp_path):
-    """Flags and numbers were the model's own again where arguments were given."""
-    fitted = untrained(with_options, (X, Y, 2.0), kwargs={"link": jnp.exp, "level": 7.0})
-    known, score = fitted.predict()["y"].mean, fitted.log_score()["y"].mean
-    assert_allclose(fitted.predict(X)["y"].mean, known, rtol=1e-10)
-    assert_allclose(fitted.predict(X, None, 2.0, level=9.0)["y"].mean, known + 2.0)
-    assert_allclose(fitted.log_score(X, Y)["y"].mean, score, rtol=1e-10)
-    assert not np.allclose(fitted.predict(X, link=jnp.sin)["y"].mean, known)
-    drawn = fitted.to_arviz(X, Y, num_samples=2)["posterior_predictive"]["y"]
-    assert float(drawn.mean()) > 6.0
-    fitted.kwargs.pop("link")  # a function is not in a file
-    fitted.save(tmp_path / "fit.npz")
-    loaded = sgp.load(tmp_path / "fit.npz", with_options)
-    assert_array_equal(loaded.predict(X)["y"].mean, fitted.predict(X)["y"].mean)
-
-
 @pytest.fixture(scope="module")
 def trained():
     """An SVI and its result."""

@@ -222,6 +222,67 @@ def test_kernels_of_columns_begin_by_the_spread_of_theirs():
     assert len([*scales.moves()]) == sum(2 * alone + 1 for _, alone in MOVES)
 
 
+def of_two_kernels(make, start):
+    """Starts of a model with kernels of a parameter, and how many moves there are."""
+
+    def model(X, y=None):
+        support = constraints.interval(0.0, 500.0)  # whose transform is no exponential
+        value = numpyro.param("l", jnp.asarray(start), constraint=support)
+        f = numpyro.sample("f", sgp.GaussianProcess(make(value), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    given, _, scales = begun(model, np.concatenate([X, 30.0 * X], axis=1))
+    starts, _ = lengthscale_starts(given)
+    found = [constrained(given.svi, free)["l"] for free in starts[1:]]
+    return np.array(found), len([*scales.moves()])
+
+
+SDS = np.array([1.0, 30.0]) * X.std() * np.sqrt(2.0)
+RBF, M32 = sgp.kernels.RBF, sgp.kernels.Matern32
+
+
+@pytest.mark.slow
+def test_a_lengthscale_that_kernels_share_begins_as_that_of_one():
+    """Exactly, where a step of the unconstrained parameter would not lead."""
+    found, number = of_two_kernels(lambda l: RBF(1.0, l) + M32(2.0, l), 9.0)
+    wanted = np.array(SCALES + HELD) * np.sqrt(SDS.prod())
+    assert_allclose(found, wanted, rtol=1e-4)
+    assert number == sum(not alone for _, alone in MOVES)
+
+
+@pytest.mark.slow
+def test_a_lengthscale_that_nothing_moves_leaves_the_others():
+    """All starts were lost, by a step of zero over zero."""
+    found, number = of_two_kernels(
+        lambda l: RBF(1.0, jnp.maximum(l[0], 9.0)) + RBF(1.0, l[1]), [2.0, 9.0]
+    )
+    assert len(found) == len(SCALES + HELD)
+    assert_allclose(found[:, 0], 2.0, rtol=1e-6)
+    assert len(np.unique(np.round(found[:, 1], 6))) == len({*SCALES, *HELD})
+    assert number == sum(not alone for _, alone in MOVES)
+
+
+@pytest.mark.slow
+def test_lengthscales_of_columns_in_rows_begin_by_the_spread_of_theirs():
+    """A step that is right for an exponential alone: latents, with a prior that has one."""
+
+    def model(X, y=None):
+        each = dist.LogNormal(jnp.zeros((2, 2)), 1.0).to_event(2)
+        l = numpyro.sample("l", each)
+        kernel = RBF(1.0, l[0]) + M32(1.0, l[1])
+        f = numpyro.sample("f", sgp.GaussianProcess(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    given, _, _ = begun(model, np.concatenate([X, 30.0 * X], axis=1))
+    starts, _ = lengthscale_starts(given)
+    found = [constrained(given.svi, free)["l_auto_loc"] for free in starts[1:]]
+    number = len(SCALES + HELD)
+    for scale, values in zip(SCALES + HELD, found[:number], strict=True):
+        assert_allclose(values, np.tile(scale * SDS, (2, 1)), rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_kernels_with_a_lengthscale_in_common_are_moved_together():
     def model(X, y=None):
