@@ -466,6 +466,7 @@ def test_a_truncation_may_be_far_above_f(high):
         assert_allclose(found.sd, np.sqrt(square - expected**2), rtol=5e-3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_quantiles_of_many_orders_of_magnitude(dtype):
     """Halves of what is between 0 and an sd of 1e30 do not lead to 1 in 60 steps."""

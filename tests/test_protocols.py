@@ -522,7 +522,7 @@ VARIANTS = (
 )
 
 
-@pytest.mark.quick(30)
+@pytest.mark.quick(15)
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(
     "name",

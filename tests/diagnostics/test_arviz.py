@@ -466,6 +466,7 @@ def test_mcmc_and_svi_name_dimensions_alike_and_as_from_numpyro():
         assert dims(by_mcmc, group) == dims(by_svi, group)
 
 
+@pytest.mark.slow
 def test_predictive_of_a_site_uses_that_of_the_site_before(several):
     tree, data, mask = several
     f = tree.posterior["f"].values

@@ -687,6 +687,7 @@ def test_an_interrupt_of_a_later_training_is_told_with_the_best(poisson_fit, mon
     assert found.bound > poisson_fit.bound - 0.1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("steps", [None, 4])
 def test_the_best_goes_on_after_all_had_their_turn(poisson_fit, monkeypatch, steps):
     """Turns of one evaluation end where training ends without any, or at a limit."""

@@ -105,6 +105,7 @@ def test_data_by_keyword_are_no_options():
     assert fitted.predict(X[:3])["y"].mean.shape == (3,)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "option",
     [[2.5], np.array([2.5]), ["name", 2.5], {"a": 1.0, "b": np.array([2.5])}],

@@ -80,6 +80,7 @@ def test_medians_and_quantiles(posterior):
         assert np.all((levels[name][0] < median) & (median < levels[name][1]))
 
 
+@pytest.mark.slow
 def test_rows_are_drawn_together(posterior):
     near = np.array([[2.0], [2.001], [3.0], [4.0]])
     f = np.asarray(posterior.sample(jax.random.key(0), near, sample_shape=(4000,))["f"])

@@ -137,7 +137,7 @@ GAUSSIAN = {
 
 
 @pytest.mark.filterwarnings("ignore:GP site 'f' is scaled")
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", list(GAUSSIAN))
 def test_it_is_where_natural_steps_lead(name, monkeypatch):
     closed, steps = descents(monkeypatch, *GAUSSIAN[name])
@@ -154,7 +154,7 @@ def test_it_is_where_natural_steps_lead(name, monkeypatch):
     np.testing.assert_allclose(slope[index], slope_by_steps[index], atol=1e-5 * size)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "option",
     [
@@ -196,7 +196,7 @@ NOT_ONE = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", list(NOT_ONE))
 def test_other_likelihoods_have_none(name):
     y = np.abs(np.round(3.0 * Y))
@@ -206,6 +206,7 @@ def test_other_likelihoods_have_none(name):
     assert descent.work > 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "case",
     [
@@ -278,6 +279,7 @@ def test_the_bound_is_that_of_dense_algebra(seed):
     np.testing.assert_allclose(-loss, bound, rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("noise", [1e-1, 1e-3])
 def test_float32_with_little_noise(noise, monkeypatch):
     """Rounding of I + A A' would be more than I: the bound is not below that of steps."""
