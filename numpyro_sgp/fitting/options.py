@@ -5,6 +5,7 @@ from collections.abc import Callable, Sized
 from numbers import Number
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgp.distributions.arguments import named_arguments
@@ -45,11 +46,12 @@ def with_options(
     def is_data(value) -> bool:
         if isinstance(value, bool | np.bool_ | str | None):
             return False
-        if isinstance(value, Number) or getattr(value, "shape", None) == ():
-            is_size = value == num_rows or setup.subsampled
-            is_whole = np.issubdtype(np.asarray(value).dtype, np.integer)
-            return float(value) in numbers or bool(is_whole and is_size)
-        shape = getattr(value, "shape", None)
+        shape = getattr(value, "shape", () if isinstance(value, Number) else None)
+        if shape == ():
+            dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
+            if jnp.issubdtype(dtype, jnp.integer):
+                return bool(setup.subsampled or value == num_rows) or int(value) in numbers
+            return jnp.issubdtype(dtype, jnp.floating) and float(value) in numbers
         if isinstance(shape, tuple):
             return bool(sizes.intersection(shape))
         return isinstance(value, Sized) and len(value) == num_rows

@@ -138,6 +138,17 @@ def test_arrays_with_rows_on_another_axis_are_data():
     assert drawn["f"].shape == (2, 5) and "y" not in drawn
 
 
+def test_keys_and_texts_of_numpy_are_options():
+    def model(X, y=None, *, key=None, name="one"):
+        shift = 0.0 if key is None else jax.random.normal(key)
+        seen(function(X) + shift + 3.0 * (str(name) == "two"), y)
+
+    fitted = untrained(model, (X, Y), key=jax.random.key(1), name=np.array("two"))
+    known = fitted.predict()["y"].mean
+    assert_allclose(fitted.predict(X)["y"].mean, known, rtol=1e-10)
+    assert_allclose(fitted.predict(X, name="one")["y"].mean, known - 3.0)
+
+
 def test_names_that_a_method_has_are_its_own():
     def model(X, y=None, *, quantiles=0.0, level=0.0):
         seen(function(X) + quantiles + level, y)
