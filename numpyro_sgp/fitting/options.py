@@ -31,6 +31,7 @@ def with_options(
     :param kwargs: of now, which go before those of the fit.
     :param methods: which take them, beside arguments of their own.
     :param num_rows: rows of the data of the fit; those of its first array if None.
+    :return: keyword arguments for the model.
     """
     if not known or not known[1]:
         return kwargs

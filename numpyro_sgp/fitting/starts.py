@@ -73,10 +73,12 @@ class Scaled(NamedTuple):
     A lengthscale of a kernel, or another number of it, that one parameter makes.
 
     :param name: of the parameter.
-    :param value: the lengthscale.
-    :param sd: standard deviations of the columns that it is of.
-    :param slope: of the sum of its logs by the unconstrained parameter; None where it is
-        the parameter itself.
+    :param value: the lengthscale, in the shape of the functions, with an axis of columns
+        if each has its own.
+    :param sd: standard deviations of the columns that it is of, ``(D,)`` or, for one of
+        all columns, ``(1, D)``.
+    :param slope: of the sum of its logs by the unconstrained parameter, in its shape; None
+        where it is the parameter itself.
     """
 
     name: str
