@@ -51,6 +51,12 @@ def real(value: Any, what: str) -> Any:
     return value
 
 
+def array_shape(value: Any) -> tuple[int, ...]:
+    """The shape of an array; () of all else, as of a class with a method of that name."""
+    shape = getattr(value, "shape", ())
+    return shape if isinstance(shape, tuple) else ()
+
+
 def is_sparse(value: Any) -> bool:
     """Whether it is a sparse matrix of SciPy, which is not imported for it."""
     return type(value).__module__.startswith("scipy.sparse")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.util import not_jax_tracer
 
-from numpyro_sgp._checks import deviations, is_sparse
+from numpyro_sgp._checks import array_shape, deviations, is_sparse
 
 _NUMBERS = "biuf"  # kinds of dtypes
 _ROUNDED = 1e-3  # of a standard deviation
@@ -414,7 +414,7 @@ def _shape(leaf):
         return () if all(isinstance(v, int) for v in leaf) else np.shape(leaf)
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in _NUMBERS:
         return ()
-    return np.shape(leaf) if hasattr(leaf, "shape") else ()
+    return array_shape(leaf)
 
 
 def _is_list(value) -> bool:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpyro
 
+from numpyro_sgp._checks import array_shape
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA
 from numpyro_sgp.distributions.gaussian_process import GaussianProcess
 
@@ -172,7 +173,7 @@ def _of_shapes(error, args, kwargs) -> str:
     if "broadcast" not in str(error):
         return ""
     given = {f"argument {i + 1}": arg for i, arg in enumerate(args)} | kwargs
-    shapes = {name: getattr(arg, "shape", ()) for name, arg in given.items()}
+    shapes = {name: array_shape(arg) for name, arg in given.items()}
     rows = {name: shape[0] for name, shape in shapes.items() if shape}
     each = ", ".join(f"{name} has {shape}" for name, shape in shapes.items())
     if len(set(rows.values()) - {1}) > 1:

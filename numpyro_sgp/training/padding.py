@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.primitives import Messenger
 
-from numpyro_sgp._checks import check_whole, real
+from numpyro_sgp._checks import array_shape, check_whole, real
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA, on_data
 from numpyro_sgp.tracing import messages
 from numpyro_sgp.tracing.rows import sites_on_f
@@ -117,13 +117,11 @@ class Padded:
             rows, or the model computes with all of them.
         """
         leaves, structure = jax.tree.flatten((args, kwargs))
-        shapes = [np.shape(leaf) for leaf in leaves if hasattr(leaf, "shape")]
-        num_rows = next((shape[0] for shape in shapes if shape), 0)
+        shapes = [shape for leaf in leaves if (shape := array_shape(leaf))]
+        num_rows = shapes[0][0] if shapes else 0
         if num_rows == 0:
             raise ValueError("pad=True needs data with rows, such as (X, y).")
-        has_rows = [
-            hasattr(leaf, "shape") and np.shape(leaf)[:1] == (num_rows,) for leaf in leaves
-        ]
+        has_rows = [array_shape(leaf)[:1] == (num_rows,) for leaf in leaves]
         *filled, counts = pad_rows(
             *(v for v, has in zip(leaves, has_rows, strict=True) if has)
         )
@@ -157,7 +155,7 @@ class Padded:
 
     def _check_axes(self, num_rows, size, others, args, kwargs):
         """Refuses rows that are not along the first axis of an array."""
-        along = [v.shape for v in others if num_rows in getattr(v, "shape", ())[1:]]
+        along = [v.shape for v in others if num_rows in array_shape(v)[1:]]
         if not along or num_rows == size:
             return
 
@@ -323,7 +321,7 @@ def rows_that_count(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 def _is_filled(leaf, num_rows: int, size: int) -> bool:
     """Whether an array has been filled up: one of that length does not end as it begins."""
-    if not hasattr(leaf, "shape") or np.shape(leaf)[:1] != (size,):
+    if array_shape(leaf)[:1] != (size,):
         return False
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):  # keys
         return False

@@ -30,17 +30,25 @@ def function(X, scale=1.0):
     return numpyro.sample("f", sgp.GaussianProcess(sgp.kernels.RBF(1.0, scale), X))
 
 
-def seen(f, y):
+def seen(f, y, family=dist.Normal):
     with numpyro.plate("data", f.shape[0]):
-        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+        numpyro.sample("y", family(f, 0.3), obs=y)
 
 
-def flagged(X, y=None, *, scale=1.0, link=None, level=0.0, shifts=(0.0, 0.0)):
+def flagged(
+    X, y=None, *, scale=1.0, link=None, level=0.0, shifts=(0.0, 0.0), family=dist.Normal
+):
     f = function(X, 0.5 * scale)
-    seen((link or (lambda f: f))(f) + level + sum(shifts), y)
+    seen((link or (lambda f: f))(f) + level + sum(shifts), y, family)
 
 
-OPTIONS = {"scale": 2.0, "link": jnp.exp, "level": 7.0, "shifts": (1.0, 2.0)}
+OPTIONS = {
+    "scale": 2.0,
+    "link": jnp.exp,
+    "level": 7.0,
+    "shifts": (1.0, 2.0),
+    "family": dist.Laplace,  # whose shape is a method
+}
 
 
 def test_options_of_the_fit_are_those_of_predictions():
@@ -60,11 +68,11 @@ def test_options_are_those_of_draws_and_in_files(tmp_path):
     known = fitted.predict()["y"].mean
     drawn = fitted.to_arviz(X, Y, num_samples=2)["posterior_predictive"]["y"]
     assert float(drawn.mean()) > 9.0
-    del fitted.kwargs["link"]  # a function is not in a file
+    del fitted.kwargs["link"], fitted.kwargs["family"]  # neither is in a file
     fitted.save(tmp_path / "fit.npz")
     loaded = sgp.load(tmp_path / "fit.npz", flagged)
     assert_array_equal(loaded.predict(X)["y"].mean, fitted.predict(X)["y"].mean)
-    assert_allclose(loaded.predict(X, link=jnp.exp)["y"].mean, known)
+    assert_allclose(loaded.predict(X, link=jnp.exp, family=dist.Laplace)["y"].mean, known)
 
 
 def counted(X, y=None, num_rows=None):
