@@ -25,7 +25,7 @@ from _results import FOLDER, Results
 from numpyro.infer import SVI, init_to_sample
 
 import numpyro_sgp as sgp
-from numpyro_sgp.diagnostics.bound import with_fresh_draws
+from numpyro_sgp.diagnostics.bound import as_reported
 
 PROBLEMS = {}
 
@@ -331,7 +331,7 @@ def joint_lbfgs(model, approximation, data, options, seed):
 
 def bound(svi, params, data, draws=1000):
     """ELBO and its standard error, over several keys where it is random, by fresh draws."""
-    loss = with_fresh_draws(svi.loss)
+    loss = as_reported(svi.loss)
 
     @jax.jit
     def at(keys):
