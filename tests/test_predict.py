@@ -361,6 +361,31 @@ def test_a_site_without_samples_is_an_error():
         predictive(KEY, X_NEW)
 
 
+def with_latents(X, y=None):
+    """A hyperparameter, a latent of each row, one that is discrete, a response."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal())
+    f = numpyro.sample("f", gp(X, lengthscale=lengthscale))
+    high = numpyro.sample("high", dist.Bernoulli(0.5))
+    with numpyro.plate("data", f.shape[-1]):
+        g = numpyro.sample("g", dist.Normal(f + high))
+        numpyro.sample("y", dist.Normal(g), obs=y)
+
+
+def test_a_hyperparameter_without_samples_is_an_error():
+    """f would be conditioned under a draw from its prior."""
+    predictive = GPPredictive(with_latents, {"f": np.zeros((3, N))}, train_args=(X, Y))
+    with pytest.raises(ValueError, match=r"no values of 'lengthscale', only of \['f'\]"):
+        predictive(KEY, X_NEW)
+
+
+def test_latents_of_rows_and_those_that_are_summed_out_need_no_samples():
+    samples = {"f": np.zeros((3, N)), "lengthscale": np.ones(3)}
+    drawn = GPPredictive(with_latents, samples, train_args=(X,))(KEY, X_NEW)
+    assert {k: v.shape[1:] for k, v in drawn.items() if k != "high"} == {
+        k: (len(X_NEW),) for k in "fgy"
+    }
+
+
 def test_a_model_without_a_process_is_an_error():
     def model(X, y=None):
         observe(numpyro.sample("level", dist.Normal()) * jnp.ones(len(X)), y)

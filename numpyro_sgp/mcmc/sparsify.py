@@ -197,14 +197,13 @@ class _Sparsified:
     def _prepare(self, args, kwargs):
         trace = self._checked_structure(args, kwargs)
         values, chosen = {}, {}
-        key = jax.random.key(0)
 
         def at_site(site):
             name = site["name"]
             prior, _ = messages.unwrap(site["fn"])
             chosen[name] = self._choose(name, prior)
             shape = (*prior.batch_shape, chosen[name].shape[-2])
-            white = jax.random.normal(key, shape, chosen[name].dtype)
+            white = jax.random.normal(jax.random.key(0), shape, chosen[name].dtype)
             # Inputs of a GP site that takes this one's values are then spread out.
             q = _given(prior, chosen[name], white, self._jitter(name))
             return site["fn"], q.mean
@@ -252,6 +251,7 @@ class _Sparsified:
                 "sparse.setup(X, y), before Predictive."
             )
         checks.check_observations(trace)
+        checks.warn_of_params(trace, "sparsify")
         return trace
 
     def _choose(self, name, prior):

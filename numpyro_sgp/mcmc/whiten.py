@@ -165,3 +165,4 @@ class _Check(handlers.trace):
             trace = {**self.trace, **self.gps}
             checks.check_plates(trace)
             checks.check_observations(trace)
+            checks.warn_of_params(trace, "whiten")

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,9 +43,10 @@ class GPPredictive:
     :param batch_ndims: number of leading axes of the samples, and of what is returned: one
         for draws, two for chains and draws (``mcmc.get_samples(group_by_chain=True)``),
         none for one sample.
-    :raises ValueError: if a GP site has no samples, samples do not fit the training inputs,
-        or (but for those of rows) the new arguments, inputs are not finite, codes of groups
-        are none of the model's, or a site of ``return_sites`` is not in the model.
+    :raises ValueError: if a GP site, or another latent that has no entry for each row, has
+        no samples, samples do not fit the training inputs, or (but for those of rows) the
+        new arguments, inputs are not finite, codes of groups are none of the model's, or a
+        site of ``return_sites`` is not in the model.
 
     >>> import jax, jax.numpy as jnp, numpyro
     >>> import numpyro.distributions as dist
@@ -147,6 +149,7 @@ class GPPredictive:
             )
         self._check_grouped(sample)
         self._check_train(sample)
+        self._check_complete(sample)
         train = _gp_priors(self.model, sample, self.train_args, self.train_kwargs)
         rows = {}
         for name, prior in train.items():
@@ -212,13 +215,33 @@ class GPPredictive:
                     f"drawn with.{_GROUPED if known[1:] == shape else ''}"
                 )
 
+    def _check_complete(self, sample):
+        """
+        :raises ValueError: if a latent that is none of rows has no samples: f would be
+            conditioned under a draw from its prior.
+        """
+        sites, gp_rows = _sites(self.model, self.train_args, self.train_kwargs)
+        sizes = set(gp_rows.values())
+        for name, site in sites.items():
+            needs_samples = not (site.is_observed or site.is_discrete)
+            if needs_samples and name not in sample:
+                if sizes.isdisjoint((*site.shape, *site.plates.values())):
+                    raise ValueError(
+                        f"posterior_samples has no values of '{name}', only of "
+                        f"{sorted(sample)}: f would be predicted under a draw from its "
+                        "prior. Give all that mcmc.get_samples() has, or a model in which "
+                        f"it is known: numpyro.handlers.condition(model, {{'{name}': "
+                        "value})."
+                    )
+
     def _check_grouped(self, sample):
         """Refuses samples with an axis of chains, before they are put into the model."""
         lengths = {jnp.shape(value)[:1] for value in sample.values()}
         if len(lengths) != 1 or lengths == {()}:
             return
         shapes, _ = _sites(self.model, self.train_args, self.train_kwargs)
-        for name, (shape, *_) in shapes.items():
+        for name, site in shapes.items():
+            shape = site.shape
             if name in sample and jnp.shape(sample[name])[1:] == shape:
                 if jnp.shape(sample[name]) != shape:
                     raise ValueError(
@@ -238,19 +261,19 @@ class GPPredictive:
         rows = {(n, rows_here.get(gp, n)) for gp, n in rows_there.items()}
         of_rows = {
             plate: size
-            for name, (_, plates, is_observed) in there.items()
-            if is_observed or name not in sample
-            for plate, size in plates.items()
+            for name, site in there.items()
+            if site.is_observed or name not in sample
+            for plate, size in site.plates.items()
         }
         new = set()
         for plate, size in of_rows.items():
-            sizes = {plates.get(plate, size) for _, plates, _ in here.values()}
+            sizes = {site.plates.get(plate, size) for site in here.values()}
             rows |= {(size, other) for other in sizes}
             if sizes - {size} or self._differ(size, args, kwargs):
                 new.add(plate)
         kept = {}
         for name, value in others.items():
-            shape, plates, _ = here.get(name, (jnp.shape(value), {}, False))
+            shape, plates, *_ = here.get(name, _Site(jnp.shape(value), {}, False, True))
             if plates.keys() & new:
                 continue
             known = jnp.shape(value)
@@ -352,12 +375,18 @@ class _AnyValue(Messenger):
             msg["value"] = messages.zeros_like(msg["fn"])
 
 
-def _sites(model, args, kwargs) -> tuple[dict[str, tuple], dict[str, int]]:
-    """
-    By name of a site beside GPs its shape, sizes of its plates, if it is observed; and
-    the numbers of rows of GP sites.
-    """
-    found: dict[str, tuple] = {}
+class _Site(NamedTuple):
+    """A site beside GPs."""
+
+    shape: tuple[int, ...]
+    plates: dict[str, int]  # their sizes by name
+    is_observed: bool
+    is_discrete: bool  # of which MCMC, that sums over them, has no samples
+
+
+def _sites(model, args, kwargs) -> tuple[dict[str, _Site], dict[str, int]]:
+    """Sites beside GPs by name, and the numbers of rows of GP sites."""
+    found: dict[str, _Site] = {}
     rows: dict[str, int] = {}
 
     def look():
@@ -367,7 +396,12 @@ def _sites(model, args, kwargs) -> tuple[dict[str, tuple], dict[str, int]]:
         for name, site in trace.items():
             if site["type"] == "sample" and not messages.is_latent_gp(site):
                 plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
-                found[name] = jnp.shape(site["value"]), plates, site["is_observed"]
+                found[name] = _Site(
+                    jnp.shape(site["value"]),
+                    plates,
+                    site["is_observed"],
+                    site["fn"].support.is_discrete,
+                )
 
     jax.eval_shape(look)
     return found, rows

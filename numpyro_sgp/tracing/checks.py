@@ -468,3 +468,29 @@ def check_kernels(trace: dict) -> None:
                         f"prior on positive numbers, such as numpyro.sample('{own[0]}', "
                         f"dist.LogNormal(0, 1)), or use jnp.exp({own[0]})."
                     )
+
+
+def warn_of_params(trace: dict, wrapper: str) -> None:
+    """
+    Warns of params without another value than their first one, which MCMC leaves as it is.
+
+    :param trace: a model's, as MCMC runs it.
+    :param wrapper: the name of the function that made the model for MCMC.
+    """
+    held = [
+        name
+        for name, site in trace.items()
+        if site["type"] == "param" and site["args"] and site["value"] is site["args"][0]
+    ]
+    if held:
+        warnings.warn(
+            f"MCMC does not sample {held}, which numpyro.param made: {_they(held)} at the "
+            "first value, and the draws know nothing of it. Give it a prior "
+            f"(numpyro.sample), or say which value is meant: {wrapper}("
+            "numpyro.handlers.substitute(model, fitted.params)).",
+            stacklevel=find_stack_level(),
+        )
+
+
+def _they(names) -> str:
+    return "it stays" if len(names) == 1 else "they stay"
