@@ -71,8 +71,9 @@ class Attempts:
             except Exception as error:
                 return Cause(name, np.nan, told=unknown(error), mend=_SAID)
             best = self._best
-            if best is not None and best.bound - best.own > max(0.5 * nats, 2.0 * se):
-                told, mend = f"{told}, from other inducing points", _ELSEWHERE
+            of_others = 0.0 if best is None else best.bound - best.own
+            if max(0.5 * nats, 2.0 * se) < of_others < np.inf:  # infinite: none was made
+                told, mend = f"{told}, {self._elsewhere()}", _ELSEWHERE
             wanted = nats > max(ENOUGH_NATS, 2.0 * se)
             return Cause(name, nats, se, told, mend if wanted else "")
         losses = believed([] if losses is None else losses)
@@ -112,7 +113,8 @@ class Attempts:
         gained, se = found.first_loss + found.bound, 0.0
         if problem.random:
             gained, se = problem.gain(found.free, self._for_gain, 2 * _DRAWS)
-        told = f"{gained:.2g} were gained by {len(found.losses)} more iterations"
+        number = f"{gained:.2g} were" if gained > 0.0 else "nothing was"
+        told = f"{number} gained by {len(found.losses)} more iterations"
         nats = max(gained, 0.0)
         has_ended = found.stopped.startswith(CONVERGED)  # of several trainings, maybe
         if gained > 2.0 * se and len(found.losses) >= self.steps and not has_ended:
@@ -122,6 +124,12 @@ class Attempts:
             else:  # too few to tell
                 told = f"at least {told}"
         return nats, se, told
+
+    def _elsewhere(self) -> str:
+        """Where the trainings that gained began."""
+        free = self.problem.free.keys()
+        points = {k for k, v in self.problem.guide.roles().items() if v == "inducing"}
+        return "from other " + ("inducing points" if points & free else "means of q(u)")
 
     def _past_plateau(self, found: Trained) -> Trained:
         """

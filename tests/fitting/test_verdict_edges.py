@@ -1,5 +1,6 @@
 """Verdicts where something is not known, or of several sites; arguments that are texts."""
 
+import re
 from types import SimpleNamespace
 
 import jax
@@ -308,3 +309,23 @@ def test_what_an_attempt_gains_that_has_ended_is_all(stopped, is_more):
     attempts.problem = SimpleNamespace(random=False, all_natural=True, free={})
     attempts.steps, attempts._train = 500, lambda *_, **__: found
     assert (attempts._gain()[0] > 2.0 + 1e-9) == is_more
+
+
+@pytest.mark.parametrize(
+    "bound, own, role, told",
+    [
+        (0.5, 0.9, "inducing", "nothing was gained by 2 more iterations"),
+        (2.0, -np.inf, "inducing", "1 were gained by 2 more iterations"),
+        (2.0, 1.0, "inducing", "1 were gained by 2 more .*, from other inducing points"),
+        (2.0, 1.0, "kernel", "1 were gained by 2 more .*, from other means of q.u."),
+    ],
+)
+def test_an_attempt_tells_what_it_came_to(bound, own, role, told):
+    """Of one that gained nothing, one from the fit alone, and those from elsewhere."""
+    guide = SimpleNamespace(roles=lambda: {"a": role})
+    found = Trained({}, -1.0, np.array([-1.5, -bound]), bound, 0.0, "converged", own=own)
+    problem = SimpleNamespace(random=False, all_natural=True, free={"a": 0}, profiled=[])
+    attempts = object.__new__(Attempts)
+    attempts.problem, problem.guide = problem, guide
+    attempts.steps, attempts._train = 500, lambda *_, **__: found
+    assert re.fullmatch(told, attempts.of_others([]).told)
