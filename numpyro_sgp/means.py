@@ -172,6 +172,11 @@ def as_mean(mean: Any) -> Callable[[Array], Array]:
     """
     if mean is None:
         return Constant(0.0)
+    if isinstance(mean, type):
+        raise TypeError(
+            f"The mean is the class {mean.__name__}: give an instance of it, such as "
+            f"{mean.__name__}(...)."
+        )
     if callable(mean):
         is_leaf = jax.tree_util.all_leaves([mean])
         return _Function(mean) if is_leaf else mean

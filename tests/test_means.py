@@ -62,6 +62,13 @@ def test_a_plain_function_is_static():
     assert_allclose(again(X), np.sin(X))
 
 
+def test_a_class_is_not_a_mean():
+    with pytest.raises(
+        TypeError, match=r"class Linear: give an instance.*Linear\(\.\.\.\)"
+    ):
+        as_mean(Linear)
+
+
 def test_tables_of_integers_round_no_parameters():
     table = np.array([[1, 1], [2, 2], [3, 3]])
     assert_allclose(Constant(0.5)(table), 0.5)

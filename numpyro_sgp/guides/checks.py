@@ -21,7 +21,7 @@ from numpyro_sgp.guides.messengers import (
     PutInside,
 )
 from numpyro_sgp.kernels import White
-from numpyro_sgp.tracing import checks, messages
+from numpyro_sgp.tracing import checks, messages, supports
 from numpyro_sgp.tracing.coupling import Coupling, find_coupling, log_likelihood
 from numpyro_sgp.tracing.curvature import check_gaussian
 from numpyro_sgp.tracing.plates import FirstRows, OnePlateEach
@@ -109,7 +109,8 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
             stacklevel=find_stack_level(),
         )
     for name in given:
-        checks.check_support(name, trace[name], name in valid)
+        checks.check_single(name, trace[name])
+        supports.check_support(name, trace[name], name in valid)
     return trace
 
 
@@ -124,7 +125,7 @@ def check_support_stays(guide, args, kwargs) -> None:
     moving = [
         name
         for name, site in trace.items()
-        if messages.is_response(site) and checks.may_move(site)
+        if messages.is_response(site) and supports.may_move(site)
     ]
     _warn_of_probabilities(model, trace, args, kwargs)
     if not moving:
@@ -134,7 +135,7 @@ def check_support_stays(guide, args, kwargs) -> None:
         warnings.simplefilter("ignore")  # NumPyro's, of what is outside
         for away in (-_FAR, 0.0, _FAR):
             there = messages.trace_of(model, args, kwargs, at_site=partial(_away, by=away))
-            inside.append([checks.is_inside(there[name]) for name in moving])
+            inside.append([supports.is_inside(there[name]) for name in moving])
     for name, *seen in zip(moving, *inside, strict=True):
         if any(np.any(each != seen[0]) for each in seen):
             kind = type(messages.innermost(trace[name]["fn"])).__name__
@@ -179,7 +180,7 @@ def _away(site, by):
 
 def _warn_of_probabilities(model, trace, args, kwargs) -> None:
     """Warns of probabilities that are f itself, of which NumPyro takes the nearest."""
-    named = [name for name, site in trace.items() if checks.has_probabilities(site)]
+    named = [name for name, site in trace.items() if supports.has_probabilities(site)]
     if not named:
         return
 

@@ -40,7 +40,7 @@ from numpyro_sgp.integrated.precision import (
 from numpyro_sgp.integrated.row_parts import RowParts
 from numpyro_sgp.integrated.weighing import Weighed, unweighed, weigh
 from numpyro_sgp.linalg import matmul
-from numpyro_sgp.tracing.checks import without_density
+from numpyro_sgp.tracing.supports import without_density
 
 _MAX_STEPS = 100
 _LEAST_RATE = 1e-9
@@ -399,7 +399,7 @@ class Profile:
         return float(value - Block(mean, factor.matrix).kl())
 
     def without_density(self) -> str:
-        """See :func:`~numpyro_sgp.tracing.checks.without_density`."""
+        """See :func:`~numpyro_sgp.tracing.supports.without_density`."""
         return without_density(self.field.model, self._args, self._kwargs)
 
     def choose_points(self, mode: Node) -> Node | None:

@@ -14,7 +14,7 @@ from scipy.optimize import OptimizeResult, minimize
 from numpyro_sgp._flat import Flat
 from numpyro_sgp._programs import NEEDS_KNOWN_DATA, Data, shared, split
 from numpyro_sgp.guides import AutoSparseGP
-from numpyro_sgp.tracing import checks
+from numpyro_sgp.tracing import checks, supports
 from numpyro_sgp.training.closed_form import gaussian_optimum
 from numpyro_sgp.training.natural_gradients import (
     natural_descent,
@@ -243,7 +243,7 @@ class Descent:
                 f"L-BFGS cannot start: the loss is {value:g} at the starting parameters"
                 + (f", and its gradient is not finite for {bad}. " if bad else ". ")
                 + (_NO_SLOPES if value == np.inf and self.profiled else "")
-                + checks.without_density(self.svi.model, self.args, self.kwargs)
+                + supports.without_density(self.svi.model, self.args, self.kwargs)
                 + f"{LOOK_FOR}. Or start elsewhere (init_params of svi.init, init_loc_fn "
                 "of the guide), or, in float32, try numpyro.enable_x64()."
             )

@@ -113,6 +113,8 @@ REFUSED = [
     (lambda f: dist.Bernoulli(logits=f[0]), GROUP / 2.0, "as 0.5.*Binomial.number"),
     (lambda f: dist.Gamma(2.0, jnp.exp(f[0])), GROUP * 1.0, "at the end of.*from 0"),
     (lambda f: dist.BetaProportion(0.5, jnp.exp(f[0])), GROUP / 2.0, "at the end of"),
+    (lambda f: dist.Normal(f[0]), np.where(GROUP == 1, np.inf, 0.0), r"outside.*as inf"),
+    (lambda f: dist.Normal(f[0]), 0.7, r"one number, 0.7.*jnp.full\(\(12,\), 0.7\)"),
     (lambda f: dist.Categorical(logits=f.T), GROUP * 1.0, r"y.astype\(int\)"),
 ]
 
