@@ -1,5 +1,6 @@
 """Predictions of f and of responses against closed forms and SciPy's quadrature."""
 
+import warnings
 from functools import partial
 
 import jax
@@ -31,6 +32,7 @@ import numpyro_sgp as sgp
 from numpyro_sgp.predictive.averages import weighted_sum
 from numpyro_sgp.predictive.predictions import Prediction, Predictions
 from numpyro_sgp.predictive.quantiles import solved
+from numpyro_sgp.predictive.remarks import warn_of_angles
 from tests.helpers import slow
 
 X = jnp.array([-1.5, -0.4, 0.7, 1.6])[:, None]
@@ -824,3 +826,19 @@ def test_means_have_derivatives_where_quantiles_have_none():
         slope = jax.jit(jax.grad(mean))(X_NEW)[1, 0]
         ends = mean(X_NEW.at[1, 0].add(1e-5)), mean(X_NEW.at[1, 0].add(-1e-5))
         assert_allclose(slope, (ends[0] - ends[1]) / 2e-5, rtol=1e-5)
+
+
+def test_angles_that_may_be_beyond_the_cut_are_told():
+    """A mean of zero of what is about pi."""
+    guide = guide_of(lambda f: dist.VonMises(f, 20.0))
+    trace = guide.prototype_trace
+
+    def predicted(mean, sd):
+        found = Prediction(np.array([mean]), np.array([sd]), None, (), None, 0)
+        return {"y": found, "f": found}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_angles(trace, predicted(2.7, 0.22))
+    with pytest.warns(UserWarning, match="'y' is an angle, and 1 predicted ones"):
+        warn_of_angles(trace, predicted(0.1, 3.0))

@@ -32,7 +32,7 @@ from numpyro_sgp.guides.messengers import (
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.guides.prepared import PreparedGuide
 from numpyro_sgp.guides.reports import report, verdicts
-from numpyro_sgp.guides.row_latents import check_row_latents
+from numpyro_sgp.guides.row_latents import check_groups, check_row_latents
 from numpyro_sgp.inducing import InducingVerdict
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.plates import FirstRows, WholeIfFew
@@ -451,9 +451,11 @@ class AutoSparseGP(PreparedGuide):
         if of_responses:
             check_row_latents(self.known(), self.model, args, kwargs)
         if not self.known().takes_rows:
-            check_codes(self.model, args, kwargs)
+            found = check_codes(self.model, args, kwargs)
+            check_groups(self.known(), found.latents)
             return
         found = check_row_indices(self.model, args, kwargs)
+        check_groups(self.known(), found.latents)
         if found.drawn and (found.inputs or of_responses):
             name, number, size = found.drawn[0]
             raise ValueError(

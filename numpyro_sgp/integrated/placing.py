@@ -127,7 +127,8 @@ class Placed(Messenger):
             raise ValueError(
                 f"Latent site '{name}' has the shape {msg['fn'].shape()} with these "
                 f"arguments, but had {field.shapes[name]} with the training data: it is "
-                f"one number for each row of those, and says nothing of others. {DRAW_ANEW}"
+                "one number for each row or group of those, and says nothing of others. "
+                f"{DRAW_ANEW}"
             )
         if name in field.sites:
             prior, _ = messages.unwrap(msg["fn"])

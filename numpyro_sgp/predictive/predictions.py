@@ -23,6 +23,7 @@ from numpyro_sgp.distributions import BlackBox
 from numpyro_sgp.distributions.arguments import has_no_numbers, refuse_sparse
 from numpyro_sgp.predictive.deterministic import OfRows
 from numpyro_sgp.predictive.marginals import kept_of
+from numpyro_sgp.predictive.remarks import warn_of_angles
 from numpyro_sgp.predictive.responses import predict_rows
 from numpyro_sgp.predictive.row_batches import AS_THEY_ARE, by_batches, plan_of
 from numpyro_sgp.tracing import messages
@@ -281,6 +282,7 @@ def with_reasons(guide, found, absent) -> Predictions:
     places = {name: place for place, name in enumerate(guide.prototype_trace)}
     names = sorted(found, key=lambda name: places.get(name, len(places)))
     predictions = Predictions((name, found[name]) for name in names)
+    warn_of_angles(guide.prototype_trace, predictions)
     predictions.left_out = {
         name: f"Deterministic site '{name}' is not predicted: a row of it has to be made "
         "of one row of GP sites (and, of many rows, of the model's arguments alone) by "

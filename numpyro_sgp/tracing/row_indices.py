@@ -67,12 +67,14 @@ class TakenRows(NamedTuple):
     :param inputs: whether GP sites are at rows that one of these draws.
     :param loops: beside that, whether values of GP sites go through loops that may not end
         (solvers).
+    :param latents: the latents beside GP sites: name and shape.
     """
 
     any: bool = False
     drawn: tuple[tuple[str, int, int], ...] = ()
     inputs: bool = False
     loops: bool = False
+    latents: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 def check_row_indices(model, args, kwargs) -> TakenRows:
@@ -89,13 +91,14 @@ def check_row_indices(model, args, kwargs) -> TakenRows:
     return TakenRows() if found is None else found
 
 
-def check_codes(model, args, kwargs) -> None:
+def check_codes(model, args, kwargs) -> TakenRows:
     """
     :func:`check_row_indices` of arguments to predict at, if any may be codes of groups.
     """
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_frame)
     if any(is_frame(leaf) or _codes(leaf, None) is not None for leaf in leaves):
-        check_row_indices(model, args, kwargs)
+        return check_row_indices(model, args, kwargs)
+    return TakenRows()
 
 
 def _look(model, args, kwargs) -> TakenRows | None:
@@ -115,7 +118,7 @@ def _look(model, args, kwargs) -> TakenRows | None:
         args, kwargs = jax.tree.unflatten(structure, given)
         at_mean = messages.AtGPSites(messages.at_prior_mean)
         with handlers.block(), at_mean, handlers.substitute(substitute_fn=_start):
-            with handlers.seed(rng_seed=0), _Mark(flag, inputs), known():
+            with handlers.seed(rng_seed=0), _Mark(flag, inputs, latents), known():
                 model(*args, **kwargs)
 
     def traced(arrays, **options):
@@ -123,6 +126,7 @@ def _look(model, args, kwargs) -> TakenRows | None:
         return jax.make_jaxpr(functools.partial(run, **options))(True, arrays)
 
     inputs: set[int] = set()
+    latents: dict[str, tuple[int, ...]] = {}
     traced_arrays = {i: v for i, v in arrays.items() if i not in whole}
     try:
         try:
@@ -160,6 +164,7 @@ def _look(model, args, kwargs) -> TakenRows | None:
         drawn=(*drawn,),
         inputs=any(number in inputs for _, number, _ in drawn),
         loops=_loops(closed.jaxpr, set()),
+        latents=(*latents.items(),),
     )
 
 
@@ -254,10 +259,11 @@ class _Mark(Messenger):
 
     :param flag: what is traced.
     :param inputs: numbers of rows of GP sites; added to.
+    :param latents: shapes of latents beside these; added to.
     """
 
-    def __init__(self, flag, inputs):
-        self.flag, self.inputs = flag, inputs
+    def __init__(self, flag, inputs, latents):
+        self.flag, self.inputs, self.latents = flag, inputs, latents
         super().__init__()
 
     def process_message(self, msg):
@@ -274,6 +280,8 @@ class _Mark(Messenger):
         if messages.is_latent_gp(msg):
             self.inputs.add(messages.unwrap(msg["fn"])[0].event_shape[0])
             msg["value"] = _OF_GP.bind(msg["value"])
+        elif msg["type"] == "sample" and not msg["is_observed"]:
+            self.latents[msg["name"]] = jnp.shape(msg["value"])
         if msg["type"] == "param" or (msg["type"] == "sample" and not msg["is_observed"]):
             msg["value"] = jax.tree.map(lambda v: jnp.where(self.flag, v, v), msg["value"])
 

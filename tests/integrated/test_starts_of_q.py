@@ -44,6 +44,7 @@ def laplace(f, log_density, slopes, curvatures, K):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:'y' is an angle")  # f is looked at
 @pytest.mark.parametrize("seed", [0, slow(3)])
 def test_directions_are_not_wound_once_more(seed):
     """Uphill of zero f goes around the circle somewhere, 32 and 46 nats below."""

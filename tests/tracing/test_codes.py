@@ -351,3 +351,32 @@ def test_rows_of_f_as_classes_are_told():
     with pytest.warns(UserWarning, match="'y' .* each of the 12 rows of f is a class"):
         checked_trace(model, (X, GROUP % 2), {})
     checked_trace(model, (X, jnp.arange(12)), {})  # a choice of an item: no warning
+
+
+def numbered(X, group, y=None, *, number=3):
+    with numpyro.plate("groups", number):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + b[group], 0.3), obs=y)
+
+
+@pytest.mark.quick(1)
+def test_more_groups_than_a_guide_has_effects_of_are_refused():
+    """The effect of the last one would be taken for those of the new ones."""
+    guide = sgp.AutoSparseGP(numbered, sgp.SVGP(4))
+    guide.setup(X, GROUP, np.zeros(12))
+    params = guide.known().starts
+    calls = (
+        lambda *new, **more: guide.posterior(params, *new, **more),
+        lambda *new, **more: guide.sample_posterior(
+            jax.random.key(0), params, *new, **more
+        ),
+        lambda *new, **more: sgp.log_predictive_density(
+            guide, params, *new, np.zeros(2), **more
+        ),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=r"'b' has the shape \(4,\).*of shape \(3,\)"):
+            call(X[:2], np.array([0, 3]), number=4)
+        call(X[:2], np.array([0, 1]), number=2)
