@@ -366,15 +366,22 @@ def family(found: Weighed, points, uncoupled=True, narrow=False) -> Cause:
 
 
 def _moments(site, found):
-    """What weights say of means and standard deviations, and whether they are far off."""
-    words, far = f"; by them {site} is off by up to ", False
+    """
+    What weights say of means and standard deviations, and whether they are far off. Of many
+    rows the one that is farthest off is so by its error too: two of these are taken off.
+    """
+    far, least = False, []
     pairs = (found.shift, found.shift_error), (found.spread, found.spread_error)
     for (value, error), enough in zip(pairs, (FAR_MEAN, FAR_LOG_SD), strict=True):
         known = np.where(np.isfinite(value) & np.isfinite(error), np.abs(value), 0.0)
         far = far or bool(np.any((known > enough) & (known > _NUM_ERRORS * error)))
-    shift = np.nanmax(np.abs(found.shift), initial=0.0)
-    low, high = (np.exp(f(found.spread, initial=0.0)) for f in (np.nanmin, np.nanmax))
-    words += f"{shift:.2g} sd in its mean, and its sd is {low:.2g} to {high:.2g} of theirs"
+        least.append(np.sign(value) * np.maximum(known - 2.0 * error, 0.0))
+    shift = np.nanmax(np.abs(least[0]), initial=0.0)
+    low, high = (np.exp(f(least[1], initial=0.0)) for f in (np.nanmin, np.nanmax))
+    words = (
+        f"; by them the mean of {site} is off by at least {shift:.2g} sd somewhere, and "
+    )
+    words += f"its sd is {low:.2g} to {high:.2g} of theirs or further off"
     return words, far
 
 

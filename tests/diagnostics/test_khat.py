@@ -258,7 +258,7 @@ def test_check_says_that_moments_are_off_by_less_than_a_nat(scale, moved, told):
     assert found.gap < 1.0 and found.khat < good_k(1000)
     cause = family(found, ())
     assert bool(cause.mend) is told
-    assert "by them f is off by up to" in cause.told
+    assert "by them the mean of f is off by at least" in cause.told
 
 
 def test_weights_that_one_draw_has_all_of_have_no_k_and_may_be_rounding():
@@ -277,7 +277,9 @@ def test_moments_of_a_few_draws_are_not_told(k, shown):
     """They were: sds of "1 to 3.8e+02 of theirs", by weights of which one draw had all."""
     found = weighed_moments(1.0, 0.35)._replace(khat=k)
     cause = family(found, ())
-    assert ("by them f is off" in cause.told) is shown and bool(cause.mend) is shown
+    assert ("by them the mean of f is off" in cause.told) is shown and bool(
+        cause.mend
+    ) is shown
     # And no error, which would be of the weights that were drawn.
     assert cause.number == f"≥{found.gap:.2g}"
     assert "±" in family(found._replace(khat=0.3), ()).number
