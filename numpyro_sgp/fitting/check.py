@@ -378,10 +378,8 @@ def _moments(site, found):
         least.append(np.sign(value) * np.maximum(known - 2.0 * error, 0.0))
     shift = np.nanmax(np.abs(least[0]), initial=0.0)
     low, high = (np.exp(f(least[1], initial=0.0)) for f in (np.nanmin, np.nanmax))
-    words = (
-        f"; by them the mean of {site} is off by at least {shift:.2g} sd somewhere, and "
-    )
-    words += f"its sd is {low:.2g} to {high:.2g} of theirs or further off"
+    words = f"; by them the mean of {site} is off by about {shift:.2g} sd or more "
+    words += f"somewhere, and its sd is {low:.2g} to {high:.2g} of theirs or further off"
     return words, far
 
 
