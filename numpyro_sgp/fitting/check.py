@@ -26,6 +26,7 @@ from numpyro_sgp.fitting.batches import gain_in_q
 from numpyro_sgp.fitting.float32 import begin_float32, is_rounded
 from numpyro_sgp.fitting.hierarchies import MEND, told_of, vanished
 from numpyro_sgp.fitting.integration import of_nodes
+from numpyro_sgp.fitting.jitter import of_jitter
 from numpyro_sgp.fitting.problem import (
     Problem,
     as_plain_arrays,
@@ -119,6 +120,7 @@ def check(
         _of_latents(given),
     ]
     found += [of_digits] if of_digits is not None else []
+    found += of_jitter(problem, attempts.descent, found[2:4])
     found += _of_nodes(nodes)
     if not rounded:  # by which trainings end apart too
         found += attempts.of_optima(apart)
