@@ -88,6 +88,9 @@ def fit(
     which :meth:`Fitted.check` says how much it mends ("sites apart"); the training is the
     same. :func:`~numpyro_sgp.nested` integrates the hyperparameters too.
 
+    Ctrl-C ends the training with the best that there is, which says so; in the set-up and
+    the race, which have nothing yet, it is Python's ``KeyboardInterrupt``.
+
     For batches the model needs no argument: where it has all observations in a plate of
     the length of the data, and one row of each GP site for each, a batch of rows takes
     their place and counts N / B times. (Models that tie rows together, or draw a latent for
