@@ -45,7 +45,7 @@ from numpyro_sgp.fitting.verdict import (
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.guides.row_latents import row_latents
 from numpyro_sgp.tracing import messages
-from numpyro_sgp.tracing.checks import check_whole_plates
+from numpyro_sgp.tracing.checks import check_observations, check_whole_plates
 from numpyro_sgp.tracing.state import state_of
 
 #: Sds by which a mean, and logs of a ratio by which an sd, may be off without a remark.
@@ -168,6 +168,7 @@ def _check_observed(guide, args, kwargs) -> dict:
     def run():
         where = guide.model, args, kwargs
         trace = messages.trace_of(*where, at_site=messages.at_prior_mean)
+        check_observations(trace)
         observed.extend(s for s in trace.values() if s["type"] == "sample")
         plates.update({k: s for k, s in trace.items() if s["type"] == "plate"})
         return 0

@@ -882,6 +882,8 @@ def test_frames_are_matrices(learned_fit):
     assert fitted.predict(frame[:4])["f"].mean.shape == (4,)
     with pytest.raises(ValueError, match="no observed site with these arguments"):
         learned_fit.check(X)
+    with pytest.raises(ValueError, match=r"'y' has values of shape .*one observation for"):
+        learned_fit.check(X, Y[:-1])
 
 
 # ---- verdicts -------------------------------------------------------------------------
