@@ -34,6 +34,7 @@ from numpyro_sgp.fitting.problem import (
     unconstrained,
 )
 from numpyro_sgp.fitting.verdict import (
+    ENOUGH_BY_POINTS,
     ENOUGH_NATS,
     IF_MORE,
     NOT_LOOKED_AT,
@@ -268,7 +269,7 @@ def _of_points(curve, points, beside, sites, narrow=False, grown=False):
     if beside > max(lost, ENOUGH_NATS):
         told = f"{beside:.2g} where q(u) moves with further points; as it is: {told}"
         lost = beside
-    if lost > ENOUGH_NATS:
+    if lost > (ENOUGH_BY_POINTS if grown else ENOUGH_NATS):
         each = further = max(curve.added, default=points // sites)  # at each site
         if curve.needed == curve.num_inducing:  # as far as these hyperparameters know
             each = min(points // sites, further)

@@ -7,12 +7,12 @@ from tqdm import tqdm
 
 from numpyro_sgp.diagnostics.sparsity import sparsity_curve
 from numpyro_sgp.fitting.progress import INTERRUPTED, Limits
+from numpyro_sgp.fitting.verdict import ENOUGH_BY_POINTS
 from numpyro_sgp.guides.checks import assigned
 
 FIRST, LARGEST = 32, 512
-_ENOUGH_NATS = 1.0
 _ENOUGH_EACH = 0.1  # that a further point gains
-_CHEAP = 128  # points up to which gaining _ENOUGH_NATS in all is enough
+_CHEAP = 128  # points up to which gaining ENOUGH_BY_POINTS in all is enough
 _NOTHING_LOST = 0.1
 _MOST_GROWTH = 4
 _FEW_STEPS = 60  # with each number before it is known whether that is enough
@@ -101,7 +101,7 @@ def grow(begin, go_on, most: int, args: tuple, kwargs: dict, limits: Limits, pro
             fitted.stopped = told
             break
         sites = max(1, len(fitted.guide.approximations))
-        enough = not curve.lost > _ENOUGH_NATS or curve.needed == curve.num_inducing
+        enough = not curve.lost > ENOUGH_BY_POINTS or curve.needed == curve.num_inducing
         if enough or number >= most:
             fitted = go_on(fitted, limits)
             limits = limits.after(len(fitted.losses))
@@ -124,7 +124,7 @@ def grow(begin, go_on, most: int, args: tuple, kwargs: dict, limits: Limits, pro
             if progress_bar:
                 tqdm.write(f"{wanted} inducing points gain {gained:.1f} nats at first")
             beyond = wanted - max(number, min(wanted, _CHEAP))
-            if not gained > max(_ENOUGH_NATS, _ENOUGH_EACH * sites * beyond):
+            if not gained > max(ENOUGH_BY_POINTS, _ENOUGH_EACH * sites * beyond):
                 break
         else:
             wanted = curve.needed // sites if curve.needed else _MOST_GROWTH * number

@@ -9,6 +9,8 @@ from numpyro_sgp.diagnostics.evidence import EvidenceBracket
 
 #: Nats that may be left where a fit is said to have converged.
 ENOUGH_NATS = 0.5
+#: Those that inducing points may lose where a fit is to choose their number.
+ENOUGH_BY_POINTS = 1.0
 _MOST_NOISE, _MOST_SHARE = 1.0, 1e-3  # of that, in nats and of the bound
 _LEFT = "q(u)", "other parameters"
 #: What is told of q(u) where there are too many rows.

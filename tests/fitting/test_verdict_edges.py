@@ -123,6 +123,9 @@ def test_a_fit_that_chose_its_points_is_not_told_to_choose_them():
     curve = SparsityCurve(8, (8, 16), (5.0, 5.1), (0.0, 0.0), 5.0, 40)
     mend = _of_points(lambda: curve, 8, np.nan, 1, grown=True).mend
     assert mend.startswith("40 inducing points (more than 'auto' took), and a check again")
+    little = SparsityCurve(8, (8, 16), (0.7, 0.8), (0.0, 0.0), 0.8, 16)
+    assert _of_points(lambda: little, 8, np.nan, 1).mend
+    assert not _of_points(lambda: little, 8, np.nan, 1, grown=True).mend  # is its promise
 
 
 def test_the_family_loses_no_more_than_the_bracket_leaves():
