@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from numpyro import handlers
 from numpyro.infer import Predictive
 
 from numpyro_sgp import GaussianProcess, GPPredictive, whiten
@@ -362,28 +363,50 @@ def test_a_site_without_samples_is_an_error():
 
 
 def with_latents(X, y=None):
-    """A hyperparameter, a latent of each row, one that is discrete, a response."""
-    lengthscale = numpyro.sample("lengthscale", dist.LogNormal())
+    """One that moves the prior of f, by one that is sampled too; others that do not."""
+    level = numpyro.sample("level", dist.Normal())
+    scale = numpyro.sample("scale", dist.LogNormal(level))
+    lengthscale = numpyro.deterministic("lengthscale", 1.0 + scale)
     f = numpyro.sample("f", gp(X, lengthscale=lengthscale))
     high = numpyro.sample("high", dist.Bernoulli(0.5))
+    numpyro.sample("total", dist.Normal(f.sum()))
     with numpyro.plate("data", f.shape[-1]):
         g = numpyro.sample("g", dist.Normal(f + high))
         numpyro.sample("y", dist.Normal(g), obs=y)
 
 
-def test_a_hyperparameter_without_samples_is_an_error():
+@pytest.mark.parametrize("sites", [{}, {"level": np.zeros(3)}])
+def test_a_hyperparameter_without_samples_is_an_error(sites):
     """f would be conditioned under a draw from its prior."""
-    predictive = GPPredictive(with_latents, {"f": np.zeros((3, N))}, train_args=(X, Y))
-    with pytest.raises(ValueError, match=r"no values of 'lengthscale', only of \['f'\]"):
+    samples = {"f": np.zeros((3, N)), **sites}
+    predictive = GPPredictive(with_latents, samples, train_args=(X, Y))
+    with pytest.raises(ValueError, match="no values of 'scale', only of"):
         predictive(KEY, X_NEW)
 
 
-def test_latents_of_rows_and_those_that_are_summed_out_need_no_samples():
-    samples = {"f": np.zeros((3, N)), "lengthscale": np.ones(3)}
-    drawn = GPPredictive(with_latents, samples, train_args=(X,))(KEY, X_NEW)
-    assert {k: v.shape[1:] for k, v in drawn.items() if k != "high"} == {
-        k: (len(X_NEW),) for k in "fgy"
-    }
+def test_what_does_not_move_the_prior_of_f_needs_no_samples():
+    """And what moves it by a latent that is sampled."""
+    samples = {"f": np.zeros((3, N)), "scale": np.ones(3)}
+    for given in (samples, {"f": samples["f"]}):
+        model = with_latents
+        if "scale" not in given:
+            model = handlers.substitute(model, {"scale": jnp.array(1.0)})
+        drawn = GPPredictive(model, given, train_args=(X,))(KEY, X_NEW)
+        assert {k: v.shape[1:] for k, v in drawn.items() if k in "fgy"} == {
+            k: (len(X_NEW),) for k in "fgy"
+        }
+
+
+def test_a_param_that_stays_at_its_first_value_is_told():
+    def with_param(X, y=None):
+        lengthscale = numpyro.param("lengthscale", 0.8)
+        observe(numpyro.sample("f", gp(X, lengthscale=lengthscale)), y)
+
+    samples = {"f": np.zeros((3, N))}
+    with pytest.warns(UserWarning, match=r"not sample \['lengthscale'\].*it stays at the"):
+        GPPredictive(with_param, samples, train_args=(X, Y))(KEY, X_NEW)
+    with_value = handlers.substitute(with_param, {"lengthscale": jnp.array(0.7)})
+    GPPredictive(with_value, samples, train_args=(X, Y))(KEY, X_NEW)  # warns of nothing
 
 
 def test_a_model_without_a_process_is_an_error():

@@ -53,6 +53,7 @@ from numpyro_sgp.tracing.state import state_of
 FAR_MEAN, FAR_LOG_SD = 0.2, 0.15
 _NO_MEAN = 1.0  # k-hat above which weights have no mean
 _ROUNDED = 20.0  # nats: sd of weights above which those of float32 are not believed
+_HARDLY = 5e-3  # of which nothing is said
 _NUM_ERRORS = 3  # at least, that such a difference is one
 _MAY_DIFFER = 0.05  # share of the nats of one natural step, from which on more tell
 _LARGEST = 2e8  # rows times inducing points of one pass over all data
@@ -382,6 +383,8 @@ def _moments(site, found):
         least.append(np.sign(value) * np.maximum(known - 2.0 * error, 0.0))
     shift = np.nanmax(np.abs(least[0]), initial=0.0)
     low, high = (np.exp(f(least[1], initial=0.0)) for f in (np.nanmin, np.nanmax))
+    if max(shift, 1.0 - low, high - 1.0) < _HARDLY:
+        return f"; by them mean and sd of {site} are right within their errors", far
     words = f"; by them the mean of {site} is off by about {shift:.2g} sd or more "
     words += f"somewhere, and its sd is {low:.2g} to {high:.2g} of theirs or further off"
     return words, far

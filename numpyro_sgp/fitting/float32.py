@@ -30,8 +30,9 @@ _HARDLY = 0.1  # nats at a fit's parameters below which there are none
 # Nats that rounding moves the bound by from which on, in eight fits of real data, float64
 # reached 3 to 25 nats more, and below less than one.
 _ROUNDED = 4e-3
+#: Products of all rows with M x M matrices from which on that is not looked at.
+DEAR = 5e8
 _BEYOND_ROUNDING = 5.0  # sds of the bound's
-_DEAR = 5e8  # products of all rows with M x M matrices from which on that is not looked at
 # Nats over a short step by which slopes are wrong, from which on float64 goes on.
 _ASKEW = 0.1
 
@@ -99,7 +100,7 @@ def stopped_as(found: Trained, problem: Problem) -> str:
     descent = found.descent
     if not found.stopped.startswith(CONVERGED) or descent is None:
         return found.stopped
-    if descent.dtype == np.float64 or problem.work(problem.num_rows) > _DEAR:
+    if descent.dtype == np.float64 or problem.work(problem.num_rows) > DEAR:
         return found.stopped
     moved = 0.0
     with suppress(ValueError):  # not finite any more
@@ -137,7 +138,7 @@ def with_true_slopes(found: Trained, problem: Problem, limits: Limits) -> Traine
     descent, guide = found.descent, problem.guide
     if descent is None or descent.dtype == np.float64 or problem.random:
         return found
-    if not isinstance(guide, AutoSparseGP) or problem.work(problem.num_rows) > _DEAR:
+    if not isinstance(guide, AutoSparseGP) or problem.work(problem.num_rows) > DEAR:
         return found
     converged = found.stopped.startswith(CONVERGED)
     if not (converged or found.stopped == NO_HIGHER) or not problem.natural:

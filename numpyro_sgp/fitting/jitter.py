@@ -7,6 +7,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
+from numpyro_sgp.fitting.float32 import DEAR
 from numpyro_sgp.fitting.problem import Problem
 from numpyro_sgp.fitting.rounds import descent_of
 from numpyro_sgp.fitting.verdict import ENOUGH_NATS, Cause
@@ -37,7 +38,7 @@ def of_jitter(
     seen = any(cause.nats > MAY_BE_JITTER for cause in others)
     if not (in_float64 and seen and problem.natural) or problem.random:
         return []
-    if not isinstance(problem.guide, AutoSparseGP):
+    if not isinstance(problem.guide, AutoSparseGP) or problem.work(problem.num_rows) > DEAR:
         return []
     with suppress(Exception):  # a factor that there is none of, for one
         least, other = _with_less(problem)

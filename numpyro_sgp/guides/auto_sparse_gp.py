@@ -32,7 +32,7 @@ from numpyro_sgp.guides.messengers import (
 from numpyro_sgp.guides.point_latents import point_latents
 from numpyro_sgp.guides.prepared import PreparedGuide
 from numpyro_sgp.guides.reports import report, verdicts
-from numpyro_sgp.guides.row_latents import check_groups, check_row_latents
+from numpyro_sgp.guides.row_latents import check_row_latents, values_of_groups
 from numpyro_sgp.inducing import InducingVerdict
 from numpyro_sgp.tracing import checks, messages
 from numpyro_sgp.tracing.plates import FirstRows, WholeIfFew
@@ -450,12 +450,11 @@ class AutoSparseGP(PreparedGuide):
         """
         if of_responses:
             check_row_latents(self.known(), self.model, args, kwargs)
+        held = values_of_groups(self.known())
         if not self.known().takes_rows:
-            found = check_codes(self.model, args, kwargs)
-            check_groups(self.known(), found.latents)
+            check_codes(self.model, args, kwargs, held)
             return
-        found = check_row_indices(self.model, args, kwargs)
-        check_groups(self.known(), found.latents)
+        found = check_row_indices(self.model, args, kwargs, held)
         if found.drawn and (found.inputs or of_responses):
             name, number, size = found.drawn[0]
             raise ValueError(

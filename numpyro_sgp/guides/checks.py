@@ -108,8 +108,8 @@ def checked_trace(model, args, kwargs, start=None) -> dict:
             "alone.",
             stacklevel=find_stack_level(),
         )
+    checks.warn_of_single(trace, given)
     for name in given:
-        checks.check_single(name, trace[name])
         supports.check_support(name, trace[name], name in valid)
     return trace
 

@@ -49,25 +49,13 @@ def check_row_latents(setup, model, args, kwargs) -> None:
         )
 
 
-def check_groups(setup, shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
-    """
-    :param shapes: of the latents that the model has with some arguments, after names.
-    :raises ValueError: if one has more entries than the guide has values of, that are not
-        of rows: JAX would take the last of these for all that are beyond.
-    """
-    of_rows = row_latents(setup) if shapes else []
-    for name, shape in shapes:
-        if name not in setup.latents or name in of_rows:
-            continue
-        held = np.shape(setup.trace[name]["value"])
-        if len(shape) != len(held) or any(n > m for n, m in zip(shape, held, strict=True)):
-            raise ValueError(
-                f"Latent site '{name}' has the shape {shape} with these arguments, but the "
-                f"guide has values of shape {held}, and knows nothing of others. Give the "
-                "number of groups that it was trained with; for an effect of zero in a new "
-                "one, b.at[codes].get(mode='fill', fill_value=0.0); or train a model that "
-                "has the new ones too, without observations."
-            )
+def values_of_groups(setup) -> dict:
+    """Starting values of the latents beside f, but for those with an entry for each row."""
+    if not setup.latents:
+        return {}
+    of_rows = row_latents(setup)
+    names = (name for name in setup.latents if name not in of_rows)
+    return {name: setup.trace[name]["value"] for name in names}
 
 
 def _shapes(model, args, kwargs) -> dict[str, tuple] | None:

@@ -251,7 +251,6 @@ class _Sparsified:
                 "sparse.setup(X, y), before Predictive."
             )
         checks.check_observations(trace)
-        checks.warn_of_params(trace, "sparsify")
         return trace
 
     def _choose(self, name, prior):

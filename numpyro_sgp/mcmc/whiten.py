@@ -165,4 +165,3 @@ class _Check(handlers.trace):
             trace = {**self.trace, **self.gps}
             checks.check_plates(trace)
             checks.check_observations(trace)
-            checks.warn_of_params(trace, "whiten")

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from numpyro import handlers
+from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
@@ -43,9 +45,9 @@ class GPPredictive:
     :param batch_ndims: number of leading axes of the samples, and of what is returned: one
         for draws, two for chains and draws (``mcmc.get_samples(group_by_chain=True)``),
         none for one sample.
-    :raises ValueError: if a GP site, or another latent that has no entry for each row, has
-        no samples, samples do not fit the training inputs, or (but for those of rows) the
-        new arguments, inputs are not finite, codes of groups are none of the model's, or a
+    :raises ValueError: if a GP site, or a latent that moves its prior, has no samples,
+        samples do not fit the training inputs, or (but for those of rows) the new
+        arguments, inputs are not finite, codes of groups are none of the model's, or a
         site of ``return_sites`` is not in the model.
 
     >>> import jax, jax.numpy as jnp, numpyro
@@ -189,6 +191,7 @@ class GPPredictive:
             shapes.update({k: p.shape() for k, p in _gp_sites(trace).items()})
             sites = (s for s in trace.values() if s["type"] == "sample")
             whitened.extend(s["name"] for s in sites if s["infer"].get("whitened"))
+            checks.warn_of_params(trace)
 
         jax.eval_shape(look)
         if whitened:
@@ -217,22 +220,29 @@ class GPPredictive:
 
     def _check_complete(self, sample):
         """
-        :raises ValueError: if a latent that is none of rows has no samples: f would be
-            conditioned under a draw from its prior.
+        :raises ValueError: if a latent without samples moves the prior of a GP site: f
+            would be conditioned under a draw from its own prior.
         """
-        sites, gp_rows = _sites(self.model, self.train_args, self.train_kwargs)
-        sizes = set(gp_rows.values())
-        for name, site in sites.items():
-            needs_samples = not (site.is_observed or site.is_discrete)
-            if needs_samples and name not in sample:
-                if sizes.isdisjoint((*site.shape, *site.plates.values())):
-                    raise ValueError(
-                        f"posterior_samples has no values of '{name}', only of "
-                        f"{sorted(sample)}: f would be predicted under a draw from its "
-                        "prior. Give all that mcmc.get_samples() has, or a model in which "
-                        f"it is known: numpyro.handlers.condition(model, {{'{name}': "
-                        "value})."
-                    )
+        where = self.train_args, self.train_kwargs
+        lacking = _AnyValue(handlers.substitute(self.model, substitute_fn=_values(sample)))
+        jax.eval_shape(
+            lambda: (messages.trace_of(lacking, *where, at_site=_mean_where_none), 0)[1]
+        )
+
+        def of_priors(**values):
+            priors = _gp_priors(self.model, {**sample, **values}, *where).values()
+            return [(p.mean, p.kernel(p.X, p.X)) for p in priors]
+
+        # By name and shape: where they lead is looked at, and nothing computed.
+        moving = eval_provenance(of_priors, **lacking.given)
+        if moving := frozenset().union(*jax.tree.leaves(moving)):
+            name = min(moving)
+            raise ValueError(
+                f"posterior_samples has no values of '{name}', only of {sorted(sample)}: "
+                "f would be predicted under a draw from its prior. Give all that "
+                "mcmc.get_samples() has, or a model in which it is known: "
+                f"numpyro.handlers.condition(model, {{'{name}': value}})."
+            )
 
     def _check_grouped(self, sample):
         """Refuses samples with an axis of chains, before they are put into the model."""
@@ -273,7 +283,7 @@ class GPPredictive:
                 new.add(plate)
         kept = {}
         for name, value in others.items():
-            shape, plates, *_ = here.get(name, _Site(jnp.shape(value), {}, False, True))
+            shape, plates, *_ = here.get(name, _Site(jnp.shape(value), {}, False))
             if plates.keys() & new:
                 continue
             known = jnp.shape(value)
@@ -367,12 +377,19 @@ def _is_same(a, b) -> bool:
 
 
 class _AnyValue(Messenger):
-    """Zeros at sites beside GPs that have no value: shapes are looked at alone."""
+    """Zeros, kept, at sites beside GPs that have no value: shapes are looked at alone."""
+
+    def __init__(self, fn):
+        self.given = {}
+        super().__init__(fn)
 
     def process_message(self, msg):
         is_open = msg["type"] == "sample" and msg["value"] is None
         if is_open and not messages.is_latent_gp(msg):
             msg["value"] = messages.zeros_like(msg["fn"])
+            if not isinstance(messages.innermost(msg["fn"]), dist.Delta):
+                shape, dtype = jnp.shape(msg["value"]), jnp.result_type(msg["value"])
+                self.given[msg["name"]] = np.zeros(shape, dtype)  # no tracer
 
 
 class _Site(NamedTuple):
@@ -381,7 +398,6 @@ class _Site(NamedTuple):
     shape: tuple[int, ...]
     plates: dict[str, int]  # their sizes by name
     is_observed: bool
-    is_discrete: bool  # of which MCMC, that sums over them, has no samples
 
 
 def _sites(model, args, kwargs) -> tuple[dict[str, _Site], dict[str, int]]:
@@ -400,7 +416,6 @@ def _sites(model, args, kwargs) -> tuple[dict[str, _Site], dict[str, int]]:
                     jnp.shape(site["value"]),
                     plates,
                     site["is_observed"],
-                    site["fn"].support.is_discrete,
                 )
 
     jax.eval_shape(look)

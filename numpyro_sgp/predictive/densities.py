@@ -24,7 +24,7 @@ from numpyro_sgp._threads import alone
 from numpyro_sgp.distributions.arguments import has_no_numbers
 from numpyro_sgp.elbo import GaussHermite, MonteCarlo, Trapezoid
 from numpyro_sgp.elbo.expectation import check_expectation
-from numpyro_sgp.guides.row_latents import check_groups, check_row_latents
+from numpyro_sgp.guides.row_latents import check_row_latents, values_of_groups
 from numpyro_sgp.likelihoods import RobustMax
 from numpyro_sgp.linalg import trapezoid
 from numpyro_sgp.predictive.entries import (
@@ -163,7 +163,7 @@ def log_predictive_density(
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     check_key(rng_key)
     args, kwargs = guide.as_set_up(args, kwargs)
-    check_groups(guide.known(), check_row_indices(guide.model, args, kwargs).latents)
+    check_row_indices(guide.model, args, kwargs, values_of_groups(guide.known()))
     check_row_latents(guide.known(), guide.model, args, kwargs)
     guide.check_finite(params, args, kwargs)
     given = guide, params, rng_key, args, kwargs

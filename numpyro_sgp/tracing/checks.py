@@ -282,19 +282,32 @@ def _warn_of_rows_as_classes(name, site, rows: dict[str, int]) -> None:
             )
 
 
-def check_single(name, site) -> None:
+def warn_of_single(trace, names) -> None:
     """
-    Of a value that is an argument of the model.
+    Warns of a number for the observations of all rows of X, but for limits of what is
+    censored, and whole ones.
 
-    :raises ValueError: if it is one number for the observations of many rows.
+    :param names: of observed sites whose values are arguments of the model.
     """
-    shape = tuple(site["fn"].shape())
-    if jnp.shape(site["value"]) == () and max(shape, default=1) > 1:
-        raise ValueError(
-            f"Observed site '{name}' has one number, {site['value']}, for observations of "
-            f"the shape {shape}. Give one for each row of X (jnp.full({shape}, "
-            f"{site['value']}) where all are the same)."
+    sizes = {messages.unwrap(s["fn"])[0].event_shape[0] for s in _gp_sites(trace)}
+    for name in names:
+        site = trace[name]
+        value, shape = site["value"], tuple(site["fn"].shape())
+        is_limit = "Censored" in type(messages.innermost(site["fn"])).__name__
+        if jnp.shape(value) or not sizes.intersection(shape) or is_limit:
+            continue
+        if isinstance(value, bool | int):  # the same object as another argument, maybe
+            continue
+        warnings.warn(
+            f"Observed site '{name}' has one number, {value}, for observations of the "
+            f"shape {shape}. Give one for each row of X (jnp.full({shape}, {value}) where "
+            "all are the same).",
+            stacklevel=find_stack_level(),
         )
+
+
+def _gp_sites(trace):
+    return [site for site in trace.values() if messages.is_latent_gp(site)]
 
 
 def check_imputed(trace) -> None:
@@ -363,12 +376,11 @@ def check_kernels(trace: dict) -> None:
                     )
 
 
-def warn_of_params(trace: dict, wrapper: str) -> None:
+def warn_of_params(trace: dict) -> None:
     """
     Warns of params without another value than their first one, which MCMC leaves as it is.
 
-    :param trace: a model's, as MCMC runs it.
-    :param wrapper: the name of the function that made the model for MCMC.
+    :param trace: of a model that samples of MCMC are of.
     """
     held = [
         name
@@ -378,9 +390,9 @@ def warn_of_params(trace: dict, wrapper: str) -> None:
     if held:
         warnings.warn(
             f"MCMC does not sample {held}, which numpyro.param made: {_they(held)} at the "
-            "first value, and the draws know nothing of it. Give it a prior "
-            f"(numpyro.sample), or say which value is meant: {wrapper}("
-            "numpyro.handlers.substitute(model, fitted.params)).",
+            "first value here, and in MCMC unless another one was put there. Give it a "
+            "prior (numpyro.sample), or say which value is meant, to MCMC and here: "
+            "numpyro.handlers.substitute(model, fitted.params) in the place of the model.",
             stacklevel=find_stack_level(),
         )
 

@@ -67,17 +67,15 @@ class TakenRows(NamedTuple):
     :param inputs: whether GP sites are at rows that one of these draws.
     :param loops: beside that, whether values of GP sites go through loops that may not end
         (solvers).
-    :param latents: the latents beside GP sites: name and shape.
     """
 
     any: bool = False
     drawn: tuple[tuple[str, int, int], ...] = ()
     inputs: bool = False
     loops: bool = False
-    latents: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-def check_row_indices(model, args, kwargs) -> TakenRows:
+def check_row_indices(model, args, kwargs, held: dict | None = None) -> TakenRows:
     """
     JAX clamps indices: in ``y[idx]`` a y that is shorter than the plate repeats its last
     value, and of a longer one the tail is never used. So the model's program is looked at
@@ -85,23 +83,26 @@ def check_row_indices(model, args, kwargs) -> TakenRows:
     one may be longer that is taken by ``idx + 1`` too. So are codes of groups that are an
     argument: ``b[group]`` with codes from 1 is without an error too. Nothing is compiled.
 
+    :param held: values that latents beside f are given, by name: of fewer groups, maybe,
+        than the model has with these arguments.
     :raises ValueError: naming the array, its length, the plate and its size; or the codes.
     """
-    found = _look(model, args, kwargs)
+    found = _look(model, args, kwargs, held) if held else None
+    if found is None:  # it may not run with these values
+        found = _look(model, args, kwargs)
     return TakenRows() if found is None else found
 
 
-def check_codes(model, args, kwargs) -> TakenRows:
+def check_codes(model, args, kwargs, held: dict | None = None) -> None:
     """
     :func:`check_row_indices` of arguments to predict at, if any may be codes of groups.
     """
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_frame)
     if any(is_frame(leaf) or _codes(leaf, None) is not None for leaf in leaves):
-        return check_row_indices(model, args, kwargs)
-    return TakenRows()
+        check_row_indices(model, args, kwargs, held)
 
 
-def _look(model, args, kwargs) -> TakenRows | None:
+def _look(model, args, kwargs, held: dict | None = None) -> TakenRows | None:
     leaves, structure = jax.tree.flatten((args, kwargs))
     arrays = {
         i: leaf
@@ -117,16 +118,18 @@ def _look(model, args, kwargs) -> TakenRows | None:
             given[i] = array
         args, kwargs = jax.tree.unflatten(structure, given)
         at_mean = messages.AtGPSites(messages.at_prior_mean)
-        with handlers.block(), at_mean, handlers.substitute(substitute_fn=_start):
-            with handlers.seed(rng_seed=0), _Mark(flag, inputs, latents), known():
+        with handlers.block(), at_mean, handlers.substitute(substitute_fn=start):
+            with handlers.seed(rng_seed=0), _Mark(flag, inputs), known():
                 model(*args, **kwargs)
+
+    def start(site):
+        return held[site["name"]] if held and site["name"] in held else _start(site)
 
     def traced(arrays, **options):
         inputs.clear()
         return jax.make_jaxpr(functools.partial(run, **options))(True, arrays)
 
     inputs: set[int] = set()
-    latents: dict[str, tuple[int, ...]] = {}
     traced_arrays = {i: v for i, v in arrays.items() if i not in whole}
     try:
         try:
@@ -164,7 +167,6 @@ def _look(model, args, kwargs) -> TakenRows | None:
         drawn=(*drawn,),
         inputs=any(number in inputs for _, number, _ in drawn),
         loops=_loops(closed.jaxpr, set()),
-        latents=(*latents.items(),),
     )
 
 
@@ -259,11 +261,10 @@ class _Mark(Messenger):
 
     :param flag: what is traced.
     :param inputs: numbers of rows of GP sites; added to.
-    :param latents: shapes of latents beside these; added to.
     """
 
-    def __init__(self, flag, inputs, latents):
-        self.flag, self.inputs, self.latents = flag, inputs, latents
+    def __init__(self, flag, inputs):
+        self.flag, self.inputs = flag, inputs
         super().__init__()
 
     def process_message(self, msg):
@@ -280,8 +281,6 @@ class _Mark(Messenger):
         if messages.is_latent_gp(msg):
             self.inputs.add(messages.unwrap(msg["fn"])[0].event_shape[0])
             msg["value"] = _OF_GP.bind(msg["value"])
-        elif msg["type"] == "sample" and not msg["is_observed"]:
-            self.latents[msg["name"]] = jnp.shape(msg["value"])
         if msg["type"] == "param" or (msg["type"] == "sample" and not msg["is_observed"]):
             msg["value"] = jax.tree.map(lambda v: jnp.where(self.flag, v, v), msg["value"])
 

@@ -168,7 +168,6 @@ def sites_of(model, rng):
     }
 
 
-@pytest.mark.filterwarnings("ignore:MCMC does not sample")  # its level is meant so
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("handler", HANDLERS)
 def test_handlers_outside_act_as_on_a_model_written_by_hand(handler):

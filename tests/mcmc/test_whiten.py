@@ -15,7 +15,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro.infer.util import log_density
 
-from numpyro_sgp import SVGP, GaussianProcess, WhitenReparam, sparsify, whiten
+from numpyro_sgp import GaussianProcess, WhitenReparam, whiten
 from numpyro_sgp.kernels import RBF
 from tests.helpers import factorised
 
@@ -320,26 +320,3 @@ def test_whitening_is_for_gp_sites():
     config = {"x": WhitenReparam()}
     with pytest.raises(TypeError, match="'x' is Normal.*LocScaleReparam"):
         handlers.seed(handlers.reparam(model, config=config), 0)()
-
-
-# ---- params, which MCMC does not sample --------------------------------------------------
-
-
-def with_param():
-    variance = numpyro.param("variance", 1.2, constraint=dist.constraints.positive)
-    observe(numpyro.sample("f", gp(variance=variance)))
-
-
-@pytest.mark.parametrize("wrap", [whiten, lambda model: sparsify(model, SVGP(3))])
-def test_a_param_that_stays_at_its_first_value_is_told(wrap):
-    with pytest.warns(
-        UserWarning, match=r"not sample \['variance'\].*it stays at the first"
-    ):
-        handlers.trace(handlers.seed(wrap(with_param), 0)).get_trace()
-
-
-@pytest.mark.parametrize("wrap", [whiten, lambda model: sparsify(model, SVGP(3))])
-def test_a_param_with_a_value_is_silent(wrap):
-    model = handlers.substitute(with_param, {"variance": jnp.array(0.7)})
-    trace = handlers.trace(handlers.seed(wrap(model), 0)).get_trace()
-    assert any(name.endswith("_white") for name in trace)
