@@ -48,10 +48,8 @@ def of_jitter(
         smaller.start_at(problem.free)
         gained = float(descent.loss - smaller.loss)
         if gained > ENOUGH_NATS:
-            told = (
-                f"with one of {least:.0e} the bound is {gained:.2g} nats higher at these "
-            )
-            told += "hyperparameters, which may move then; the causes above see it too"
+            told = f"with one of {least:.0e} the bound is {gained:.2g} nats higher at "
+            told += "these hyperparameters, which may move then; causes above see it too"
             mend = f"jitter={least:.0e} of the approximation before all else; and a mean "
             mend += "and scales of the model that suit the data, so that the noise is not "
             mend += "a thousandth of the prior sd"

@@ -225,14 +225,15 @@ class GPPredictive:
         """
         where = self.train_args, self.train_kwargs
         lacking = _AnyValue(handlers.substitute(self.model, substitute_fn=_values(sample)))
-        jax.eval_shape(
-            lambda: (messages.trace_of(lacking, *where, at_site=_mean_where_none), 0)[1]
-        )
+
+        def look():
+            messages.trace_of(lacking, *where, at_site=_mean_where_none)
 
         def of_priors(**values):
             priors = _gp_priors(self.model, {**sample, **values}, *where).values()
             return [(p.mean, p.kernel(p.X, p.X)) for p in priors]
 
+        jax.eval_shape(look)
         # By name and shape: where they lead is looked at, and nothing computed.
         moving = eval_provenance(of_priors, **lacking.given)
         if moving := frozenset().union(*jax.tree.leaves(moving)):
@@ -412,11 +413,7 @@ def _sites(model, args, kwargs) -> tuple[dict[str, _Site], dict[str, int]]:
         for name, site in trace.items():
             if site["type"] == "sample" and not messages.is_latent_gp(site):
                 plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
-                found[name] = _Site(
-                    jnp.shape(site["value"]),
-                    plates,
-                    site["is_observed"],
-                )
+                found[name] = _Site(jnp.shape(site["value"]), plates, site["is_observed"])
 
     jax.eval_shape(look)
     return found, rows

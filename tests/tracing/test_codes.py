@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
+from numpy.testing import assert_allclose
 from numpyro import handlers
 from numpyro.infer.util import log_density
 
@@ -381,6 +382,23 @@ def test_more_groups_than_a_guide_has_effects_of_are_refused():
         with pytest.raises(ValueError, match="an array with 3 of them by argument 'group'"):
             call(X[:2], np.array([0, 3]), number=4)
         call(X[:2], np.array([0, 1]), number=2)
+
+
+def test_more_groups_whose_effects_are_filled_are_taken():
+    def filled(X, group, y=None, *, number=3):
+        with numpyro.plate("groups", number):
+            b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        f = numpyro.sample("f", sgp.GaussianProcess(KERNEL, X))
+        effects = b.at[group].get(mode="fill", fill_value=0.0)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + effects, 0.3), obs=y)
+
+    guide = sgp.AutoSparseGP(filled, sgp.SVGP(4))
+    guide.setup(X, GROUP, np.zeros(12))
+    params = guide.known().starts | {"b_auto_loc": jnp.array([1.0, 2.0, 3.0])}
+    predicted = sgp.predict(guide, params, X[:4], np.arange(4), number=4)["y"]
+    level = guide.posterior(params, X[:4], np.arange(4))["f"].mean
+    assert_allclose(predicted.mean - level, [1.0, 2.0, 3.0, 0.0], atol=1e-10)
 
 
 @pytest.mark.parametrize(
